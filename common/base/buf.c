@@ -1,0 +1,34 @@
+#include "common/base/buf.h"
+
+#include "common/base/err.h"
+#include "common/base/mem.h"
+
+#include <string.h>
+
+int buf_append(struct buf *b, const void *data, size_t n)
+{
+    if (b->max && n > b->max - b->len) return ERR_LIMIT;
+    if (b->len + n + 1 > b->cap) {
+        size_t cap = b->cap ? b->cap * 2 : 64;
+        while (cap < b->len + n + 1) cap *= 2;
+        b->data = mem_realloc(b->data, cap);
+        b->cap = cap;
+    }
+    if (n) memcpy(b->data + b->len, data, n);
+    b->len += n;
+    b->data[b->len] = 0;
+    return 0;
+}
+
+void buf_drop(struct buf *b, size_t n)
+{
+    if (n == 0) return;
+    memmove(b->data, b->data + n, b->len - n + 1);
+    b->len -= n;
+}
+
+void buf_close(struct buf *b)
+{
+    mem_free(b->data);
+    *b = (struct buf){0};
+}

@@ -1,0 +1,20 @@
+/* A growable byte string with a limit: appending beyond `max` fails and changes nothing. */
+#ifndef FLOTILLA_BASE_BUF_H
+#define FLOTILLA_BASE_BUF_H
+
+#include <stddef.h>
+
+struct buf {
+    char *data;  /* public, read-only; NUL-terminated once something was appended */
+    size_t len;  /* public, read-only; without the NUL */
+    size_t cap;  /* private */
+    size_t max;  /* public; 0 means no limit */
+};
+
+/* 0, or ERR_LIMIT. */
+int buf_append(struct buf *b, const void *data, size_t n);
+/* Drops the first n bytes (n <= len). */
+void buf_drop(struct buf *b, size_t n);
+void buf_close(struct buf *b);
+
+#endif

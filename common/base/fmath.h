@@ -1,0 +1,70 @@
+/* exp and log in single precision with one defined order of operations: the scalar form of what
+ * every instruction-set level computes lane by lane (common/engine/README.md, "Functions").
+ * Cephes-style polynomials. Compile with -ffp-contract=off; fmaf is exact and allowed. */
+#ifndef FLOTILLA_BASE_FMATH_H
+#define FLOTILLA_BASE_FMATH_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+static inline uint32_t fm_bits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+static inline float fm_float(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* e^x; +0 below -87, clamped at 88; a NaN passes through. Maximum error 0.994 ulp; exact at 0. */
+static inline float fm_exp(float x)
+{
+    float c = x < -87.0f ? -87.0f : x; /* NaN falls through both comparisons */
+    c = c > 88.0f ? 88.0f : c;
+    float t = fmaf(c, 1.44269504f, 12582912.0f), n = t - 12582912.0f;
+    float r = fmaf(n, -0.693359375f, c);
+    r = fmaf(n, 2.12194440e-4f, r);
+    float p = 1.9875691500e-4f;
+    p = fmaf(p, r, 1.3981999507e-3f);
+    p = fmaf(p, r, 8.3334519073e-3f);
+    p = fmaf(p, r, 4.1665795894e-2f);
+    p = fmaf(p, r, 1.6666665459e-1f);
+    p = fmaf(p, r, 5.0000001201e-1f);
+    float y = fmaf(p, r * r, r) + 1.0f;
+    y = fm_float(fm_bits(y) + (fm_bits(t) << 23)); /* the low bits of t are n */
+    if (x < -87.0f) y = 0.0f;
+    return x != x ? x : y;
+}
+
+/* ln x; -Inf below 2^-126 (denormals and 0), NaN below 0. Maximum error 0.82 ulp. */
+static inline float fm_log(float x)
+{
+    uint32_t b = fm_bits(x);
+    int32_t e = (int32_t)(b - 0x3f3504f3u) >> 23;
+    float f = fm_float(b - ((uint32_t)e << 23)) - 1.0f, z = f * f, n = (float)e;
+    float p = 7.0376836292e-2f;
+    p = fmaf(p, f, -1.1514610310e-1f);
+    p = fmaf(p, f, 1.1676998740e-1f);
+    p = fmaf(p, f, -1.2420140846e-1f);
+    p = fmaf(p, f, 1.4249322787e-1f);
+    p = fmaf(p, f, -1.6668057665e-1f);
+    p = fmaf(p, f, 2.0000714765e-1f);
+    p = fmaf(p, f, -2.4999993993e-1f);
+    p = fmaf(p, f, 3.3333331174e-1f);
+    float y = (f * z) * p;
+    y = fmaf(n, -2.12194440e-4f, y);
+    y = fmaf(-0.5f, z, y);
+    y = fmaf(n, 0.693359375f, f + y);
+    if (x < 1.17549435e-38f) y = -INFINITY;
+    if (x < 0.0f) y = NAN;
+    if (x > 3.4028235e38f) y = x;
+    return x != x ? x : y;
+}
+
+#endif

@@ -1,0 +1,35 @@
+/* Hashing (xxHash) and the two hash maps of the project. */
+#ifndef FLOTILLA_BASE_HASH_H
+#define FLOTILLA_BASE_HASH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+uint64_t hash_bytes(const void *data, size_t n, uint64_t seed);
+
+/* u64 -> u32, open addressing, grows at 1/2 load. Zero-initialise; owned by one thread. */
+struct imap {
+    struct imap_slot *slots; /* private */
+    size_t cap, used;        /* private */
+};
+
+/* The value's address (valid until the next put), or NULL. */
+uint32_t *imap_get(const struct imap *m, uint64_t key);
+/* Inserts or overwrites. */
+void imap_put(struct imap *m, uint64_t key, uint32_t value);
+void imap_remove(struct imap *m, uint64_t key);
+void imap_close(struct imap *m);
+
+/* Byte string -> u32. Keys are borrowed and must outlive the map. The first value of a key stays:
+ * a second put of the same key returns false and changes nothing. */
+struct smap {
+    struct smap_slot *slots; /* private */
+    size_t cap, used;        /* private */
+};
+
+bool smap_put(struct smap *m, const char *key, size_t len, uint32_t value);
+const uint32_t *smap_get(const struct smap *m, const char *key, size_t len);
+void smap_close(struct smap *m);
+
+#endif

@@ -1,0 +1,30 @@
+/* Memory: three ways to get it and one guard.
+ *
+ * mem_alloc aborts when there is none: for sizes that this program chose. mem_try returns NULL: for
+ * any size that came from a file, a peer or a user, after a limit check. mem_pages gives
+ * zero-filled, 2 MiB-aligned address space that asks for huge pages: for weights and KV. */
+#ifndef FLOTILLA_BASE_MEM_H
+#define FLOTILLA_BASE_MEM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+void *mem_alloc(size_t bytes);
+void *mem_zalloc(size_t bytes);
+void *mem_realloc(void *old, size_t bytes);
+void *mem_try(size_t bytes);
+char *mem_strdup(const char *s);
+void mem_free(void *p);
+
+/* NULL when the address space is not to be had. Freed with mem_pages_free and the same size. */
+void *mem_pages(size_t bytes);
+void mem_pages_free(void *p, size_t bytes);
+
+/* The no-allocation guard. Between begin and end this thread promises not to allocate. The
+ * functions above abort if it does; tests/lib/guard_malloc.c, preloaded, makes the C library's
+ * malloc abort too. Nests. */
+void mem_guard_begin(void);
+void mem_guard_end(void);
+bool mem_guard_active(void);
+
+#endif

@@ -1,0 +1,46 @@
+/* Command-line options, table-driven: one table a command, read in one pass. Every error names the
+ * option, the value and what would be right. */
+#ifndef FLOTILLA_BASE_OPTS_H
+#define FLOTILLA_BASE_OPTS_H
+
+#include "common/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum opt_kind {
+    OPT_FLAG,   /* bool: no value */
+    OPT_STRING, /* const char *: borrowed from argv */
+    OPT_U32,    /* uint32_t in [min, max] */
+    OPT_U64,    /* uint64_t */
+    OPT_F32,    /* float in [min, max] */
+    OPT_LIST,   /* struct opt_list: may be repeated */
+};
+
+#define OPT_LIST_MAX 16
+
+struct opt_list {
+    const char *items[OPT_LIST_MAX];
+    size_t n;
+};
+
+struct opt {
+    const char *name;  /* "--tokens"; a table ends with NULL */
+    char short_name;   /* 'n' for -n, or 0 */
+    enum opt_kind kind;
+    void *value;
+    double min, max;   /* of OPT_U32 and OPT_F32 */
+    bool *given;       /* set when the option appears; may be NULL */
+    const char *help;  /* "N  how many tokens to generate" */
+};
+
+/* Reads argv[1..]; "--name value" and "--name=value". What is no option goes to rest (at most
+ * rest_max). ERR_CONF on a usage error. */
+int opts_parse(const struct opt *table, int argc, char **argv, const char **rest, size_t rest_max,
+               size_t *ret_n_rest, struct errmsg *em);
+
+/* Prints the table's options, one a line, to stdout. */
+void opts_help(const struct opt *table);
+
+#endif

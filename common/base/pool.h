@@ -1,0 +1,33 @@
+/* A fixed team of threads that run one function together (fork and join), with a barrier.
+ *
+ * The caller is thread 0. A waiting thread spins for at most POOL_SPIN_NS, then sleeps on a futex,
+ * so that an idle pool costs its neighbours nothing. Owned by the thread that calls pool_run. */
+#ifndef FLOTILLA_BASE_POOL_H
+#define FLOTILLA_BASE_POOL_H
+
+#include "common/base/err.h"
+
+#include <stdint.h>
+
+#define POOL_SPIN_NS 50000
+#define POOL_THREADS_MAX 256
+
+struct pool;
+
+typedef void (*pool_fn)(void *arg, unsigned thread_idx, unsigned n_threads);
+
+/* Starts n_threads - 1 threads. ERR_RANGE, or ERR_AGAIN when a thread cannot be had. */
+int pool_open(unsigned n_threads, struct pool **ret_pool, struct errmsg *em);
+void pool_close(struct pool *p);
+unsigned pool_threads(const struct pool *p);
+
+/* Runs fn on every thread and returns when all have come back. */
+void pool_run(struct pool *p, pool_fn fn, void *arg);
+
+/* Inside fn: returns when all threads of the pool have called it. */
+void pool_barrier(struct pool *p);
+
+/* Cores this process may run on. */
+unsigned pool_cores(void);
+
+#endif

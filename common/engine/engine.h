@@ -1,0 +1,84 @@
+/* The engine's only door: a slice of a model and its KV pages, and the step that runs rows of
+ * tokens through it. It knows nothing of sockets, requests or text.
+ *
+ * A step is a list of runs; a run is consecutive positions of one sequence. A row at position p
+ * writes the keys and values of p into the pages it is given and reads positions 0..p. The same
+ * rows give the same bits in whatever company, chunking, slicing or number of threads.
+ *
+ * An engine belongs to one thread; its own pool works inside eng_step only. */
+#ifndef FLOTILLA_ENGINE_ENGINE_H
+#define FLOTILLA_ENGINE_ENGINE_H
+
+#include "common/base/err.h"
+#include "common/base/source.h"
+#include "common/engine/arch.h"
+#include "common/engine/gguf.h"
+#include "common/engine/kern.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ENG_ROWS_MAX 4096u
+
+struct eng_options {
+    const char *path;                 /* borrowed during eng_open, like the next */
+    const struct gguf *gguf;          /* the open directory of `path` */
+    uint32_t layer_first, layer_last; /* inclusive; the first layer brings the embedding, the last
+                                         the output head */
+    enum kv_type kv;
+    uint32_t n_pages;                 /* KV pages of KV_PAGE positions */
+    uint32_t rows_max;                /* rows of a step, 1..ENG_ROWS_MAX */
+    uint32_t logits_max;              /* rows of a step that want logits, 1..rows_max */
+    unsigned threads;
+    const char *isa;                  /* NULL: the best */
+    source_read_fn read;              /* reads extents of `path`; read_ctx is its first argument */
+    void *read_ctx;
+    /* Called while loading, from the loading thread. May be NULL. */
+    void (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
+    void *progress_arg;
+};
+
+struct eng_run {
+    uint32_t first_pos;
+    uint32_t n_rows;
+    uint32_t n_logits;       /* the last n_logits rows want logits; 0 but on the last slice */
+    const int32_t *tokens;   /* n_rows; read by the first slice only */
+    const uint32_t *pages;   /* page ids of positions 0 .. first_pos + n_rows - 1 */
+};
+
+struct eng_stats {
+    uint64_t weights_bytes;  /* packed weights in memory */
+    uint64_t kv_bytes;
+    uint64_t read_bytes;     /* of tensor data, at load */
+    uint64_t steps, rows;    /* computed so far */
+    uint64_t compute_ns;     /* time inside eng_step so far */
+};
+
+struct engine;
+
+/* ERR_UNSUPPORTED names a type, an architecture or an instruction set; ERR_RANGE an option. */
+int eng_open(const struct eng_options *o, struct engine **ret_engine, struct errmsg *em);
+void eng_close(struct engine *e);
+
+/* Runs a step. `in`: rows x hidden, NULL on the first slice. *ret_out: rows x hidden for the next
+ * slice, or on the last one logits: row i of all rows that want them is at i * eng_logits_stride.
+ * Valid until the next step. ERR_RANGE (nothing computed) for a token, page or count out of range.
+ * Allocates nothing. */
+int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const float *in,
+             const float **ret_out, struct errmsg *em);
+
+size_t eng_logits_stride(const struct engine *e);
+const struct arch_dims *eng_dims(const struct engine *e);
+const char *eng_isa(const struct engine *e);
+struct eng_stats eng_stats(const struct engine *e);
+
+/* Bytes of KV for one page over n layers. */
+size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_layers);
+/* "f32" or "f16"; false for another name. */
+bool eng_kv_parse(const char *name, enum kv_type *ret);
+const char *eng_kv_name(enum kv_type kv);
+/* Bytes in the file of the tensors that a slice needs. */
+int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+                    uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
+
+#endif

@@ -1,0 +1,104 @@
+/* The kernel table: the inner loops of the engine, one implementation for each instruction-set
+ * level. All levels give the same bits; README.md in this folder is the arithmetic contract, and
+ * kern_scalar.c is that contract in C, the oracle that the others are tested against.
+ *
+ * Kernels allocate nothing, know no threads, and touch only what they are given. */
+#ifndef FLOTILLA_ENGINE_KERN_H
+#define FLOTILLA_ENGINE_KERN_H
+
+#include "common/engine/quant.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ACT_BLOCK 32u     /* values that share a scale in a quantised activation row */
+#define ACT_GROUP 16u     /* tokens that lie together */
+#define ATTN_SPAN 256u    /* positions of one partial attention result, aligned to position 0 */
+#define KV_PAGE 16u       /* positions of a KV page */
+#define HEAD_SIZE_MAX 256u
+#define ATTN_GROUP_MAX 16u /* query heads that share one KV head */
+
+/* Quantised activations of n tokens. Tokens lie in groups of ACT_GROUP (the last may be smaller);
+ * with T the tokens of a group, nb = k / 32, and base = ACT_GROUP * group * k:
+ *   q[base + (block * T + token) * 32 + i]      x, y, s[base / 32 + block * T + token]
+ * x is the block's scale, s the sum of its q, y = RN(x * s). k is a multiple of 32. */
+struct act {
+    uint32_t n_tokens;
+    uint32_t k;
+    int8_t *q;
+    float *x, *y;
+    int32_t *s;
+};
+
+/* A weight matrix in panels (quant.h). */
+struct mat {
+    enum qtype type;
+    uint32_t rows, k;
+    const uint8_t *panels;
+};
+
+static inline uint32_t mat_n_panels(const struct mat *m)
+{
+    return (m->rows + TILE_ROWS - 1) / TILE_ROWS;
+}
+
+enum kv_type { KV_F32, KV_F16, KV_N_TYPES };
+
+/* K and V of one KV head as attention sees them: page p of the sequence is at
+ * base + pages[p] * page_bytes and holds keys [head_size][16 positions], then values
+ * [16 positions][head_size]. */
+struct kv_view {
+    enum kv_type type;
+    uint32_t head_size;
+    uint8_t *base;
+    size_t page_bytes;
+    const uint32_t *pages;
+};
+
+/* Attention of one query head over part of one span. */
+struct attn_part {
+    float max, sum;
+    float out[HEAD_SIZE_MAX];
+};
+
+struct kern {
+    const char *name;
+    /* Quantises one row of a->k values as token `token` of a. */
+    void (*quantise)(const float *x, struct act *a, uint32_t token);
+    /* out[token * ldo + row] for the rows of panels [panel0, panel1); writes whole panels, so each
+     * out row has room for 16 * panels floats. Quantised types read `a`, F32 and F16 read
+     * x[token * ldx + i]. scratch: kern_scratch_bytes(k), 64-byte aligned. */
+    void (*linear)(const struct mat *w, uint32_t panel0, uint32_t panel1, const struct act *a,
+                   const float *x, size_t ldx, uint32_t n_tokens, float *out, size_t ldo,
+                   void *scratch);
+    void (*rmsnorm)(const float *x, const float *w, float *y, uint32_t n, float eps);
+    /* y = silu(g) * u */
+    void (*silu_mul)(const float *g, const float *u, float *y, uint32_t n);
+    /* Rotates the n/2 neighbouring pairs of x by the angles whose cos, sin lie interleaved in cs. */
+    void (*rope)(float *x, const float *cs, uint32_t n);
+    /* Writes one position of one KV head. */
+    void (*kv_store)(const struct kv_view *kv, uint32_t pos, const float *k, const float *v);
+    /* n_heads query heads (q: [n_heads][head_size], scaled) over positions [pos0, pos1) of one span;
+     * writes n_heads parts. */
+    void (*attn_span)(const struct kv_view *kv, const float *q, uint32_t n_heads, uint32_t pos0,
+                      uint32_t pos1, struct attn_part *ret_parts);
+};
+
+extern const struct kern kern_scalar;
+extern const struct kern kern_avx2;
+
+/* Joins a head's parts, spans ascending: part i is parts[i * stride]. Same code at every level. */
+void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_parts,
+                    uint32_t head_size, float *ret_out);
+
+size_t kern_scratch_bytes(uint32_t k);
+
+/* Where token `token`'s block starts in a (an index into x, y, s; times 32 into q). */
+static inline size_t act_index(const struct act *a, uint32_t token, uint32_t block)
+{
+    uint32_t first = token / ACT_GROUP * ACT_GROUP;
+    uint32_t left = a->n_tokens - first, group = left < ACT_GROUP ? left : ACT_GROUP;
+    return (size_t)first * (a->k / ACT_BLOCK) + (size_t)block * group + (token - first);
+}
+
+#endif

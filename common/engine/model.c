@@ -1,0 +1,251 @@
+/* Binding and loading. A *piece* is one tensor's place in the weights block; pieces are cut into
+ * extents of whole panels, and each extent is packed as soon as its bytes arrive, while others are
+ * still being read. */
+#include "common/engine/model.h"
+
+#include "common/base/mem.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#define EXTENT_BYTES ((uint64_t)2 << 20)
+
+struct piece {
+    const struct gguf_tensor *tensor;
+    uint32_t rows, k;
+    bool vector;   /* a norm: kept as f32, not packed */
+    size_t at;     /* bytes from the start of the weights */
+    size_t bytes;
+    struct mat *mat;
+    const float **vec;
+};
+
+struct binding {
+    const struct gguf *g;
+    struct piece *pieces;
+    uint32_t n, cap;
+    size_t bytes; /* of the weights block so far */
+};
+
+static int check_shape(const struct gguf_tensor *t, uint32_t rows, uint32_t k, struct errmsg *em)
+{
+    if (t->dims[0] != k || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1)
+        return err_set(em, ERR_FORMAT,
+                       "tensor '%s' is %" PRIu64 " x %" PRIu64 ", the model needs %" PRIu32
+                       " x %" PRIu32,
+                       t->name, t->dims[0], t->dims[1], k, rows);
+    const struct qtype_info *q = qtype_info((uint32_t)t->type);
+    if (!q->computed)
+        return err_set(em, ERR_UNSUPPORTED, "tensor '%s': type %s is not supported", t->name,
+                       q->name);
+    return 0;
+}
+
+static int bind_tensor(struct binding *b, const char *name, uint32_t rows, uint32_t k,
+                       struct mat *mat, const float **vec, struct errmsg *em)
+{
+    const struct gguf_tensor *t = gguf_tensor(b->g, name);
+    if (!t) return err_set(em, ERR_FORMAT, "tensor '%s' is missing", name);
+    int rc = check_shape(t, rows, k, em);
+    if (rc < 0) return rc;
+    if (vec && qtype_info((uint32_t)t->type)->block != 1)
+        return err_set(em, ERR_UNSUPPORTED, "tensor '%s': a norm of type %s", name,
+                       qtype_info((uint32_t)t->type)->name);
+    if (b->n == b->cap) {
+        b->cap = b->cap ? b->cap * 2 : 64;
+        b->pieces = mem_realloc(b->pieces, b->cap * sizeof *b->pieces);
+    }
+    size_t panels = ((size_t)rows + TILE_ROWS - 1) / TILE_ROWS;
+    size_t bytes = vec ? (size_t)k * sizeof(float) : panels * quant_panel_bytes(t->type, k);
+    b->pieces[b->n++] = (struct piece){.tensor = t,
+                                       .rows = rows,
+                                       .k = k,
+                                       .vector = vec != NULL,
+                                       .at = b->bytes,
+                                       .bytes = bytes,
+                                       .mat = mat,
+                                       .vec = vec};
+    b->bytes += (bytes + 63) & ~(size_t)63;
+    return 0;
+}
+
+static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t layer,
+                      struct layer *l, struct errmsg *em)
+{
+    char name[64];
+    (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".attn_norm.weight", layer);
+    int rc = bind_tensor(b, name, 1, d->hidden, NULL, &l->attn_norm, em);
+    for (int m = 0; m < N_MATS && rc == 0; m++) {
+        uint32_t rows, k;
+        arch_mat_shape(d, (enum arch_mat)m, &rows, &k);
+        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", layer,
+                       arch_mat_name((enum arch_mat)m));
+        rc = bind_tensor(b, name, rows, k, &l->mats[m], NULL, em);
+    }
+    if (rc < 0) return rc;
+    (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".ffn_norm.weight", layer);
+    return bind_tensor(b, name, 1, d->hidden, NULL, &l->ffn_norm, em);
+}
+
+/* A model without `output.weight` uses its embedding as the output head; a slice that is first and
+ * last then holds it once. */
+static int bind_ends(struct binding *b, struct model *m, struct errmsg *em)
+{
+    const struct arch_dims *d = &m->dims;
+    bool tied = !gguf_tensor(b->g, "output.weight");
+    int rc = 0;
+    if (m->first || (m->last && tied))
+        rc = bind_tensor(b, "token_embd.weight", d->vocab, d->hidden, &m->embd, NULL, em);
+    if (rc == 0 && m->last)
+        rc = bind_tensor(b, "output_norm.weight", 1, d->hidden, NULL, &m->output_norm, em);
+    if (rc == 0 && m->last && !tied)
+        rc = bind_tensor(b, "output.weight", d->vocab, d->hidden, &m->output, NULL, em);
+    return rc;
+}
+
+static int bind_slice(struct binding *b, struct model *m, struct errmsg *em)
+{
+    uint32_t n = m->layer_last - m->layer_first + 1;
+    m->layers = mem_zalloc(n * sizeof *m->layers);
+    int rc = bind_ends(b, m, em);
+    for (uint32_t i = 0; i < n && rc == 0; i++)
+        rc = bind_layer(b, &m->dims, m->layer_first + i, &m->layers[i], em);
+    return rc;
+}
+
+/* ---- loading ---- */
+
+struct load {
+    struct model *m;
+    const struct eng_options *o;
+    struct extent *extents;
+    struct extent_of {
+        uint32_t piece_idx, row0, n_rows;
+    } *of;
+    size_t n;
+    const struct piece *pieces;
+    uint64_t total;
+};
+
+static void cut(struct load *l, const struct piece *p, uint32_t piece_idx)
+{
+    uint64_t row_bytes = p->tensor->bytes / p->rows;
+    uint64_t rows = EXTENT_BYTES / (row_bytes * TILE_ROWS) * TILE_ROWS;
+    if (rows == 0) rows = TILE_ROWS;
+    for (uint64_t row = 0; row < p->rows; row += rows) {
+        uint64_t n = p->rows - row < rows ? p->rows - row : rows;
+        l->extents[l->n] = (struct extent){p->tensor->offset + row * row_bytes, n * row_bytes};
+        l->of[l->n++] = (struct extent_of){piece_idx, (uint32_t)row, (uint32_t)n};
+        l->total += n * row_bytes;
+    }
+}
+
+static int pack(void *arg, size_t idx, const uint8_t *data, struct errmsg *em)
+{
+    struct load *l = arg;
+    const struct extent_of *of = &l->of[idx];
+    const struct piece *p = &l->pieces[of->piece_idx];
+    uint8_t *to = l->m->weights + p->at;
+    uint64_t row_bytes = p->tensor->bytes / p->rows;
+    bool finite = true;
+    if (p->vector) {
+        quant_dequantise(p->tensor->type, data, p->k, (float *)(void *)to);
+    } else {
+        size_t panel_bytes = quant_panel_bytes(p->tensor->type, p->k);
+        for (uint32_t r = 0; r < of->n_rows; r += TILE_ROWS) {
+            uint32_t n = of->n_rows - r < TILE_ROWS ? of->n_rows - r : TILE_ROWS;
+            finite &= quant_pack_panel(p->tensor->type, data + r * row_bytes, n, p->k,
+                                       to + (of->row0 + r) / TILE_ROWS * panel_bytes);
+        }
+    }
+    if (!finite)
+        return err_set(em, ERR_FORMAT, "tensor '%s': a scale is infinite or not a number",
+                       p->tensor->name);
+    l->m->read_bytes += l->extents[idx].bytes;
+    if (l->o->progress) l->o->progress(l->o->progress_arg, l->m->read_bytes, l->total);
+    return 0;
+}
+
+static int load_pieces(struct model *m, const struct eng_options *o, const struct binding *b,
+                       struct errmsg *em)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < b->n; i++) {
+        const struct piece *p = &b->pieces[i];
+        uint64_t panel = p->tensor->bytes / p->rows * TILE_ROWS;
+        n += p->rows / TILE_ROWS / (EXTENT_BYTES / panel ? EXTENT_BYTES / panel : 1) + 2;
+    }
+    struct load l = {.m = m, .o = o, .pieces = b->pieces};
+    l.extents = mem_alloc(n * sizeof *l.extents);
+    l.of = mem_alloc(n * sizeof *l.of);
+    for (uint32_t i = 0; i < b->n; i++) cut(&l, &b->pieces[i], i);
+    int rc = o->read(o->read_ctx, l.extents, l.n, pack, &l, em);
+    mem_free(l.extents);
+    mem_free(l.of);
+    return rc;
+}
+
+static void point(struct model *m, const struct binding *b)
+{
+    for (uint32_t i = 0; i < b->n; i++) {
+        const struct piece *p = &b->pieces[i];
+        if (p->vector)
+            *p->vec = (const float *)(const void *)(m->weights + p->at);
+        else
+            *p->mat = (struct mat){p->tensor->type, p->rows, p->k, m->weights + p->at};
+    }
+    if (m->last && !m->output.panels) m->output = m->embd;
+}
+
+int model_load(const struct eng_options *o, struct model *ret, struct errmsg *em)
+{
+    struct model m = {.layer_first = o->layer_first, .layer_last = o->layer_last};
+    struct binding b = {.g = o->gguf};
+    int rc = arch_read(o->gguf, &m.dims, em);
+    if (rc == 0 && (o->layer_first > o->layer_last || o->layer_last >= m.dims.n_layers))
+        rc = err_set(em, ERR_RANGE, "layers %" PRIu32 "..%" PRIu32 " of a model with %" PRIu32,
+                     o->layer_first, o->layer_last, m.dims.n_layers);
+    if (rc == 0) {
+        m.first = o->layer_first == 0;
+        m.last = o->layer_last == m.dims.n_layers - 1;
+        rc = bind_slice(&b, &m, em);
+    }
+    if (rc == 0) {
+        m.weights_bytes = b.bytes;
+        m.weights = mem_pages(b.bytes);
+        if (!m.weights) rc = err_set(em, ERR_NOMEM, "weights of %zu bytes", b.bytes);
+    }
+    if (rc == 0) rc = load_pieces(&m, o, &b, em);
+    if (rc == 0) {
+        point(&m, &b);
+        *ret = m;
+    } else {
+        model_close(&m);
+        rc = err_wrap(em, rc, "%s", o->path);
+    }
+    mem_free(b.pieces);
+    return rc;
+}
+
+void model_close(struct model *m)
+{
+    mem_pages_free(m->weights, m->weights_bytes);
+    mem_free(m->layers);
+    *m = (struct model){0};
+}
+
+int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+                    uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em)
+{
+    struct model m = {.dims = *d, .layer_first = layer_first, .layer_last = layer_last};
+    m.first = layer_first == 0;
+    m.last = layer_last == d->n_layers - 1;
+    struct binding b = {.g = g};
+    int rc = bind_slice(&b, &m, em);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < b.n && rc == 0; i++) bytes += b.pieces[i].tensor->bytes;
+    if (rc == 0) *ret_bytes = bytes;
+    mem_free(b.pieces);
+    model_close(&m);
+    return rc;
+}

@@ -1,0 +1,546 @@
+/* A step over a slice. Every thread of the pool walks the same phases; a phase splits its work by
+ * rows (tokens), by panels (output rows of a matrix) or by attention items, and a barrier ends it.
+ * Nothing that is computed depends on the split.
+ *
+ * Buffers, with R = rows of the step:
+ *   x     [R][hidden]         the residual stream
+ *   norm  [R][hidden]         normalised rows
+ *   qkv   [R][q + 2 kv]       queries, keys, values (each padded to whole panels)
+ *   att   [R][q]              attention output
+ *   gate, up [R][ffn]         feed-forward (padded)
+ *   tmp   [R][hidden]         a projection before it is added to x (padded)
+ *   cs    [R][rope_dims]      cos, sin of the row's position
+ *   *_act                     quantised activations: one buffer, reused */
+#include "common/engine/engine.h"
+#include "common/engine/model.h"
+
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "common/base/pool.h"
+#include "common/engine/cpu.h"
+#include "common/engine/rope.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+/* Below this many rows for each thread, attention is also split by spans. */
+#define ROWS_FOR_SPLIT 4u
+
+struct row {
+    uint32_t pos;
+    int32_t token;
+    const uint32_t *pages;
+};
+
+struct engine {
+    struct model model;
+    const struct kern *kern;
+    struct pool *pool;
+    enum kv_type kv;
+    uint32_t n_pages, rows_max, logits_max;
+    uint8_t *pool_kv;   /* [layer][page][kv head][keys, values] */
+    size_t head_bytes, page_bytes, layer_bytes;
+    double *inv_freq;
+    float q_scale;
+    /* the step at hand */
+    struct row *rows;
+    uint32_t *logit_rows;
+    uint32_t n_rows, n_logits, n_spans, parts_cap;
+    const float *in;
+    /* buffers */
+    float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs, *logits;
+    size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
+    struct act in_act, att_act, ffn_act, head_act; /* one buffer, four shapes: see set_shapes */
+    struct attn_part *parts; /* [row][head][span] when split by spans, else [thread][head][span] */
+    uint8_t *scratch;        /* one for each thread */
+    size_t scratch_bytes;
+    struct eng_stats stats;
+};
+
+static size_t round16(size_t n)
+{
+    return (n + 15) & ~(size_t)15;
+}
+
+/* Thread `idx` of n takes items [*a, *b) of total. */
+static void share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_t *b)
+{
+    *a = (uint32_t)((uint64_t)total * idx / n);
+    *b = (uint32_t)((uint64_t)total * (idx + 1) / n);
+}
+
+static bool quantised(const struct mat *m)
+{
+    return m->type != QTYPE_F32 && m->type != QTYPE_F16;
+}
+
+struct worker {
+    struct engine *e;
+    unsigned idx, n;
+    void *scratch;
+};
+
+/* Panels [p0, p1) of one matrix over all rows of `a` (and of x, which float weights read). */
+static void project(const struct worker *w, const struct mat *m, uint32_t p0, uint32_t p1,
+                    const struct act *a, const float *x, size_t ldx, float *out, size_t ldo)
+{
+    if (p0 < p1)
+        w->e->kern->linear(m, p0, p1, a, x, ldx, a->n_tokens, out, ldo, w->scratch);
+}
+
+/* ---- phases split by rows ---- */
+
+static void embed(const struct worker *w)
+{
+    struct engine *e = w->e;
+    const struct arch_dims *d = &e->model.dims;
+    uint32_t a, b;
+    share(e->n_rows, w->idx, w->n, &a, &b);
+    for (uint32_t r = a; r < b; r++) {
+        float *x = e->x + (size_t)r * d->hidden;
+        rope_angles(e->rows[r].pos, e->inv_freq, d->rope_dims, e->cs + (size_t)r * d->rope_dims);
+        if (!e->model.first) {
+            memcpy(x, e->in + (size_t)r * d->hidden, d->hidden * sizeof *x);
+            continue;
+        }
+        const struct mat *m = &e->model.embd;
+        uint32_t token = (uint32_t)e->rows[r].token;
+        quant_unpack_row(m->type, m->panels + token / TILE_ROWS * quant_panel_bytes(m->type, m->k),
+                         token % TILE_ROWS, m->k, x);
+    }
+}
+
+static void norm_rows(const struct worker *w, const float *weight, bool quantise)
+{
+    struct engine *e = w->e;
+    uint32_t n = e->model.dims.hidden, a, b;
+    share(e->n_rows, w->idx, w->n, &a, &b);
+    for (uint32_t r = a; r < b; r++) {
+        float *y = e->norm + (size_t)r * n;
+        e->kern->rmsnorm(e->x + (size_t)r * n, weight, y, n, e->model.dims.norm_eps);
+        if (quantise) e->kern->quantise(y, &e->in_act, r);
+    }
+}
+
+static struct kv_view view(const struct engine *e, uint32_t layer, uint32_t head,
+                           const uint32_t *pages)
+{
+    return (struct kv_view){e->kv, e->model.dims.head_size,
+                            e->pool_kv + layer * e->layer_bytes + head * e->head_bytes,
+                            e->page_bytes, pages};
+}
+
+/* Rotates queries and keys, scales queries, writes keys and values. */
+static void rotate_and_store(const struct worker *w, uint32_t layer)
+{
+    struct engine *e = w->e;
+    const struct arch_dims *d = &e->model.dims;
+    uint32_t a, b, hs = d->head_size;
+    share(e->n_rows, w->idx, w->n, &a, &b);
+    for (uint32_t r = a; r < b; r++) {
+        const float *cs = e->cs + (size_t)r * d->rope_dims;
+        float *q = e->qkv + r * e->ld_qkv, *k = q + e->ld_q, *v = k + e->ld_kv;
+        for (uint32_t h = 0; h < d->n_heads; h++) e->kern->rope(q + h * hs, cs, d->rope_dims);
+        for (uint32_t i = 0; i < d->n_heads * hs; i++) q[i] *= e->q_scale;
+        for (uint32_t h = 0; h < d->n_kv_heads; h++) {
+            e->kern->rope(k + h * hs, cs, d->rope_dims);
+            struct kv_view kv = view(e, layer, h, e->rows[r].pages);
+            e->kern->kv_store(&kv, e->rows[r].pos, k + h * hs, v + h * hs);
+        }
+    }
+}
+
+/* ---- attention: items are (row, kv head), or (row, kv head, span) when rows are few ---- */
+
+static bool split_by_spans(const struct engine *e, unsigned n_threads)
+{
+    return e->n_rows < ROWS_FOR_SPLIT * n_threads;
+}
+
+static uint32_t spans_of(const struct engine *e, uint32_t row)
+{
+    return e->rows[row].pos / ATTN_SPAN + 1;
+}
+
+static void one_span(const struct worker *w, uint32_t layer, uint32_t row, uint32_t head,
+                     uint32_t span, struct attn_part *parts)
+{
+    struct engine *e = w->e;
+    const struct arch_dims *d = &e->model.dims;
+    uint32_t group = d->n_heads / d->n_kv_heads, end = e->rows[row].pos + 1;
+    uint32_t p0 = span * ATTN_SPAN, p1 = p0 + ATTN_SPAN < end ? p0 + ATTN_SPAN : end;
+    struct kv_view kv = view(e, layer, head, e->rows[row].pages);
+    const float *q = e->qkv + row * e->ld_qkv + (size_t)head * group * d->head_size;
+    e->kern->attn_span(&kv, q, group, p0, p1, parts);
+}
+
+static void attend_spans(const struct worker *w, uint32_t layer)
+{
+    struct engine *e = w->e;
+    const struct arch_dims *d = &e->model.dims;
+    uint32_t group = d->n_heads / d->n_kv_heads, a, b;
+    share(e->n_rows * d->n_kv_heads * e->n_spans, w->idx, w->n, &a, &b);
+    for (uint32_t i = a; i < b; i++) {
+        uint32_t head = i % d->n_kv_heads, row = i / d->n_kv_heads % e->n_rows;
+        uint32_t span = i / d->n_kv_heads / e->n_rows;
+        if (span >= spans_of(e, row)) continue;
+        struct attn_part *p =
+            e->parts + ((size_t)row * e->n_spans + span) * d->n_heads + head * group;
+        one_span(w, layer, row, head, span, p);
+    }
+}
+
+static void join_spans(const struct worker *w)
+{
+    struct engine *e = w->e;
+    const struct arch_dims *d = &e->model.dims;
+    uint32_t a, b;
+    share(e->n_rows, w->idx, w->n, &a, &b);
+    for (uint32_t r = a; r < b; r++)
+        for (uint32_t h = 0; h < d->n_heads; h++)
+            kern_attn_join(e->parts + (size_t)r * e->n_spans * d->n_heads + h, d->n_heads,
+                           spans_of(e, r), d->head_size,
+                           e->att + ((size_t)r * d->n_heads + h) * d->head_size);
+}
+
+/* Rows interleave over the threads: later rows of a prompt are longer. */
+static void attend_rows(const struct worker *w, uint32_t layer)
+{
+    struct engine *e = w->e;
+    const struct arch_dims *d = &e->model.dims;
+    uint32_t group = d->n_heads / d->n_kv_heads;
+    struct attn_part *parts = e->parts + (size_t)w->idx * group * e->n_spans;
+    for (uint32_t r = w->idx; r < e->n_rows; r += w->n)
+        for (uint32_t head = 0; head < d->n_kv_heads; head++) {
+            uint32_t n = spans_of(e, r);
+            for (uint32_t s = 0; s < n; s++) one_span(w, layer, r, head, s, parts + s * group);
+            for (uint32_t g = 0; g < group; g++)
+                kern_attn_join(parts + g, group, n, d->head_size,
+                               e->att + ((size_t)r * d->n_heads + head * group + g) * d->head_size);
+        }
+}
+
+static void quantise_rows(const struct worker *w, struct act *to, const float *x, size_t ldx)
+{
+    struct engine *e = w->e;
+    uint32_t a, b;
+    share(e->n_rows, w->idx, w->n, &a, &b);
+    for (uint32_t r = a; r < b; r++) e->kern->quantise(x + r * ldx, to, r);
+}
+
+/* ---- phases split by panels ---- */
+
+static void project_qkv(const struct worker *w, const struct layer *l)
+{
+    struct engine *e = w->e;
+    const size_t at[3] = {0, e->ld_q, e->ld_q + e->ld_kv};
+    uint32_t total = 0, a, b, start = 0;
+    for (int m = MAT_Q; m <= MAT_V; m++) total += mat_n_panels(&l->mats[m]);
+    share(total, w->idx, w->n, &a, &b);
+    for (int m = MAT_Q; m <= MAT_V; m++) {
+        uint32_t n = mat_n_panels(&l->mats[m]);
+        uint32_t p0 = a > start ? a - start : 0, p1 = b > start ? b - start : 0;
+        project(w, &l->mats[m], p0 < n ? p0 : n, p1 < n ? p1 : n, &e->in_act, e->norm,
+                e->model.dims.hidden, e->qkv + at[m], e->ld_qkv);
+        start += n;
+    }
+}
+
+/* x += mat * in, on this thread's panels. */
+static void project_and_add(const struct worker *w, const struct mat *m, const struct act *a,
+                            const float *in, size_t ld)
+{
+    struct engine *e = w->e;
+    uint32_t p0, p1;
+    share(mat_n_panels(m), w->idx, w->n, &p0, &p1);
+    project(w, m, p0, p1, a, in, ld, e->tmp, e->ld_tmp);
+    uint32_t end = p1 * TILE_ROWS < m->rows ? p1 * TILE_ROWS : m->rows;
+    for (uint32_t r = 0; r < e->n_rows; r++)
+        for (uint32_t i = p0 * TILE_ROWS; i < end; i++)
+            e->x[(size_t)r * m->rows + i] += e->tmp[r * e->ld_tmp + i];
+}
+
+static void project_ffn(const struct worker *w, const struct layer *l)
+{
+    struct engine *e = w->e;
+    uint32_t p0, p1, hidden = e->model.dims.hidden;
+    share(mat_n_panels(&l->mats[MAT_GATE]), w->idx, w->n, &p0, &p1);
+    project(w, &l->mats[MAT_GATE], p0, p1, &e->in_act, e->norm, hidden, e->gate, e->ld_ffn);
+    project(w, &l->mats[MAT_UP], p0, p1, &e->in_act, e->norm, hidden, e->up, e->ld_ffn);
+    for (uint32_t r = 0; r < e->n_rows; r++) {
+        size_t at = r * e->ld_ffn + (size_t)p0 * TILE_ROWS;
+        e->kern->silu_mul(e->gate + at, e->up + at, e->gate + at, (p1 - p0) * TILE_ROWS);
+    }
+}
+
+static void run_layer(const struct worker *w, uint32_t idx)
+{
+    struct engine *e = w->e;
+    const struct arch_dims *d = &e->model.dims;
+    const struct layer *l = &e->model.layers[idx];
+    size_t q_width = (size_t)d->n_heads * d->head_size;
+    norm_rows(w, l->attn_norm, quantised(&l->mats[MAT_Q]) || quantised(&l->mats[MAT_K]) ||
+                                   quantised(&l->mats[MAT_V]));
+    pool_barrier(e->pool);
+    project_qkv(w, l);
+    pool_barrier(e->pool);
+    rotate_and_store(w, idx);
+    pool_barrier(e->pool);
+    if (split_by_spans(e, w->n)) {
+        attend_spans(w, idx);
+        pool_barrier(e->pool);
+        join_spans(w);
+    } else {
+        attend_rows(w, idx);
+        pool_barrier(e->pool);
+    }
+    if (quantised(&l->mats[MAT_O])) quantise_rows(w, &e->att_act, e->att, q_width);
+    pool_barrier(e->pool);
+    project_and_add(w, &l->mats[MAT_O], &e->att_act, e->att, q_width);
+    pool_barrier(e->pool);
+    norm_rows(w, l->ffn_norm, quantised(&l->mats[MAT_GATE]) || quantised(&l->mats[MAT_UP]));
+    pool_barrier(e->pool);
+    project_ffn(w, l);
+    pool_barrier(e->pool);
+    if (quantised(&l->mats[MAT_DOWN])) quantise_rows(w, &e->ffn_act, e->gate, e->ld_ffn);
+    pool_barrier(e->pool);
+    project_and_add(w, &l->mats[MAT_DOWN], &e->ffn_act, e->gate, e->ld_ffn);
+    pool_barrier(e->pool);
+}
+
+static void run_head(const struct worker *w)
+{
+    struct engine *e = w->e;
+    uint32_t n = e->model.dims.hidden, a, b;
+    share(e->n_logits, w->idx, w->n, &a, &b);
+    for (uint32_t i = a; i < b; i++) {
+        float *y = e->norm + (size_t)i * n;
+        e->kern->rmsnorm(e->x + (size_t)e->logit_rows[i] * n, e->model.output_norm, y, n,
+                         e->model.dims.norm_eps);
+        if (quantised(&e->model.output)) e->kern->quantise(y, &e->head_act, i);
+    }
+    pool_barrier(e->pool);
+    share(mat_n_panels(&e->model.output), w->idx, w->n, &a, &b);
+    project(w, &e->model.output, a, b, &e->head_act, e->norm, n, e->logits, e->ld_logits);
+}
+
+static void run_step(void *arg, unsigned idx, unsigned n)
+{
+    struct engine *e = arg;
+    struct worker w = {e, idx, n, e->scratch + idx * e->scratch_bytes};
+    mem_guard_begin();
+    embed(&w);
+    for (uint32_t l = 0; l <= e->model.layer_last - e->model.layer_first; l++) run_layer(&w, l);
+    if (e->model.last && e->n_logits) run_head(&w);
+    mem_guard_end();
+}
+
+/* ---- the door ---- */
+
+static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *em)
+{
+    uint64_t end = (uint64_t)run->first_pos + run->n_rows;
+    if (run->n_rows == 0 || run->n_rows > e->rows_max - e->n_rows)
+        return err_set(em, ERR_RANGE, "a step of more than %" PRIu32 " rows", e->rows_max);
+    if (end > (uint64_t)e->n_pages * KV_PAGE || end / ATTN_SPAN >= e->parts_cap)
+        return err_set(em, ERR_RANGE, "position %" PRIu64 " is beyond the pool", end - 1);
+    if (run->n_logits > run->n_rows || run->n_logits > e->logits_max - e->n_logits ||
+        (run->n_logits && !e->model.last))
+        return err_set(em, ERR_RANGE, "logits of %" PRIu32 " rows", run->n_logits);
+    for (uint64_t p = 0; p < (end + KV_PAGE - 1) / KV_PAGE; p++)
+        if (run->pages[p] >= e->n_pages)
+            return err_set(em, ERR_RANGE, "page %" PRIu32 " of %" PRIu32, run->pages[p],
+                           e->n_pages);
+    for (uint32_t i = 0; i < run->n_rows; i++) {
+        int32_t token = e->model.first ? run->tokens[i] : 0;
+        if (token < 0 || (uint32_t)token >= e->model.dims.vocab)
+            return err_set(em, ERR_RANGE, "token %" PRId32 " of %" PRIu32, token,
+                           e->model.dims.vocab);
+        if (i + run->n_logits >= run->n_rows) e->logit_rows[e->n_logits++] = e->n_rows;
+        e->rows[e->n_rows++] = (struct row){run->first_pos + i, token, run->pages};
+    }
+    uint32_t spans = (uint32_t)((end - 1) / ATTN_SPAN) + 1;
+    if (spans > e->n_spans) e->n_spans = spans;
+    return 0;
+}
+
+/* The shapes in which a step's layers share the one activation buffer; a barrier lies between the
+ * last reader in one shape and the first writer in the next. */
+static void set_shapes(struct engine *e)
+{
+    const struct arch_dims *d = &e->model.dims;
+    e->in_act.n_tokens = e->att_act.n_tokens = e->ffn_act.n_tokens = e->n_rows;
+    e->head_act = e->in_act;
+    e->head_act.n_tokens = e->n_logits;
+    e->in_act.k = e->head_act.k = d->hidden;
+    e->att_act.k = d->n_heads * d->head_size;
+    e->ffn_act.k = d->ffn;
+}
+
+int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const float *in,
+             const float **ret_out, struct errmsg *em)
+{
+    e->n_rows = e->n_logits = 0;
+    e->n_spans = 1;
+    for (uint32_t i = 0; i < n_runs; i++) {
+        int rc = take_run(e, &runs[i], em);
+        if (rc < 0) return rc;
+    }
+    if (e->n_rows == 0 || (!in && !e->model.first))
+        return err_set(em, ERR_RANGE, "a step without rows or input");
+    uint64_t start = clock_ns();
+    e->in = in;
+    set_shapes(e);
+    pool_run(e->pool, run_step, e);
+    e->stats.compute_ns += clock_ns() - start;
+    e->stats.steps++;
+    e->stats.rows += e->n_rows;
+    *ret_out = e->model.last ? e->logits : e->x;
+    return 0;
+}
+
+size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_layers)
+{
+    size_t value = kv == KV_F32 ? 4 : 2;
+    return (size_t)n_layers * d->n_kv_heads * d->head_size * KV_PAGE * 2 * value;
+}
+
+static int open_kv(struct engine *e, struct errmsg *em)
+{
+    const struct arch_dims *d = &e->model.dims;
+    uint32_t n_layers = e->model.layer_last - e->model.layer_first + 1;
+    e->page_bytes = eng_page_bytes(d, e->kv, 1);
+    e->head_bytes = e->page_bytes / d->n_kv_heads;
+    e->layer_bytes = e->page_bytes * e->n_pages;
+    e->stats.kv_bytes = (uint64_t)e->layer_bytes * n_layers;
+    e->pool_kv = mem_pages((size_t)e->stats.kv_bytes);
+    if (!e->pool_kv)
+        return err_set(em, ERR_NOMEM, "KV pool of %" PRIu64 " bytes", e->stats.kv_bytes);
+    memset(e->pool_kv, 0, (size_t)e->stats.kv_bytes); /* touched before the engine is ready */
+    return 0;
+}
+
+static float *floats(size_t n)
+{
+    return mem_zalloc(n * sizeof(float));
+}
+
+static uint32_t widest(const struct arch_dims *d)
+{
+    uint32_t q = d->n_heads * d->head_size, w = d->hidden > d->ffn ? d->hidden : d->ffn;
+    return q > w ? q : w;
+}
+
+/* Everything a step needs, for the largest step; sizes follow from the file's own dimensions. */
+static void open_buffers(struct engine *e, unsigned threads)
+{
+    const struct arch_dims *d = &e->model.dims;
+    size_t rows = e->rows_max, q = (size_t)d->n_heads * d->head_size;
+    e->ld_q = round16(q);
+    e->ld_kv = round16((size_t)d->n_kv_heads * d->head_size);
+    e->ld_qkv = e->ld_q + 2 * e->ld_kv;
+    e->ld_ffn = round16(d->ffn);
+    e->ld_tmp = round16(d->hidden);
+    e->ld_logits = round16(d->vocab);
+    e->rows = mem_zalloc(rows * sizeof *e->rows);
+    e->logit_rows = mem_zalloc(rows * sizeof *e->logit_rows);
+    e->x = floats(rows * d->hidden);
+    e->norm = floats(rows * d->hidden);
+    e->qkv = floats(rows * e->ld_qkv);
+    e->att = floats(rows * q);
+    e->gate = floats(rows * e->ld_ffn);
+    e->up = floats(rows * e->ld_ffn);
+    e->tmp = floats(rows * e->ld_tmp);
+    e->cs = floats(rows * d->rope_dims);
+    if (e->model.last) e->logits = floats(e->logits_max * e->ld_logits);
+    size_t k = widest(d), blocks = k / ACT_BLOCK + 1;
+    e->in_act.q = mem_zalloc(rows * k);
+    e->in_act.x = floats(rows * blocks);
+    e->in_act.y = floats(rows * blocks);
+    e->in_act.s = mem_zalloc(rows * blocks * sizeof *e->in_act.s);
+    e->att_act = e->ffn_act = e->head_act = e->in_act;
+    e->scratch_bytes = (kern_scratch_bytes((uint32_t)k) + 63) & ~(size_t)63;
+    e->scratch = mem_zalloc(threads * e->scratch_bytes);
+    e->parts_cap = e->n_pages * KV_PAGE / ATTN_SPAN + 2;
+    size_t few = (size_t)(ROWS_FOR_SPLIT * threads) * d->n_heads * e->parts_cap;
+    size_t many = (size_t)threads * (d->n_heads / d->n_kv_heads) * e->parts_cap;
+    e->parts = mem_zalloc((few > many ? few : many) * sizeof *e->parts);
+    e->inv_freq = mem_zalloc(d->rope_dims * sizeof *e->inv_freq);
+    rope_frequencies(d->rope_dims, d->rope_base, e->inv_freq);
+    e->q_scale = 1.0f / sqrtf((float)d->head_size);
+}
+
+int eng_open(const struct eng_options *o, struct engine **ret_engine, struct errmsg *em)
+{
+    if (o->rows_max == 0 || o->rows_max > ENG_ROWS_MAX || o->logits_max == 0 ||
+        o->logits_max > o->rows_max || o->n_pages == 0 || o->n_pages > UINT32_MAX / KV_PAGE)
+        return err_set(em, ERR_RANGE, "rows %" PRIu32 " (1..%u), logits %" PRIu32
+                       ", pages %" PRIu32, o->rows_max, ENG_ROWS_MAX, o->logits_max, o->n_pages);
+    struct engine *e = mem_zalloc(sizeof *e);
+    e->kv = o->kv;
+    e->n_pages = o->n_pages;
+    e->rows_max = o->rows_max;
+    e->logits_max = o->logits_max;
+    int rc = cpu_kern(o->isa, &e->kern, em);
+    if (rc == 0) rc = pool_open(o->threads, &e->pool, em);
+    if (rc == 0) rc = model_load(o, &e->model, em);
+    if (rc == 0) rc = open_kv(e, em);
+    if (rc < 0) {
+        eng_close(e);
+        return rc;
+    }
+    open_buffers(e, o->threads);
+    e->stats.weights_bytes = e->model.weights_bytes;
+    e->stats.read_bytes = e->model.read_bytes;
+    *ret_engine = e;
+    return 0;
+}
+
+void eng_close(struct engine *e)
+{
+    if (!e) return;
+    pool_close(e->pool);
+    model_close(&e->model);
+    mem_pages_free(e->pool_kv, (size_t)e->stats.kv_bytes);
+    void *buffers[] = {e->rows,  e->logit_rows, e->x,     e->norm,  e->qkv,    e->att,   e->gate,
+                       e->up,    e->tmp,        e->cs,    e->logits, e->in_act.q, e->in_act.x,
+                       e->in_act.y, e->in_act.s, e->scratch,    e->parts, e->inv_freq};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
+    mem_free(e);
+}
+
+size_t eng_logits_stride(const struct engine *e)
+{
+    return e->ld_logits;
+}
+
+const struct arch_dims *eng_dims(const struct engine *e)
+{
+    return &e->model.dims;
+}
+
+const char *eng_isa(const struct engine *e)
+{
+    return e->kern->name;
+}
+
+struct eng_stats eng_stats(const struct engine *e)
+{
+    return e->stats;
+}
+
+bool eng_kv_parse(const char *name, enum kv_type *ret)
+{
+    if (strcmp(name, "f32") == 0)
+        *ret = KV_F32;
+    else if (strcmp(name, "f16") == 0)
+        *ret = KV_F16;
+    else
+        return false;
+    return true;
+}
+
+const char *eng_kv_name(enum kv_type kv)
+{
+    return kv == KV_F32 ? "f32" : "f16";
+}

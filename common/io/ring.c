@@ -1,0 +1,261 @@
+/* Buffers are page-aligned and a little larger than the largest extent, because an O_DIRECT read
+ * starts and ends on ALIGN boundaries around the extent. A slot is one buffer and one read:
+ *
+ *   free --take--> (cached: sink at once) --or--> in flight --completion--> sink --> free
+ *                                                     ^---- short read: the rest ---' */
+#include "common/io/ring.h"
+
+#include "common/base/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <liburing.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define ALIGN 4096u
+
+struct slot {
+    uint8_t *buf;
+    size_t idx;       /* extent */
+    uint64_t start;   /* file offset of buf[0] */
+    uint64_t want;    /* bytes of buf to fill */
+    uint64_t have;
+    bool direct;
+    bool busy;
+};
+
+struct reading {
+    struct ring_file *f;
+    const struct extent *extents;
+    size_t n, next;
+    source_sink_fn sink;
+    void *sink_arg;
+    int fd, fd_direct; /* fd_direct is -1 where O_DIRECT is refused */
+    struct slot slots[RING_DEPTH];
+    unsigned in_flight;
+    struct errmsg *em;
+};
+
+static int io_error(struct reading *r, const struct extent *x, int errno_value)
+{
+    return err_set(r->em, err_from_errno(errno_value), "%s: read of %" PRIu64 " bytes at %" PRIu64
+                   ": %s", r->f->path, x->bytes, x->offset, strerror(errno_value));
+}
+
+static int cut_error(struct reading *r, const struct extent *x, uint64_t have)
+{
+    return err_set(r->em, ERR_FORMAT, "%s: the file ends inside bytes %" PRIu64 "+%" PRIu64 " (%"
+                   PRIu64 " bytes are missing): was it cut?", r->f->path, x->offset, x->bytes,
+                   x->bytes - have);
+}
+
+/* The extent's bytes straight from the page cache, if all of them are there. */
+static bool read_cached(struct reading *r, struct slot *s, const struct extent *x)
+{
+    struct iovec v = {s->buf, (size_t)x->bytes};
+    ssize_t n = preadv2(r->fd, &v, 1, (off_t)x->offset, RWF_NOWAIT);
+    return n >= 0 && (uint64_t)n == x->bytes;
+}
+
+static int deliver(struct reading *r, const struct slot *s)
+{
+    const struct extent *x = &r->extents[s->idx];
+    if (s->direct)
+        r->f->direct_bytes += s->have;
+    else
+        r->f->cached_bytes += x->bytes;
+    return r->sink(r->sink_arg, s->idx, s->buf + (x->offset - s->start), r->em);
+}
+
+static void aim(struct reading *r, struct slot *s, size_t idx)
+{
+    const struct extent *x = &r->extents[idx];
+    s->idx = idx;
+    s->direct = r->fd_direct >= 0;
+    s->start = s->direct ? x->offset / ALIGN * ALIGN : x->offset;
+    uint64_t end = x->offset + x->bytes;
+    s->want = (s->direct ? (end + ALIGN - 1) / ALIGN * ALIGN : end) - s->start;
+    s->have = 0;
+}
+
+/* Whether the extent itself is whole; an O_DIRECT read ends short at the end of the file. */
+static bool whole(const struct reading *r, const struct slot *s)
+{
+    const struct extent *x = &r->extents[s->idx];
+    return s->start + s->have >= x->offset + x->bytes;
+}
+
+/* ---- io_uring ---- */
+
+static void submit(struct reading *r, struct io_uring *ring, struct slot *s)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(ring); /* never NULL: depth = slots */
+    io_uring_prep_read(sqe, s->direct ? r->fd_direct : r->fd, s->buf + s->have,
+                       (unsigned)(s->want - s->have), s->start + s->have);
+    io_uring_sqe_set_data(sqe, s);
+    s->busy = true;
+}
+
+/* Fills free slots: cached extents are delivered here and now. */
+static int fill(struct reading *r, struct io_uring *ring)
+{
+    for (unsigned i = 0; i < RING_DEPTH && r->next < r->n;) {
+        struct slot *s = &r->slots[i];
+        if (s->busy) {
+            i++;
+            continue;
+        }
+        const struct extent *x = &r->extents[r->next];
+        if (read_cached(r, s, x)) {
+            *s = (struct slot){.buf = s->buf, .idx = r->next++, .start = x->offset};
+            int rc = deliver(r, s);
+            if (rc < 0) return rc;
+            continue;
+        }
+        aim(r, s, r->next++);
+        submit(r, ring, s);
+        r->in_flight++;
+    }
+    return 0;
+}
+
+static int complete(struct reading *r, struct io_uring *ring, struct slot *s, int res)
+{
+    const struct extent *x = &r->extents[s->idx];
+    s->busy = false;
+    r->in_flight--;
+    if (res == -EINVAL && s->direct) { /* a file system that takes the flag but not the read */
+        (void)close(r->fd_direct);
+        r->fd_direct = -1;
+        aim(r, s, s->idx);
+        res = 0;
+    } else if (res == -EINTR || res == -EAGAIN) {
+        res = 0;
+    } else if (res < 0) {
+        return io_error(r, x, -res);
+    } else if (res == 0) {
+        uint64_t at = s->start + s->have;
+        return cut_error(r, x, at > x->offset ? at - x->offset : 0);
+    }
+    s->have += (uint64_t)res;
+    if (whole(r, s)) return deliver(r, s);
+    if (s->direct && s->have % ALIGN) { /* the rest would start unaligned: read it buffered */
+        s->direct = false;
+        s->start = x->offset;
+        s->want = x->bytes;
+        s->have = 0;
+    }
+    submit(r, ring, s);
+    r->in_flight++;
+    return 0;
+}
+
+/* The kernel owns buffers of reads in flight: wait for all, also after an error. */
+static void drain(struct reading *r, struct io_uring *ring)
+{
+    struct io_uring_cqe *cqe;
+    (void)io_uring_submit(ring);
+    while (r->in_flight && io_uring_wait_cqe(ring, &cqe) == 0) {
+        io_uring_cqe_seen(ring, cqe);
+        r->in_flight--;
+    }
+}
+
+static int run_uring(struct reading *r, struct io_uring *ring)
+{
+    int rc = fill(r, ring);
+    while (rc == 0 && r->in_flight) {
+        struct io_uring_cqe *cqe;
+        int n = io_uring_submit_and_wait(ring, 1);
+        if (n == -EINTR) continue;
+        if (n < 0) rc = io_error(r, &r->extents[0], -n);
+        while (rc == 0 && io_uring_peek_cqe(ring, &cqe) == 0) {
+            struct slot *s = io_uring_cqe_get_data(cqe);
+            int res = cqe->res;
+            io_uring_cqe_seen(ring, cqe);
+            rc = complete(r, ring, s, res);
+        }
+        if (rc == 0) rc = fill(r, ring);
+    }
+    drain(r, ring);
+    return rc;
+}
+
+/* ---- pread ---- */
+
+static int run_pread(struct reading *r)
+{
+    struct slot *s = &r->slots[0];
+    for (; r->next < r->n; r->next++) {
+        const struct extent *x = &r->extents[r->next];
+        *s = (struct slot){.buf = s->buf, .idx = r->next, .start = x->offset};
+        while (s->have < x->bytes) {
+            ssize_t n = pread(r->fd, s->buf + s->have, (size_t)(x->bytes - s->have),
+                              (off_t)(x->offset + s->have));
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0) return io_error(r, x, errno);
+            if (n == 0) return cut_error(r, x, s->have);
+            s->have += (uint64_t)n;
+        }
+        int rc = deliver(r, s);
+        if (rc < 0) return rc;
+    }
+    return 0;
+}
+
+static int open_buffers(struct reading *r, unsigned n)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; i < r->n; i++)
+        if (r->extents[i].bytes > most) most = r->extents[i].bytes;
+    if (most > RING_EXTENT_BYTES_MAX)
+        return err_set(r->em, ERR_LIMIT, "%s: a read of %" PRIu64 " bytes, the limit is %" PRIu64,
+                       r->f->path, most, RING_EXTENT_BYTES_MAX);
+    size_t bytes = (size_t)(most / ALIGN + 3) * ALIGN;
+    for (unsigned i = 0; i < n; i++)
+        if (posix_memalign((void **)&r->slots[i].buf, ALIGN, bytes) != 0)
+            return err_set(r->em, ERR_NOMEM, "read buffers");
+    return 0;
+}
+
+static int run(struct reading *r)
+{
+    struct io_uring ring;
+    int failed = r->f->mode == RING_PREAD ? -ENOSYS : io_uring_queue_init(RING_DEPTH, &ring, 0);
+    r->f->used_uring = failed == 0;
+    if (failed < 0 && r->f->mode == RING_URING)
+        return err_set(r->em, ERR_UNSUPPORTED, "io_uring: %s", strerror(-failed));
+    int rc = open_buffers(r, failed < 0 ? 1 : RING_DEPTH);
+    if (failed < 0) return rc < 0 ? rc : run_pread(r);
+    r->fd_direct = open(r->f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (rc == 0) rc = run_uring(r, &ring);
+    io_uring_queue_exit(&ring);
+    if (r->fd_direct >= 0) (void)close(r->fd_direct);
+    return rc;
+}
+
+int ring_read(void *ctx, const struct extent *extents, size_t n_extents, source_sink_fn sink,
+              void *sink_arg, struct errmsg *em)
+{
+    struct ring_file *f = ctx;
+    struct reading *r = mem_zalloc(sizeof *r);
+    *r = (struct reading){.f = f,
+                          .extents = extents,
+                          .n = n_extents,
+                          .sink = sink,
+                          .sink_arg = sink_arg,
+                          .fd_direct = -1,
+                          .em = em};
+    f->direct_bytes = f->cached_bytes = 0;
+    r->fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    int rc = r->fd < 0 ? err_set(em, err_from_errno(errno), "%s: %s", f->path, strerror(errno))
+                       : run(r);
+    if (r->fd >= 0) (void)close(r->fd);
+    for (unsigned i = 0; i < RING_DEPTH; i++) mem_free(r->slots[i].buf);
+    mem_free(r);
+    return rc;
+}

@@ -1,0 +1,110 @@
+#include "common/text/detok.h"
+
+#include "common/base/mem.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#define REPLACEMENT "\xef\xbf\xbd"
+
+void detok_init(struct detok *d, const char *const *stops, size_t n_stops)
+{
+    *d = (struct detok){0};
+    for (size_t i = 0; i < n_stops && d->n_stops < DETOK_STOPS_MAX; i++)
+        if (stops[i][0]) d->stops[d->n_stops++] = mem_strdup(stops[i]);
+}
+
+void detok_close(struct detok *d)
+{
+    buf_close(&d->pending);
+    buf_close(&d->text);
+    buf_close(&d->held);
+    for (size_t i = 0; i < d->n_stops; i++) mem_free(d->stops[i]);
+    d->n_stops = 0;
+}
+
+enum sequence { SEQ_WHOLE, SEQ_UNFINISHED, SEQ_BROKEN };
+
+/* The character at s[0..n) (n > 0), by the table of well-formed sequences (Unicode 15, 3.9,
+ * table 3-7). *ret_len: its length, or of a broken or unfinished one the bytes that do belong. */
+static enum sequence sequence_at(const uint8_t *s, size_t n, size_t *ret_len)
+{
+    uint8_t b = s[0], lo = 0x80, hi = 0xbf;
+    size_t len = b < 0x80 ? 1 : b >= 0xc2 && b <= 0xdf ? 2 : b >= 0xe0 && b <= 0xef ? 3
+                 : b >= 0xf0 && b <= 0xf4                ? 4
+                                                         : 0;
+    *ret_len = 1;
+    if (len == 0) return SEQ_BROKEN;
+    if (b == 0xe0) lo = 0xa0;
+    if (b == 0xed) hi = 0x9f;
+    if (b == 0xf0) lo = 0x90;
+    if (b == 0xf4) hi = 0x8f;
+    for (size_t i = 1; i < len; i++) {
+        *ret_len = i;
+        if (i == n) return SEQ_UNFINISHED;
+        if (s[i] < lo || s[i] > hi) return SEQ_BROKEN;
+        lo = 0x80;
+        hi = 0xbf;
+    }
+    *ret_len = len;
+    return SEQ_WHOLE;
+}
+
+/* Bytes at the end of s that a stop string could begin with. */
+static size_t stop_prefix(const struct detok *d, const char *s, size_t n)
+{
+    size_t longest = 0;
+    for (size_t i = 0; i < d->n_stops; i++) {
+        size_t len = strlen(d->stops[i]);
+        for (size_t k = len - 1 < n ? len - 1 : n; k > longest; k--)
+            if (memcmp(s + n - k, d->stops[i], k) == 0) longest = k;
+    }
+    return longest;
+}
+
+/* Characters pass through `held` into `text`. */
+static void pass(struct detok *d, const char *s, size_t n)
+{
+    if (d->stopped || n == 0) return;
+    if (d->n_stops == 0) {
+        (void)buf_append(&d->text, s, n);
+        return;
+    }
+    (void)buf_append(&d->held, s, n);
+    size_t first = SIZE_MAX;
+    for (size_t i = 0; i < d->n_stops; i++) {
+        const char *at = memmem(d->held.data, d->held.len, d->stops[i], strlen(d->stops[i]));
+        if (at && (size_t)(at - d->held.data) < first) first = (size_t)(at - d->held.data);
+    }
+    d->stopped = first != SIZE_MAX;
+    size_t show = d->stopped ? first : d->held.len - stop_prefix(d, d->held.data, d->held.len);
+    (void)buf_append(&d->text, d->held.data, show);
+    buf_drop(&d->held, d->stopped ? d->held.len : show);
+}
+
+void detok_push(struct detok *d, const char *bytes, size_t n)
+{
+    (void)buf_append(&d->pending, bytes, n);
+    const uint8_t *s = (const uint8_t *)d->pending.data;
+    size_t at = 0, start = 0, len;
+    while (at < d->pending.len) {
+        enum sequence q = sequence_at(s + at, d->pending.len - at, &len);
+        if (q == SEQ_UNFINISHED) break;
+        if (q == SEQ_BROKEN) {
+            pass(d, d->pending.data + start, at - start);
+            pass(d, REPLACEMENT, 3);
+            start = at + len;
+        }
+        at += len;
+    }
+    pass(d, d->pending.data + start, at - start);
+    buf_drop(&d->pending, at);
+}
+
+void detok_finish(struct detok *d)
+{
+    if (d->pending.len) pass(d, REPLACEMENT, 3);
+    buf_drop(&d->pending, d->pending.len);
+    if (!d->stopped && d->held.len) (void)buf_append(&d->text, d->held.data, d->held.len);
+    buf_drop(&d->held, d->held.len);
+}

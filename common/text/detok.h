@@ -1,0 +1,34 @@
+/* Token bytes to text for a reader: whole UTF-8 characters only, stop strings found across token
+ * borders and never shown, not even in part.
+ *
+ *   token bytes -> [pending: an unfinished character] -> [held: may become a stop string] -> out */
+#ifndef FLOTILLA_TEXT_DETOK_H
+#define FLOTILLA_TEXT_DETOK_H
+
+#include "common/base/buf.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define DETOK_STOPS_MAX 16u
+#define DETOK_STOP_BYTES_MAX 1024u
+
+struct detok {
+    struct buf pending;  /* private: up to 3 bytes of an unfinished character */
+    struct buf text;     /* public: characters that may be shown; take them with buf_drop */
+    struct buf held;     /* private: a suffix that a stop string may begin with */
+    char *stops[DETOK_STOPS_MAX];
+    size_t n_stops;
+    bool stopped; /* public: a stop string was found; nothing comes after it */
+};
+
+/* Stops are copied; empty ones are ignored. At most DETOK_STOPS_MAX of DETOK_STOP_BYTES_MAX. */
+void detok_init(struct detok *d, const char *const *stops, size_t n_stops);
+void detok_close(struct detok *d);
+
+/* Adds a token's bytes. A byte sequence that is not UTF-8 becomes U+FFFD. */
+void detok_push(struct detok *d, const char *bytes, size_t n);
+/* The end of generation: an unfinished character becomes one U+FFFD, held text is shown. */
+void detok_finish(struct detok *d);
+
+#endif

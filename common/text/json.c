@@ -1,0 +1,83 @@
+#include "common/text/json.h"
+
+#include <jansson.h>
+#include <math.h>
+
+/* struct json is jansson's json_t under a name that keeps its header out of the other modules. */
+static json_t *inner(struct json *j)
+{
+    return (json_t *)(void *)j;
+}
+
+static struct json *outer(json_t *j)
+{
+    return (struct json *)(void *)j;
+}
+
+struct json *json_new_object(void)
+{
+    return outer(json_object());
+}
+
+struct json *json_new_array(void)
+{
+    return outer(json_array());
+}
+
+void json_free(struct json *j)
+{
+    json_decref(inner(j));
+}
+
+static void put(struct json *object, const char *key, json_t *v)
+{
+    (void)json_object_set_new(inner(object), key, v ? v : json_null());
+}
+
+void json_put_string(struct json *object, const char *key, const char *s, size_t len)
+{
+    put(object, key, json_stringn(s ? s : "", len));
+}
+
+void json_put_int(struct json *object, const char *key, int64_t v)
+{
+    put(object, key, json_integer(v));
+}
+
+void json_put_real(struct json *object, const char *key, double v)
+{
+    put(object, key, isfinite(v) ? json_real(v) : json_null());
+}
+
+void json_put_bool(struct json *object, const char *key, bool v)
+{
+    put(object, key, json_boolean(v));
+}
+
+void json_put(struct json *object, const char *key, struct json *moved)
+{
+    put(object, key, inner(moved));
+}
+
+void json_add_int(struct json *array, int64_t v)
+{
+    (void)json_array_append_new(inner(array), json_integer(v));
+}
+
+void json_add(struct json *array, struct json *moved)
+{
+    (void)json_array_append_new(inner(array), inner(moved));
+}
+
+struct json *json_tokens(const int32_t *ids, size_t n)
+{
+    struct json *a = json_new_array();
+    for (size_t i = 0; i < n; i++) json_add_int(a, ids[i]);
+    return a;
+}
+
+void json_print(const struct json *j, FILE *to)
+{
+    (void)json_dumpf((const json_t *)(const void *)j, to, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    (void)fputc('\n', to);
+}

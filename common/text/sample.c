@@ -1,0 +1,106 @@
+#include "common/text/sample.h"
+
+#include "common/base/fmath.h"
+#include "common/base/rng.h"
+
+#include <stdbool.h>
+
+/* The largest value gumbel() returns, rounded up: -ln(-ln(1 - 2^-24)). */
+#define GUMBEL_MAX 16.7f
+
+/* Standard Gumbel noise of one token: -ln(-ln u), u uniform in (0, 1) on a grid of 2^-23 (one
+ * bit less than a float has, so that u is never rounded up to 1). */
+static float gumbel(const struct sample_params *p, uint32_t sample_idx, uint32_t pos, int32_t id)
+{
+    struct philox r = philox(p->seed, pos, (uint32_t)id / 4, sample_idx, 0);
+    float u = ((float)(r.v[(uint32_t)id % 4] >> 9) + 0.5f) * 0x1p-23f;
+    return -fm_log(-fm_log(u));
+}
+
+static bool before(struct sample_candidate a, struct sample_candidate b)
+{
+    return a.score != b.score ? a.score > b.score : a.id < b.id;
+}
+
+static void sift(struct sample_candidate *c, uint32_t n, uint32_t i)
+{
+    struct sample_candidate x = c[i];
+    for (uint32_t k; (k = 2 * i + 1) < n; i = k) {
+        if (k + 1 < n && before(c[k + 1], c[k])) k++;
+        if (!before(c[k], x)) break;
+        c[i] = c[k];
+    }
+    c[i] = x;
+}
+
+/* Moves the best of c[0..n) to c[n-1] and keeps the rest a heap. */
+static struct sample_candidate pop(struct sample_candidate *c, uint32_t n)
+{
+    struct sample_candidate best = c[0];
+    c[0] = c[n - 1];
+    c[n - 1] = best;
+    sift(c, n - 1, 0);
+    return best;
+}
+
+/* Leaves the survivors of top-k, top-p and min-p at the end of c and returns how many they are.
+ * c becomes a heap and candidates are popped best first until a filter is full, so that the cost is
+ * that of the survivors and not of sorting the vocabulary. */
+static uint32_t filter(const struct sample_params *p, struct sample_candidate *c, uint32_t n)
+{
+    for (uint32_t i = n / 2; i-- > 0;) sift(c, n, i);
+    float max = c[0].score, total = 0.0f, mass = 0.0f;
+    uint32_t most = p->top_k && p->top_k < n ? p->top_k : n, popped = 0, kept = 0;
+    if (p->top_p < 1.0f) { /* of the k best; of all in the heap's order, which is as good as any */
+        for (; most < n && popped < most; popped++) total += fm_exp(pop(c, n - popped).score - max);
+        for (uint32_t i = 0; most == n && i < n; i++) total += fm_exp(c[i].score - max);
+    }
+    while (kept < most) {
+        float score = kept < popped ? c[n - 1 - kept].score : pop(c, n - kept).score;
+        float e = fm_exp(score - max);
+        if (e < p->min_p) break;
+        kept++;
+        mass += e;
+        if (p->top_p < 1.0f && mass >= p->top_p * total) break;
+    }
+    return kept ? kept : 1;
+}
+
+static int32_t largest(const float *logits, uint32_t n)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!isfinite(logits[i])) return -1;
+        if (logits[i] > logits[best]) best = i;
+    }
+    return (int32_t)best;
+}
+
+/* Best score plus noise among c[0..n); a candidate that even the largest noise cannot lift above
+ * the best so far is skipped. The order of the candidates does not matter. */
+static int32_t noisy_argmax(const struct sample_params *p, uint32_t sample_idx, uint32_t pos,
+                            const struct sample_candidate *c, uint32_t n, struct sample_candidate start)
+{
+    struct sample_candidate best = start;
+    best.score += gumbel(p, sample_idx, pos, start.id);
+    for (uint32_t i = 0; i < n; i++) {
+        if (c[i].score + GUMBEL_MAX < best.score) continue;
+        struct sample_candidate x = {c[i].score + gumbel(p, sample_idx, pos, c[i].id), c[i].id};
+        if (before(x, best)) best = x;
+    }
+    return best.id;
+}
+
+int32_t sample_choose(const struct sample_params *p, uint32_t sample_idx, uint32_t pos,
+                      const float *logits, uint32_t n, struct sample_candidate *scratch)
+{
+    int32_t top = largest(logits, n);
+    if (top < 0 || p->temp < SAMPLE_TEMP_MIN) return top;
+    for (uint32_t i = 0; i < n; i++)
+        scratch[i] = (struct sample_candidate){logits[i] / p->temp, (int32_t)i};
+    struct sample_candidate start = scratch[top];
+    if (!p->top_k && p->top_p >= 1.0f && p->min_p <= 0.0f)
+        return noisy_argmax(p, sample_idx, pos, scratch, n, start);
+    uint32_t kept = filter(p, scratch, n);
+    return noisy_argmax(p, sample_idx, pos, scratch + (n - kept), kept, start);
+}

@@ -1,0 +1,66 @@
+/* A model's vocabulary: text to token ids and token ids to bytes. Byte-level BPE (Sennrich et al.,
+ * 2016; the byte alphabet of GPT-2). Read from GGUF metadata that the caller hands over as plain
+ * arrays, so that this module knows no file format.
+ *
+ * Immutable once open: any thread may encode. */
+#ifndef FLOTILLA_TEXT_VOCAB_H
+#define FLOTILLA_TEXT_VOCAB_H
+
+#include "common/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define VOCAB_TOKENS_MAX (1u << 20)
+#define VOCAB_TEXT_BYTES_MAX ((size_t)16 << 20)
+
+/* Values of tokenizer.ggml.token_type. */
+enum token_type { TOKEN_NORMAL = 1, TOKEN_UNKNOWN, TOKEN_CONTROL, TOKEN_USER, TOKEN_UNUSED,
+                  TOKEN_BYTE };
+
+struct vocab_string {
+    const char *data;
+    size_t len;
+};
+
+/* Everything is borrowed during vocab_open only. */
+struct vocab_spec {
+    struct vocab_string model; /* "gpt2" */
+    struct vocab_string pre;   /* name of the pre-tokeniser; empty: the default */
+    const struct vocab_string *tokens;
+    const int32_t *types; /* NULL: all normal */
+    uint32_t n_tokens;
+    const struct vocab_string *merges; /* "left right", best first */
+    uint32_t n_merges;
+    int32_t bos, eos, eot, eom, unknown; /* -1: none */
+    bool add_bos;
+};
+
+struct vocab;
+
+/* On success em holds a warning, or is empty: an unknown pre-tokeniser is replaced by gpt-2's. */
+int vocab_open(const struct vocab_spec *spec, struct vocab **ret_vocab, struct errmsg *em);
+void vocab_close(struct vocab *v);
+
+uint32_t vocab_size(const struct vocab *v);
+int32_t vocab_bos(const struct vocab *v);      /* -1: none */
+bool vocab_adds_bos(const struct vocab *v);    /* plain prompts of this model start with BOS */
+bool vocab_is_eog(const struct vocab *v, int32_t token);
+bool vocab_is_control(const struct vocab *v, int32_t token);
+/* The token's bytes (a control token's: its name). Valid while the vocabulary is open. */
+struct vocab_string vocab_piece(const struct vocab *v, int32_t token);
+
+struct tokens {
+    int32_t *ids;    /* freed with mem_free */
+    size_t n, cap;   /* cap is private */
+};
+
+/* Appends the ids of `text`. `special`: names of control tokens in the text become those tokens;
+ * otherwise they are text like any other. A byte that the vocabulary lacks becomes the unknown
+ * token, or nothing where the model has none. No BOS is added. ERR_LIMIT above
+ * VOCAB_TEXT_BYTES_MAX. */
+int vocab_encode(const struct vocab *v, const char *text, size_t len, bool special,
+                 struct tokens *ret, struct errmsg *em);
+
+#endif

@@ -1,0 +1,202 @@
+/* `bench --model`: the engine's speed on this machine, with the memory's read rate beside it. */
+#include "coordinator/cli/cmd.h"
+
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "common/base/pool.h"
+#include "common/base/progress.h"
+#include "common/io/ring.h"
+#include "common/text/json.h"
+#include "coordinator/model_file.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <xmmintrin.h>
+
+#define READ_BYTES ((size_t)1 << 30)
+
+struct bench {
+    const char *path, *isa, *kv;
+    uint32_t prompt, tokens, threads, chunk, depth;
+    double prompt_rate, decode_rate, read_gb_per_s;
+    const char *used_isa;
+    uint64_t bytes_per_token;
+};
+
+struct read_loop {
+    const uint8_t *data;
+    bool prefetch;
+    uint64_t sums[POOL_THREADS_MAX]; /* keeps the loads from being dropped */
+};
+
+static void read_part(void *arg, unsigned idx, unsigned n)
+{
+    struct read_loop *l = arg;
+    const uint8_t *p = l->data + READ_BYTES / 64 * idx / n * 64;
+    const uint8_t *end = l->data + READ_BYTES / 64 * (idx + 1) / n * 64;
+    uint64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    for (; p < end; p += 64) {
+        uint64_t v[8];
+        if (l->prefetch) {
+            _mm_prefetch((const char *)p + 4096, _MM_HINT_T1);
+            _mm_prefetch((const char *)p + 1024, _MM_HINT_T0);
+        }
+        memcpy(v, p, sizeof v);
+        s0 += v[0] + v[4];
+        s1 += v[1] + v[5];
+        s2 += v[2] + v[6];
+        s3 += v[3] + v[7];
+    }
+    l->sums[idx] = s0 + s1 + s2 + s3;
+}
+
+/* The better of a plain and a prefetching loop, best of five passes each. */
+static double read_rate(unsigned threads)
+{
+    struct errmsg em;
+    struct pool *pool;
+    struct read_loop l = {.data = mem_pages(READ_BYTES)};
+    if (!l.data) return 0.0;
+    memset((void *)(uintptr_t)l.data, 1, READ_BYTES);
+    double best = 0.0;
+    if (pool_open(threads, &pool, &em) == 0) {
+        for (int pass = 0; pass < 10; pass++) {
+            l.prefetch = pass & 1;
+            uint64_t start = clock_ns();
+            pool_run(pool, read_part, &l);
+            double rate = (double)READ_BYTES / (double)(clock_ns() - start);
+            if (rate > best) best = rate;
+        }
+        pool_close(pool);
+    }
+    mem_pages_free((void *)(uintptr_t)l.data, READ_BYTES);
+    return best;
+}
+
+static int step(struct engine *e, uint32_t pos, uint32_t rows, const int32_t *tokens,
+                const uint32_t *pages, struct errmsg *em)
+{
+    struct eng_run run = {pos, rows, 1, tokens, pages};
+    const float *out;
+    return eng_step(e, &run, 1, NULL, &out, em);
+}
+
+static int run_rows(struct bench *b, struct engine *e, const uint32_t *pages, struct errmsg *em)
+{
+    uint32_t vocab = eng_dims(e)->vocab;
+    int32_t *tokens = mem_alloc((b->chunk + 1) * sizeof *tokens);
+    for (uint32_t i = 0; i < b->chunk; i++) tokens[i] = (int32_t)((i * 7919u + 11u) % vocab);
+    int rc = step(e, 0, 1, tokens, pages, em); /* warm up: page tables, threads */
+    uint64_t start = clock_ns();
+    for (uint32_t at = 0; at < b->prompt && rc == 0; at += b->chunk) {
+        uint32_t rows = b->prompt - at < b->chunk ? b->prompt - at : b->chunk;
+        rc = step(e, at, rows, tokens, pages, em);
+    }
+    uint64_t middle = clock_ns();
+    for (uint32_t i = 0; i < b->tokens && rc == 0; i++)
+        rc = step(e, b->depth + i, 1, tokens + i % b->chunk, pages, em);
+    uint64_t end = clock_ns();
+    if (b->prompt) b->prompt_rate = (double)b->prompt * 1e9 / (double)(middle - start);
+    if (b->tokens) b->decode_rate = (double)b->tokens * 1e9 / (double)(end - middle);
+    mem_free(tokens);
+    return rc;
+}
+
+static int run(struct bench *b, struct errmsg *em)
+{
+    struct model_file f = {0};
+    struct engine *e = NULL;
+    enum kv_type kv = KV_F16;
+    if (b->kv && !eng_kv_parse(b->kv, &kv))
+        return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16)", b->kv);
+    int rc = model_file_open(b->path, true, &f, em);
+    if (rc < 0) return rc;
+    uint32_t most = b->prompt > b->depth + b->tokens ? b->prompt : b->depth + b->tokens;
+    struct ring_file file = {.path = b->path};
+    struct progress progress = {.what = "loading"};
+    struct eng_options o = {.path = b->path,
+                            .gguf = f.gguf,
+                            .layer_last = f.dims.n_layers - 1,
+                            .kv = kv,
+                            .n_pages = most / KV_PAGE + 1,
+                            .rows_max = b->chunk,
+                            .logits_max = 1,
+                            .threads = b->threads,
+                            .isa = b->isa,
+                            .read = ring_read,
+                            .read_ctx = &file,
+                            .progress = progress_update,
+                            .progress_arg = &progress};
+    rc = eng_open(&o, &e, em);
+    if (rc == 0) {
+        uint32_t *pages = mem_alloc(o.n_pages * sizeof *pages);
+        for (uint32_t i = 0; i < o.n_pages; i++) pages[i] = i;
+        /* A decoded token touches every tensor but the embedding, whose one row does not count;
+         * a tied embedding is read whole as the output head. */
+        rc = eng_slice_bytes(f.gguf, &f.dims, 0, o.layer_last, &b->bytes_per_token, em);
+        if (rc == 0 && gguf_tensor(f.gguf, "output.weight"))
+            b->bytes_per_token -= gguf_tensor(f.gguf, "token_embd.weight")->bytes;
+        if (rc == 0) rc = run_rows(b, e, pages, em);
+        b->used_isa = eng_isa(e);
+        mem_free(pages);
+    }
+    eng_close(e);
+    model_file_close(&f);
+    if (rc == 0) b->read_gb_per_s = read_rate(b->threads);
+    return rc;
+}
+
+static void print(const struct bench *b, bool json)
+{
+    double decode_gb = b->decode_rate * (double)b->bytes_per_token / 1e9;
+    if (!json) {
+        (void)printf("prompt  %u tokens  %.1f tokens/s\ndecode  %u tokens  %.1f tokens/s  "
+                     "%.1f GB/s of weights; memory reads %.1f GB/s\nisa %s, %u threads\n",
+                     b->prompt, b->prompt_rate, b->tokens, b->decode_rate, decode_gb,
+                     b->read_gb_per_s, b->used_isa, b->threads);
+        return;
+    }
+    struct json *j = json_new_object();
+    json_put_real(j, "prompt_tokens_per_s", b->prompt_rate);
+    json_put_real(j, "decode_tokens_per_s", b->decode_rate);
+    json_put_string(j, "isa", b->used_isa, strlen(b->used_isa));
+    json_put_int(j, "threads", b->threads);
+    json_put_real(j, "read_gb_per_s", b->read_gb_per_s);
+    json_put_real(j, "decode_gb_per_s", decode_gb);
+    json_print(j, stdout);
+    json_free(j);
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    struct bench b = {.prompt = 512, .tokens = 128, .threads = pool_cores(), .chunk = 512};
+    bool json = false;
+    const struct opt table[] = {
+        {"--model", 'm', OPT_STRING, &b.path, 0, 0, NULL, "FILE  a GGUF file"},
+        {"--prompt", 'p', OPT_U32, &b.prompt, 0, 1 << 20, NULL, "N  prompt tokens (512)"},
+        {"--tokens", 'n', OPT_U32, &b.tokens, 0, 1 << 20, NULL, "N  decoded tokens (128)"},
+        {"--depth", 'd', OPT_U32, &b.depth, 0, 1 << 20, NULL, "N  position at which decoding starts (0)"},
+        {"--chunk", 0, OPT_U32, &b.chunk, 1, 4096, NULL, "N  prompt tokens computed at once (512)"},
+        {"--threads", 't', OPT_U32, &b.threads, 1, 256, NULL, "N  threads (all cores)"},
+        {"--isa", 0, OPT_STRING, &b.isa, 0, 0, NULL, "NAME  force scalar or avx2"},
+        {"--kv", 0, OPT_STRING, &b.kv, 0, 0, NULL, "TYPE  keys and values as f16 or f32 (f16)"},
+        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        {0},
+    };
+    size_t n_rest;
+    int status;
+    if (!cmd_options("bench --model FILE [-p 512] [-n 128] [options]",
+                     "  flotilla bench --model smol.gguf -p 512 -n 128 --threads 2 --json\n", table,
+                     argc, argv, NULL, 0, &n_rest, &status))
+        return status;
+    struct errmsg em = {0};
+    if (!b.path) {
+        (void)err_set(&em, ERR_CONF, "needs --model");
+        return cmd_fail("bench", ERR_CONF, &em);
+    }
+    int rc = run(&b, &em);
+    if (rc < 0) return cmd_fail("bench", rc, &em);
+    print(&b, json);
+    return CMD_OK;
+}

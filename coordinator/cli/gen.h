@@ -1,0 +1,47 @@
+/* One generation as the command line asks for it, and its two ways to run: in this process (the
+ * engine alone, the oracle for "one answer") or by a cluster. */
+#ifndef FLOTILLA_CLI_GEN_H
+#define FLOTILLA_CLI_GEN_H
+
+#include "common/base/buf.h"
+#include "common/base/err.h"
+#include "common/base/opts.h"
+#include "common/text/sample.h"
+#include "common/text/vocab.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct gen_options {
+    const char *model;   /* path; NULL: the cluster */
+    const char *cluster; /* address */
+    const char *prompt;
+    bool special;        /* names of control tokens in the prompt are those tokens */
+    bool ignore_eos;
+    uint32_t tokens;     /* most tokens to generate */
+    struct sample_params sampling;
+    bool seed_given;
+    struct opt_list stops;
+    /* of the engine alone */
+    uint32_t threads, ctx, chunk;
+    const char *isa, *kv;
+    uint32_t deadline_s; /* of a cluster's request */
+};
+
+struct gen_result {
+    struct tokens prompt, tokens;
+    struct buf text;
+    const char *finish_reason; /* "stop" or "length" */
+    const char *isa;           /* of the engine alone */
+    uint64_t seed;
+    double prompt_ms, ttft_ms, decode_ms, tokens_per_s;
+};
+
+/* Called with each piece of text as it comes. */
+typedef void (*gen_text_fn)(void *arg, const char *text, size_t len);
+
+int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
+              struct errmsg *em);
+void gen_result_close(struct gen_result *r);
+
+#endif

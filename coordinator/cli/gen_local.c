@@ -1,0 +1,200 @@
+/* The engine alone: one sequence, all layers, no cluster. It shares with a cluster what makes the
+ * answer (engine, sampling, text), and nothing of how a cluster arrives at it. */
+#include "coordinator/cli/gen.h"
+
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "common/base/pool.h"
+#include "common/base/progress.h"
+#include "common/io/ring.h"
+#include "common/text/detok.h"
+#include "coordinator/model_file.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <sys/random.h>
+
+struct local {
+    const struct gen_options *o;
+    struct model_file file;
+    struct engine *engine;
+    struct sample_params sampling;
+    struct sample_candidate *candidates;
+    uint32_t *pages;
+    struct detok detok;
+    struct gen_result *ret;
+    gen_text_fn on_text;
+    void *arg;
+};
+
+static int encode_prompt(struct local *l, struct errmsg *em)
+{
+    struct tokens *t = &l->ret->prompt;
+    const struct vocab *v = l->file.vocab;
+    if (vocab_adds_bos(v)) {
+        t->ids = mem_alloc(sizeof *t->ids);
+        t->cap = t->n = 1;
+        t->ids[0] = vocab_bos(v);
+    }
+    int rc = vocab_encode(v, l->o->prompt, strlen(l->o->prompt), l->o->special, t, em);
+    if (rc < 0) return rc;
+    if (t->n == 0) return err_set(em, ERR_RANGE, "the prompt has no tokens");
+    uint32_t ctx = l->o->ctx && l->o->ctx < l->file.dims.ctx_train ? l->o->ctx
+                                                                    : l->file.dims.ctx_train;
+    if (t->n >= ctx)
+        return err_set(em, ERR_RANGE, "a prompt of %zu tokens does not fit the context of %" PRIu32,
+                       t->n, ctx);
+    return 0;
+}
+
+static int open_engine(struct local *l, struct errmsg *em)
+{
+    const struct gen_options *o = l->o;
+    enum kv_type kv = KV_F16;
+    if (o->kv && !eng_kv_parse(o->kv, &kv))
+        return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16)", o->kv);
+    uint64_t positions = l->ret->prompt.n + o->tokens;
+    if (positions > l->file.dims.ctx_train) positions = l->file.dims.ctx_train;
+    struct ring_file file = {.path = o->model};
+    struct progress progress = {.what = "loading"};
+    struct eng_options e = {.path = o->model,
+                            .gguf = l->file.gguf,
+                            .layer_last = l->file.dims.n_layers - 1,
+                            .kv = kv,
+                            .n_pages = (uint32_t)(positions / KV_PAGE) + 1,
+                            .rows_max = o->chunk,
+                            .logits_max = 1,
+                            .threads = o->threads ? o->threads : pool_cores(),
+                            .isa = o->isa,
+                            .read = ring_read,
+                            .read_ctx = &file,
+                            .progress = progress_update,
+                            .progress_arg = &progress};
+    int rc = eng_open(&e, &l->engine, em);
+    if (rc < 0) return rc;
+    l->ret->isa = eng_isa(l->engine);
+    l->pages = mem_alloc(e.n_pages * sizeof *l->pages);
+    for (uint32_t i = 0; i < e.n_pages; i++) l->pages[i] = i;
+    l->candidates = mem_alloc(l->file.dims.vocab * sizeof *l->candidates);
+    return 0;
+}
+
+/* Runs rows [first, first + n) and, if asked, chooses the token after them. */
+static int run_rows(struct local *l, uint32_t first, const int32_t *tokens, uint32_t n, bool choose,
+                    int32_t *ret_token, struct errmsg *em)
+{
+    struct eng_run run = {first, n, choose, tokens, l->pages};
+    const float *logits;
+    int rc = eng_step(l->engine, &run, 1, NULL, &logits, em);
+    if (rc < 0 || !choose) return rc;
+    *ret_token = sample_choose(&l->sampling, 0, first + n, logits, l->file.dims.vocab, l->candidates);
+    return *ret_token < 0 ? err_set(em, ERR_FORMAT, "the model gave logits that are not finite") : 0;
+}
+
+static int prefill(struct local *l, int32_t *ret_token, struct errmsg *em)
+{
+    uint32_t n = (uint32_t)l->ret->prompt.n;
+    for (uint32_t at = 0; at < n; at += l->o->chunk) {
+        uint32_t rows = n - at < l->o->chunk ? n - at : l->o->chunk;
+        int rc = run_rows(l, at, l->ret->prompt.ids + at, rows, at + rows == n, ret_token, em);
+        if (rc < 0) return rc;
+    }
+    return 0;
+}
+
+static void show(struct local *l)
+{
+    struct buf *t = &l->detok.text;
+    if (t->len == 0) return;
+    (void)buf_append(&l->ret->text, t->data, t->len);
+    if (l->on_text) l->on_text(l->arg, t->data, t->len);
+    buf_drop(t, t->len);
+}
+
+static void keep(struct local *l, int32_t token)
+{
+    struct tokens *t = &l->ret->tokens;
+    if (t->n == t->cap) {
+        t->cap = t->cap ? t->cap * 2 : 64;
+        t->ids = mem_realloc(t->ids, t->cap * sizeof *t->ids);
+    }
+    t->ids[t->n++] = token;
+    struct vocab_string piece = vocab_piece(l->file.vocab, token);
+    if (!vocab_is_control(l->file.vocab, token)) detok_push(&l->detok, piece.data, piece.len);
+    show(l);
+}
+
+static int decode(struct local *l, int32_t token, struct errmsg *em)
+{
+    struct gen_result *r = l->ret;
+    uint32_t limit = l->file.dims.ctx_train - (uint32_t)r->prompt.n;
+    if (l->o->ctx && l->o->ctx - r->prompt.n < limit) limit = l->o->ctx - (uint32_t)r->prompt.n;
+    if (l->o->tokens < limit) limit = l->o->tokens;
+    r->finish_reason = "length";
+    for (;;) {
+        if (vocab_is_eog(l->file.vocab, token) && !l->o->ignore_eos) {
+            r->finish_reason = "stop";
+            break;
+        }
+        keep(l, token);
+        if (l->detok.stopped) {
+            r->finish_reason = "stop";
+            break;
+        }
+        if (r->tokens.n == limit) break;
+        uint32_t pos = (uint32_t)(r->prompt.n + r->tokens.n - 1);
+        int rc = run_rows(l, pos, &token, 1, true, &token, em);
+        if (rc < 0) return rc;
+    }
+    detok_finish(&l->detok);
+    show(l);
+    return 0;
+}
+
+static int generate(struct local *l, struct errmsg *em)
+{
+    struct gen_result *r = l->ret;
+    uint64_t start = clock_ns();
+    int32_t token = -1;
+    if (l->o->tokens == 0) {
+        r->finish_reason = "length";
+        return 0;
+    }
+    int rc = prefill(l, &token, em);
+    uint64_t first = clock_ns();
+    if (rc == 0) rc = decode(l, token, em);
+    uint64_t end = clock_ns();
+    r->prompt_ms = r->ttft_ms = (double)(first - start) / (double)NS_PER_MS;
+    r->decode_ms = (double)(end - first) / (double)NS_PER_MS;
+    if (r->tokens.n > 1 && r->decode_ms > 0.0)
+        r->tokens_per_s = (double)(r->tokens.n - 1) * 1000.0 / r->decode_ms;
+    return rc;
+}
+
+int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
+              struct errmsg *em)
+{
+    struct local l = {.o = o, .sampling = o->sampling, .ret = ret, .on_text = on_text, .arg = arg};
+    detok_init(&l.detok, o->stops.items, o->stops.n);
+    if (!o->seed_given && getrandom(&l.sampling.seed, sizeof l.sampling.seed, 0) < 0)
+        l.sampling.seed = clock_ns();
+    ret->seed = l.sampling.seed;
+    int rc = model_file_open(o->model, true, &l.file, em);
+    if (rc == 0) rc = encode_prompt(&l, em);
+    if (rc == 0) rc = open_engine(&l, em);
+    if (rc == 0) rc = generate(&l, em);
+    detok_close(&l.detok);
+    eng_close(l.engine);
+    mem_free(l.pages);
+    mem_free(l.candidates);
+    model_file_close(&l.file);
+    return rc;
+}
+
+void gen_result_close(struct gen_result *r)
+{
+    mem_free(r->prompt.ids);
+    mem_free(r->tokens.ids);
+    buf_close(&r->text);
+    *r = (struct gen_result){0};
+}

@@ -1,0 +1,188 @@
+/* Looking into files: `inspect` (metadata and tensors) and `tokenize` (text to ids). */
+#include "coordinator/cli/cmd.h"
+
+#include "common/base/buf.h"
+#include "common/base/mem.h"
+#include "common/text/json.h"
+#include "coordinator/model_file.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define STRING_SHOWN 120
+
+static double number_of(const struct gguf_kv *kv)
+{
+    struct cursor c = {.data = kv->data, .size = (size_t)kv->data_bytes};
+    float f;
+    double d;
+    switch (kv->type) {
+    case GGUF_U8: case GGUF_BOOL: return cursor_u8(&c);
+    case GGUF_I8: return (int8_t)cursor_u8(&c);
+    case GGUF_U16: return cursor_u16(&c);
+    case GGUF_I16: return (int16_t)cursor_u16(&c);
+    case GGUF_U32: return cursor_u32(&c);
+    case GGUF_I32: return (int32_t)cursor_u32(&c);
+    case GGUF_U64: return (double)cursor_u64(&c);
+    case GGUF_I64: return (double)(int64_t)cursor_u64(&c);
+    case GGUF_F32: memcpy(&f, kv->data, sizeof f); return (double)f;
+    default: memcpy(&d, kv->data, sizeof d); return d;
+    }
+}
+
+static const char *type_name(enum gguf_type t)
+{
+    static const char *const names[GGUF_N_TYPES] = {"u8",   "i8",     "u16",   "i16", "u32",
+                                                    "i32",  "f32",    "bool",  "string", "array",
+                                                    "u64",  "i64",    "f64"};
+    return names[t];
+}
+
+static void kv_json(struct json *to, const struct gguf_kv *kv)
+{
+    char key[GGUF_NAME_BYTES_MAX + 1];
+    (void)snprintf(key, sizeof key, "%.*s", (int)kv->key_len, kv->key);
+    if (kv->type == GGUF_ARRAY) {
+        char text[64];
+        int n = snprintf(text, sizeof text, "%s[%" PRIu64 "]", type_name(kv->item_type), kv->n_items);
+        json_put_string(to, key, text, (size_t)n);
+    } else if (kv->type == GGUF_STRING) {
+        json_put_string(to, key, (const char *)kv->data, (size_t)kv->data_bytes);
+    } else if (kv->type == GGUF_BOOL) {
+        json_put_bool(to, key, number_of(kv) != 0.0);
+    } else if (kv->type == GGUF_F32 || kv->type == GGUF_F64) {
+        json_put_real(to, key, number_of(kv));
+    } else {
+        json_put_int(to, key, (int64_t)number_of(kv));
+    }
+}
+
+static void print_kv(const struct gguf_kv *kv)
+{
+    (void)printf("%.*s = ", (int)kv->key_len, kv->key);
+    if (kv->type == GGUF_ARRAY)
+        (void)printf("%s[%" PRIu64 "]\n", type_name(kv->item_type), kv->n_items);
+    else if (kv->type == GGUF_STRING)
+        (void)printf("\"%.*s\"%s\n",
+                     kv->data_bytes > STRING_SHOWN ? STRING_SHOWN : (int)kv->data_bytes, kv->data,
+                     kv->data_bytes > STRING_SHOWN ? "..." : "");
+    else
+        (void)printf("%.9g\n", number_of(kv));
+}
+
+static void inspect_json(const struct gguf *g)
+{
+    struct json *j = json_new_object(), *kvs = json_new_object(), *tensors = json_new_array();
+    for (size_t i = 0; i < gguf_n_kvs(g); i++) kv_json(kvs, gguf_kv_at(g, i));
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        struct json *x = json_new_object(), *dims = json_new_array();
+        for (uint32_t d = 0; d < t->n_dims; d++) json_add_int(dims, (int64_t)t->dims[d]);
+        const char *type = qtype_info((uint32_t)t->type)->name;
+        json_put_string(x, "name", t->name, strlen(t->name));
+        json_put_string(x, "type", type, strlen(type));
+        json_put(x, "dims", dims);
+        json_put_int(x, "offset", (int64_t)t->offset);
+        json_put_int(x, "bytes", (int64_t)t->bytes);
+        json_add(tensors, x);
+    }
+    json_put_int(j, "file_bytes", (int64_t)gguf_file_bytes(g));
+    json_put_int(j, "header_bytes", (int64_t)gguf_header_bytes(g));
+    json_put(j, "metadata", kvs);
+    json_put(j, "tensors", tensors);
+    json_print(j, stdout);
+    json_free(j);
+}
+
+static void inspect_text(const struct gguf *g)
+{
+    for (size_t i = 0; i < gguf_n_kvs(g); i++) print_kv(gguf_kv_at(g, i));
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        (void)printf("%-40s %-5s", t->name, qtype_info((uint32_t)t->type)->name);
+        for (uint32_t d = 0; d < t->n_dims; d++)
+            (void)printf("%s%" PRIu64, d ? " x " : " ", t->dims[d]);
+        (void)printf("  %" PRIu64 " bytes at %" PRIu64 "\n", t->bytes, t->offset);
+    }
+}
+
+int cmd_inspect(int argc, char **argv)
+{
+    bool json = false;
+    const struct opt table[] = {
+        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        {0},
+    };
+    const char *path = NULL;
+    size_t n_rest;
+    int status;
+    if (!cmd_options("inspect FILE [--json]", "  flotilla inspect model.gguf\n", table, argc, argv,
+                     &path, 1, &n_rest, &status))
+        return status;
+    struct errmsg em = {0};
+    if (!n_rest) {
+        (void)err_set(&em, ERR_CONF, "needs a file");
+        return cmd_fail("inspect", ERR_CONF, &em);
+    }
+    struct gguf *g;
+    int rc = gguf_open(path, &g, &em);
+    if (rc < 0) return cmd_fail("inspect", rc, &em);
+    json ? inspect_json(g) : inspect_text(g);
+    gguf_close(g);
+    return CMD_OK;
+}
+
+static int read_all(FILE *from, struct buf *to, struct errmsg *em)
+{
+    char block[65536];
+    size_t n;
+    to->max = VOCAB_TEXT_BYTES_MAX;
+    while ((n = fread(block, 1, sizeof block, from)) > 0)
+        if (buf_append(to, block, n) < 0)
+            return err_set(em, ERR_LIMIT, "stdin: more than %zu bytes", to->max);
+    return ferror(from) ? err_set(em, ERR_IO, "stdin: read error") : 0;
+}
+
+int cmd_tokenize(int argc, char **argv)
+{
+    const char *path = NULL;
+    bool json = false, special = false;
+    const struct opt table[] = {
+        {"--model", 'm', OPT_STRING, &path, 0, 0, NULL, "FILE  a GGUF file; one with a vocabulary alone will do"},
+        {"--special", 0, OPT_FLAG, &special, 0, 0, NULL, "names of control tokens are those tokens"},
+        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        {0},
+    };
+    size_t n_rest;
+    int status;
+    if (!cmd_options("tokenize --model FILE < TEXT",
+                     "  printf 'Hello  world' | flotilla tokenize --model smol.gguf --json\n", table,
+                     argc, argv, NULL, 0, &n_rest, &status))
+        return status;
+    struct errmsg em = {0};
+    if (!path) {
+        (void)err_set(&em, ERR_CONF, "needs --model");
+        return cmd_fail("tokenize", ERR_CONF, &em);
+    }
+    struct model_file f = {0};
+    struct buf text = {0};
+    struct tokens t = {0};
+    int rc = model_file_open(path, false, &f, &em);
+    if (rc == 0 && f.warning[0]) (void)fprintf(stderr, "flotilla tokenize: %s\n", f.warning);
+    if (rc == 0) rc = read_all(stdin, &text, &em);
+    if (rc == 0) rc = vocab_encode(f.vocab, text.data, text.len, special, &t, &em);
+    if (rc == 0 && json) {
+        struct json *j = json_new_object();
+        json_put(j, "tokens", json_tokens(t.ids, t.n));
+        json_print(j, stdout);
+        json_free(j);
+    } else if (rc == 0) {
+        for (size_t i = 0; i < t.n; i++) (void)printf("%s%" PRId32, i ? " " : "", t.ids[i]);
+        (void)printf("\n");
+    }
+    mem_free(t.ids);
+    buf_close(&text);
+    model_file_close(&f);
+    return rc < 0 ? cmd_fail("tokenize", rc, &em) : CMD_OK;
+}

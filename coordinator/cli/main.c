@@ -1,0 +1,68 @@
+#include "coordinator/cli/cmd.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} commands[] = {
+    {"generate", cmd_generate, "continue a prompt, on a cluster or with a model file alone"},
+    {"inspect", cmd_inspect, "show what a GGUF file holds"},
+    {"tokenize", cmd_tokenize, "text on stdin to token ids"},
+    {"bench", cmd_bench, "measure the engine's speed on this machine"},
+};
+
+#define N_COMMANDS (sizeof commands / sizeof commands[0])
+
+static void usage(FILE *to)
+{
+    (void)fprintf(to, "usage: flotilla COMMAND [options]\n\ncommands:\n");
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        (void)fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].help);
+    (void)fprintf(to, "\n'flotilla COMMAND --help' tells more, with examples.\n");
+}
+
+int cmd_fail(const char *name, int code, const struct errmsg *em)
+{
+    (void)fprintf(stderr, "flotilla %s: %s\n", name, em->text[0] ? em->text : err_text(code));
+    return code == ERR_CONF ? CMD_USAGE : CMD_FAILED;
+}
+
+bool cmd_options(const char *usage_line, const char *examples, const struct opt *table, int argc,
+                 char **argv, const char **rest, size_t rest_max, size_t *ret_n_rest,
+                 int *ret_status)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") != 0 && strcmp(argv[i], "-h") != 0) continue;
+        (void)printf("usage: flotilla %s\n\noptions:\n", usage_line);
+        opts_help(table);
+        (void)printf("\nexamples:\n%s", examples);
+        *ret_status = CMD_OK;
+        return false;
+    }
+    struct errmsg em = {0};
+    int rc = opts_parse(table, argc, argv, rest, rest_max, ret_n_rest, &em);
+    if (rc == 0) return true;
+    (void)fprintf(stderr, "flotilla %s: %s\nusage: flotilla %s\n", argv[0], em.text, usage_line);
+    *ret_status = CMD_USAGE;
+    return false;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        usage(stderr);
+        return CMD_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        usage(stdout);
+        return CMD_OK;
+    }
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1);
+    (void)fprintf(stderr, "flotilla: unknown command '%s'\n", argv[1]);
+    usage(stderr);
+    return CMD_USAGE;
+}
