@@ -38,16 +38,26 @@ uint32_t *imap_get(const struct imap *m, uint64_t key)
     return s->used ? &s->value : NULL;
 }
 
+static void resize(struct imap *m, size_t cap)
+{
+    struct imap old = *m;
+    m->cap = cap;
+    m->slots = mem_zalloc(cap * sizeof *m->slots);
+    for (size_t i = 0; i < old.cap; i++)
+        if (old.slots[i].used) *imap_find(m, old.slots[i].key) = old.slots[i];
+    mem_free(old.slots);
+}
+
+void imap_reserve(struct imap *m, size_t n)
+{
+    size_t cap = 16;
+    while (cap / 2 < n + 1) cap *= 2;
+    if (cap > m->cap) resize(m, cap);
+}
+
 void imap_put(struct imap *m, uint64_t key, uint32_t value)
 {
-    if (m->used * 2 >= m->cap) {
-        struct imap old = *m;
-        m->cap = old.cap ? old.cap * 2 : 16;
-        m->slots = mem_zalloc(m->cap * sizeof *m->slots);
-        for (size_t i = 0; i < old.cap; i++)
-            if (old.slots[i].used) *imap_find(m, old.slots[i].key) = old.slots[i];
-        mem_free(old.slots);
-    }
+    if (m->used * 2 >= m->cap) resize(m, m->cap ? m->cap * 2 : 16);
     struct imap_slot *s = imap_find(m, key);
     if (!s->used) m->used++;
     *s = (struct imap_slot){.key = key, .value = value, .used = true};

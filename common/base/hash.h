@@ -18,6 +18,8 @@ struct imap {
 uint32_t *imap_get(const struct imap *m, uint64_t key);
 /* Inserts or overwrites. */
 void imap_put(struct imap *m, uint64_t key, uint32_t value);
+/* Room for n keys, so that putting them allocates nothing. */
+void imap_reserve(struct imap *m, size_t n);
 void imap_remove(struct imap *m, uint64_t key);
 void imap_close(struct imap *m);
 

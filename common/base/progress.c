@@ -6,20 +6,20 @@
 
 #define BAR_WIDTH 32
 
-void progress_update(void *arg, uint64_t done, uint64_t total)
+bool progress_update(void *arg, uint64_t done, uint64_t total)
 {
     struct progress *p = arg;
-    if (total == 0) return;
+    if (total == 0) return true;
     double mib = (double)total / (1 << 20);
     if (!isatty(STDERR_FILENO)) {
         uint32_t tenth = (uint32_t)(done * 10 / total);
-        if (tenth <= p->shown) return;
+        if (tenth <= p->shown) return true;
         p->shown = tenth;
         (void)fprintf(stderr, "%s: %u%% of %.1f MiB\n", p->what, tenth * 10, mib);
-        return;
+        return true;
     }
     uint32_t permille = (uint32_t)(done * 1000 / total);
-    if (permille <= p->shown) return;
+    if (permille <= p->shown) return true;
     p->shown = permille;
     char bar[BAR_WIDTH + 1];
     size_t full = (size_t)permille * BAR_WIDTH / 1000;
@@ -28,4 +28,5 @@ void progress_update(void *arg, uint64_t done, uint64_t total)
     bar[BAR_WIDTH] = 0;
     (void)fprintf(stderr, "\r%s [%s] %3u%% of %.1f MiB%s", p->what, bar, permille / 10, mib,
                   done == total ? "\n" : "");
+    return true;
 }

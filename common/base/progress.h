@@ -3,6 +3,7 @@
 #ifndef FLOTILLA_BASE_PROGRESS_H
 #define FLOTILLA_BASE_PROGRESS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct progress {
@@ -10,7 +11,7 @@ struct progress {
     uint32_t shown;     /* private: permille on a terminal, tenths elsewhere */
 };
 
-/* `arg` is a struct progress; fits struct eng_options. */
-void progress_update(void *arg, uint64_t done, uint64_t total);
+/* `arg` is a struct progress. Always true: go on. */
+bool progress_update(void *arg, uint64_t done, uint64_t total);
 
 #endif

@@ -33,8 +33,8 @@ struct eng_options {
     const char *isa;                  /* NULL: the best */
     source_read_fn read;              /* reads extents of `path`; read_ctx is its first argument */
     void *read_ctx;
-    /* Called while loading, from the loading thread. May be NULL. */
-    void (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
+    /* Called while loading, from the loading thread; false ends it with ERR_CANCELLED. May be NULL. */
+    bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
     void *progress_arg;
 };
 
@@ -60,11 +60,11 @@ struct engine;
 int eng_open(const struct eng_options *o, struct engine **ret_engine, struct errmsg *em);
 void eng_close(struct engine *e);
 
-/* Runs a step. `in`: rows x hidden, NULL on the first slice. *ret_out: rows x hidden for the next
+/* Runs a step. `in`: rows x hidden floats at any alignment, NULL on the first slice. *ret_out: rows x hidden for the next
  * slice, or on the last one logits: row i of all rows that want them is at i * eng_logits_stride.
  * Valid until the next step. ERR_RANGE (nothing computed) for a token, page or count out of range.
  * Allocates nothing. */
-int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const float *in,
+int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
              const float **ret_out, struct errmsg *em);
 
 size_t eng_logits_stride(const struct engine *e);

@@ -65,12 +65,15 @@ static void unpack_row(const struct mat *w, const uint8_t *tile, uint32_t lane,
     size_t d_at = w->type == QTYPE_Q8_0 ? 512 : 256;
     for (uint32_t b = 0; b < w->k / 32; b++, tile += (size_t)t->bytes * TILE_ROWS) {
         int16_t *out = to->w + 32 * b;
-        for (uint32_t k = 0; k < 32; k++)
-            if (w->type == QTYPE_Q8_0)
-                out[k] = (int8_t)tile[(k / 4) * 64 + 4 * lane + (k & 3)];
-            else
-                out[k] = (int16_t)(((tile[(k / 8) * 64 + 4 * lane + (k & 3)] >> (k & 4)) & 15) -
-                                   t->bias);
+        const uint8_t *four = tile + 4 * lane; /* of every 64-byte vector, this row's four bytes */
+        if (w->type == QTYPE_Q8_0)
+            for (uint32_t k = 0; k < 32; k++) out[k] = (int8_t)four[k / 4 * 64 + k % 4];
+        else
+            for (uint32_t i = 0; i < 16; i++) {
+                uint8_t byte = four[i / 4 * 64 + i % 4];
+                out[i / 4 * 8 + i % 4] = (int16_t)((byte & 15) - t->bias);
+                out[i / 4 * 8 + 4 + i % 4] = (int16_t)((byte >> 4) - t->bias);
+            }
         to->d[b] = half_at(tile + d_at + 2 * lane);
         if (to->m) to->m[b] = half_at(tile + d_at + 32 + 2 * lane);
     }

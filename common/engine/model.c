@@ -162,7 +162,8 @@ static int pack(void *arg, size_t idx, const uint8_t *data, struct errmsg *em)
         return err_set(em, ERR_FORMAT, "tensor '%s': a scale is infinite or not a number",
                        p->tensor->name);
     l->m->read_bytes += l->extents[idx].bytes;
-    if (l->o->progress) l->o->progress(l->o->progress_arg, l->m->read_bytes, l->total);
+    if (l->o->progress && !l->o->progress(l->o->progress_arg, l->m->read_bytes, l->total))
+        return err_set(em, ERR_CANCELLED, "loading was cancelled");
     return 0;
 }
 

@@ -46,7 +46,7 @@ struct engine {
     struct row *rows;
     uint32_t *logit_rows;
     uint32_t n_rows, n_logits, n_spans, parts_cap;
-    const float *in;
+    const uint8_t *in;
     /* buffers */
     float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs, *logits;
     size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
@@ -100,7 +100,7 @@ static void embed(const struct worker *w)
         float *x = e->x + (size_t)r * d->hidden;
         rope_angles(e->rows[r].pos, e->inv_freq, d->rope_dims, e->cs + (size_t)r * d->rope_dims);
         if (!e->model.first) {
-            memcpy(x, e->in + (size_t)r * d->hidden, d->hidden * sizeof *x);
+            memcpy(x, e->in + (size_t)r * d->hidden * sizeof *x, d->hidden * sizeof *x);
             continue;
         }
         const struct mat *m = &e->model.embd;
@@ -377,7 +377,7 @@ static void set_shapes(struct engine *e)
     e->ffn_act.k = d->ffn;
 }
 
-int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const float *in,
+int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
              const float **ret_out, struct errmsg *em)
 {
     e->n_rows = e->n_logits = 0;

@@ -13,6 +13,8 @@
 int cmd_generate(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
+int cmd_status(int argc, char **argv);
+int cmd_up(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 
 /* Prints "flotilla NAME: reason" and returns the exit status that fits the code. */

@@ -42,6 +42,8 @@ typedef void (*gen_text_fn)(void *arg, const char *text, size_t len);
 
 int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
               struct errmsg *em);
+int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg,
+                struct gen_result *ret, struct errmsg *em);
 void gen_result_close(struct gen_result *r);
 
 #endif

@@ -54,6 +54,7 @@ int cmd_generate(int argc, char **argv)
         {"--threads", 't', OPT_U32, &o.threads, 1, 256, NULL, "N  threads; all cores if not given (--model)"},
         {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL, "NAME  force scalar or avx2; the best if not given (--model)"},
         {"--kv", 0, OPT_STRING, &o.kv, 0, 0, NULL, "TYPE  keys and values as f16 or f32 (f16, --model)"},
+        {"--deadline", 0, OPT_U32, &o.deadline_s, 1, 86400, NULL, "S  end the request after S seconds (600, --cluster)"},
         {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document instead of text"},
         {0},
     };
@@ -70,7 +71,7 @@ int cmd_generate(int argc, char **argv)
         return cmd_fail("generate", ERR_CONF, &em);
     }
     struct gen_result r = {0};
-    int rc = gen_local(&o, json ? NULL : print_text, NULL, &r, &em);
+    int rc = (o.model ? gen_local : gen_cluster)(&o, json ? NULL : print_text, NULL, &r, &em);
     if (rc == 0 && json)
         print_json(&r);
     else if (rc == 0)

@@ -8,7 +8,9 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *help;
 } commands[] = {
+    {"up", cmd_up, "a whole cluster on this machine, until ^C"},
     {"generate", cmd_generate, "continue a prompt, on a cluster or with a model file alone"},
+    {"status", cmd_status, "a cluster's replicas, workers and requests"},
     {"inspect", cmd_inspect, "show what a GGUF file holds"},
     {"tokenize", cmd_tokenize, "text on stdin to token ids"},
     {"bench", cmd_bench, "measure the engine's speed on this machine"},

@@ -1,0 +1,51 @@
+/* The client library: calls to a coordinator over ZeroMQ, streamed replies, cancellation. While a
+ * call runs it pings, so that the server knows that somebody listens, and it gives up on a server
+ * that is silent. One thread at a time; one call at a time for each client. */
+#ifndef FLOTILLA_CLIENT_CLIENT_H
+#define FLOTILLA_CLIENT_CLIENT_H
+
+#include "common/base/buf.h"
+#include "common/base/err.h"
+#include "proto/msg.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define CLIENT_CONNECT_MS 5000 /* how long a coordinator may take to accept the connection */
+#define CLIENT_SILENT_MS 5000  /* after which a server that answers nothing is given up */
+
+struct client;
+
+/* endpoint: "tcp://HOST:PORT". Connects when first used. */
+int client_open(const char *endpoint, struct client **ret_client, struct errmsg *em);
+void client_close(struct client *c);
+
+/* How a call ended on the server's side; text is empty with STATUS_OK. */
+struct client_end {
+    enum status status;
+    char text[LIMIT_TEXT_BYTES];
+    uint32_t retry_ms;
+};
+
+/* A reply of a running Generate; valid during the call. False: cancel the request. */
+typedef bool (*client_reply_fn)(void *arg, const struct msg_generate_reply *reply);
+
+/* Runs a Generate to its end. 0 when the server has ended it (ret_end says how), ERR_TIMEOUT or
+ * ERR_CLOSED when the server is not there. deadline_ms 0: the server's default. */
+int client_generate(struct client *c, const struct msg_generate *request, uint64_t deadline_ms,
+                    client_reply_fn on_reply, void *arg, struct client_end *ret_end,
+                    struct errmsg *em);
+
+/* The other methods. On success *ret is valid until the next call of this client. ERR_PROTO with
+ * the server's text when it answers with another status than OK. */
+int client_status(struct client *c, struct msg_status *ret, struct errmsg *em);
+int client_models(struct client *c, const char **ret_name, struct errmsg *em);
+int client_tokenize(struct client *c, const char *text, bool special, const int32_t **ret_tokens,
+                    uint32_t *ret_n, struct errmsg *em);
+
+/* A call as it stands on the wire, for tests and for methods that have no function here: sends and
+ * waits for the reply's header and body. */
+int client_raw(struct client *c, uint32_t version, const char *method, const void *body,
+               size_t body_bytes, struct client_end *ret_end, struct errmsg *em);
+
+#endif

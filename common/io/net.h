@@ -1,0 +1,90 @@
+/* ZeroMQ sockets with every limit set, and their monitors. The only module that knows zmq.h.
+ *
+ * A socket belongs to the thread that opened it. No call blocks but net_poll and net_close's context.
+ * What libzmq does when peers die was measured; common/io/README.md says which option answers what. */
+#ifndef FLOTILLA_IO_NET_H
+#define FLOTILLA_IO_NET_H
+
+#include "common/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define NET_FRAMES_MAX 4u
+#define NET_ENDPOINT_MAX 256u
+
+struct net;      /* a context: its I/O thread */
+struct net_sock;
+
+int net_open(struct net **ret_net, struct errmsg *em);
+/* All its sockets must be closed. */
+void net_close(struct net *n);
+
+enum net_kind {
+    NET_ROUTER, /* many peers; the first frame of a message is the peer's routing id */
+    NET_DEALER, /* one peer; reconnects */
+    NET_PUSH,   /* data link, sending end: never reconnects, refuses while not connected */
+    NET_PULL,   /* data link, receiving end */
+    NET_PAIR,   /* between two threads of this process */
+};
+
+struct net_limits {
+    int hwm;           /* messages a peer, each way */
+    int64_t frame_max; /* bytes of a received frame */
+};
+
+int net_socket(struct net *n, enum net_kind kind, struct net_limits limits, struct net_sock **ret,
+               struct errmsg *em);
+void net_sock_close(struct net_sock *s);
+/* Closes, but lets what was sent leave for up to ms milliseconds (net_close then waits for it). */
+void net_sock_drain(struct net_sock *s, int ms);
+
+/* "tcp://HOST:PORT", PORT may be *; "inproc://NAME". */
+int net_bind(struct net_sock *s, const char *endpoint, struct errmsg *em);
+int net_connect(struct net_sock *s, const char *endpoint, struct errmsg *em);
+/* The bound endpoint with its real port; NET_ENDPOINT_MAX bytes. */
+int net_bound(struct net_sock *s, char *ret_endpoint, struct errmsg *em);
+
+struct net_frame {
+    const void *data;
+    size_t bytes;
+};
+
+/* Sends a message of n frames, copied. ERR_AGAIN: the socket takes no message now; ERR_CLOSED: the
+ * peer of a ROUTER is gone. Nothing was sent then. */
+int net_send(struct net_sock *s, const struct net_frame *frames, unsigned n);
+
+struct net_msg {
+    unsigned n;        /* public: frames */
+    char peer[64];     /* public: the host it came from; empty on inproc */
+    bool truncated;    /* public: it had more frames than NET_FRAMES_MAX, which were dropped */
+    struct {
+        _Alignas(8) uint8_t raw[64];
+    } frames[NET_FRAMES_MAX]; /* private */
+};
+
+/* ERR_AGAIN: none waits. On success the message is released with net_msg_close. */
+int net_recv(struct net_sock *s, struct net_msg *m);
+struct net_frame net_msg_frame(const struct net_msg *m, unsigned idx);
+void net_msg_close(struct net_msg *m);
+
+/* Watches a socket's connections, from the same thread. */
+enum net_event { NET_EVENT_NONE, NET_EVENT_CONNECTED, NET_EVENT_LOST };
+
+int net_monitor(struct net *n, struct net_sock *s, struct net_sock **ret_monitor, struct errmsg *em);
+/* The next event, NET_EVENT_NONE when there is no more. */
+enum net_event net_monitor_next(struct net_sock *monitor);
+
+struct net_poll {
+    struct net_sock *sock; /* NULL entries are skipped */
+    bool want_write;
+    bool readable, writable; /* results */
+};
+
+#define NET_POLL_MAX 8u
+
+/* Waits until one of n sockets is ready, at most timeout_ms (-1: for ever). 0 also on a signal. */
+int net_poll(struct net_poll *items, unsigned n, long timeout_ms);
+
+#endif

@@ -1,0 +1,99 @@
+/* A generation by a running cluster. */
+#include "coordinator/cli/gen.h"
+
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "common/client/client.h"
+
+#include <string.h>
+
+struct remote {
+    struct gen_result *ret;
+    gen_text_fn on_text;
+    void *arg;
+    uint64_t start_ns, first_ns, last_ns;
+};
+
+static void append(struct tokens *t, const int32_t *ids, size_t n)
+{
+    if (t->n + n > t->cap) {
+        t->cap = (t->n + n) * 2;
+        t->ids = mem_realloc(t->ids, t->cap * sizeof *t->ids);
+    }
+    if (n) memcpy(t->ids + t->n, ids, n * sizeof *ids);
+    t->n += n;
+}
+
+static bool on_reply(void *arg, const struct msg_generate_reply *reply)
+{
+    struct remote *r = arg;
+    size_t len = strlen(reply->text);
+    if (reply->has_usage) {
+        append(&r->ret->prompt, reply->prompt_tokens, reply->n_prompt_tokens);
+        r->ret->seed = reply->seed;
+    }
+    if (reply->n_tokens) {
+        r->last_ns = clock_ns();
+        if (!r->first_ns) r->first_ns = r->last_ns;
+        append(&r->ret->tokens, reply->tokens, reply->n_tokens);
+    }
+    if (len) {
+        (void)buf_append(&r->ret->text, reply->text, len);
+        if (r->on_text) r->on_text(r->arg, reply->text, len);
+    }
+    if (strcmp(reply->finish_reason, "stop") == 0) r->ret->finish_reason = "stop";
+    if (strcmp(reply->finish_reason, "length") == 0) r->ret->finish_reason = "length";
+    return true;
+}
+
+static const char *status_name(enum status s)
+{
+    switch (s) {
+    case STATUS_OK: return "OK";
+    case STATUS_CANCELLED: return "CANCELLED";
+    case STATUS_INVALID_ARGUMENT: return "INVALID_ARGUMENT";
+    case STATUS_DEADLINE_EXCEEDED: return "DEADLINE_EXCEEDED";
+    case STATUS_NOT_FOUND: return "NOT_FOUND";
+    case STATUS_RESOURCE_EXHAUSTED: return "RESOURCE_EXHAUSTED";
+    case STATUS_FAILED_PRECONDITION: return "FAILED_PRECONDITION";
+    case STATUS_UNIMPLEMENTED: return "UNIMPLEMENTED";
+    case STATUS_INTERNAL: return "INTERNAL";
+    case STATUS_UNAVAILABLE: return "UNAVAILABLE";
+    }
+    return "status unknown";
+}
+
+int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg,
+                struct gen_result *ret, struct errmsg *em)
+{
+    struct client *c;
+    int rc = client_open(o->cluster, &c, em);
+    if (rc < 0) return rc;
+    struct remote r = {.ret = ret, .on_text = on_text, .arg = arg, .start_ns = clock_ns()};
+    struct msg_generate m = {.prompt = o->prompt,
+                             .special = o->special,
+                             .ignore_eos = o->ignore_eos,
+                             .has_seed = o->seed_given,
+                             .max_tokens = o->tokens,
+                             .sampling = {.temp = o->sampling.temp,
+                                          .top_k = o->sampling.top_k,
+                                          .top_p = o->sampling.top_p,
+                                          .min_p = o->sampling.min_p,
+                                          .seed = o->sampling.seed},
+                             .n_stops = (uint32_t)o->stops.n};
+    memcpy(m.stops, o->stops.items, o->stops.n * sizeof m.stops[0]);
+    struct client_end end;
+    rc = client_generate(c, &m, (uint64_t)o->deadline_s * 1000, on_reply, &r, &end, em);
+    client_close(c);
+    if (rc < 0) return rc;
+    if (end.status != STATUS_OK)
+        return err_set(em, ERR_CLOSED, "%s: %s", status_name(end.status), end.text);
+    if (r.first_ns) {
+        ret->prompt_ms = ret->ttft_ms = (double)(r.first_ns - r.start_ns) / (double)NS_PER_MS;
+        ret->decode_ms = (double)(r.last_ns - r.first_ns) / (double)NS_PER_MS;
+        if (ret->tokens.n > 1 && ret->decode_ms > 0.0)
+            ret->tokens_per_s = (double)(ret->tokens.n - 1) * 1000.0 / ret->decode_ms;
+    }
+    if (!ret->finish_reason) ret->finish_reason = "length";
+    return 0;
+}

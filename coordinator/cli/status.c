@@ -1,0 +1,125 @@
+#include "coordinator/cli/cmd.h"
+
+#include "common/client/client.h"
+#include "common/text/json.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static void put(struct json *j, const char *key, const char *s)
+{
+    json_put_string(j, key, s, strlen(s));
+}
+
+static struct json *worker_json(const struct msg_worker_status *w)
+{
+    const struct msg_heartbeat *h = &w->heartbeat;
+    struct json *j = json_new_object(), *layers = json_new_array();
+    put(j, "name", w->name);
+    put(j, "state", w->state);
+    put(j, "isa", w->isa);
+    json_put_int(j, "pid", w->pid);
+    json_put_int(j, "threads", w->threads);
+    json_add_int(layers, w->layer_first);
+    json_add_int(layers, w->layer_last);
+    json_put(j, "layers", layers);
+    json_put_int(j, "resident_bytes", (int64_t)h->resident_bytes);
+    json_put_int(j, "read_bytes", (int64_t)h->read_bytes);
+    json_put_int(j, "weights_bytes", (int64_t)h->weights_bytes);
+    json_put_int(j, "kv_bytes", (int64_t)h->kv_bytes);
+    json_put_int(j, "rows", (int64_t)h->rows);
+    json_put_int(j, "activation_bytes_in", (int64_t)h->activation_bytes_in);
+    json_put_int(j, "activation_bytes_out", (int64_t)h->activation_bytes_out);
+    json_put_int(j, "compute_ns", (int64_t)h->compute_ns);
+    json_put_int(j, "messages_dropped", (int64_t)h->messages_dropped);
+    json_put_int(j, "load_done", (int64_t)w->load_done);
+    json_put_int(j, "load_total", (int64_t)w->load_total);
+    return j;
+}
+
+/* Pages are a replica's: every stage has the same ones. */
+static struct json *pages_json(const struct msg_replica_status *r)
+{
+    struct json *j = json_new_object();
+    json_put_int(j, "total", r->pages_total);
+    json_put_int(j, "free", r->pages_free);
+    return j;
+}
+
+static void print_json(const struct msg_status *s)
+{
+    const struct msg_replica_status *r = &s->replica;
+    struct json *j = json_new_object(), *replicas = json_new_array(), *x = json_new_object();
+    struct json *workers = json_new_array(), *requests = json_new_object();
+    json_put_bool(j, "ready", s->ready);
+    put(j, "model", s->model);
+    put(x, "name", r->name);
+    put(x, "state", r->state);
+    put(x, "why", r->why);
+    json_put_int(x, "epoch", r->generation);
+    json_put_int(x, "steps", (int64_t)r->steps);
+    json_put_int(x, "steps_mixed", (int64_t)r->steps_mixed);
+    json_put_int(x, "sequences_max", r->sequences_max);
+    for (uint32_t i = 0; i < r->n_workers; i++) {
+        struct json *w = worker_json(&r->workers[i]);
+        json_put(w, "kv_pages", pages_json(r));
+        json_add(workers, w);
+    }
+    json_put(x, "workers", workers);
+    json_add(replicas, x);
+    json_put(j, "replicas", replicas);
+    json_put_int(requests, "running", s->running);
+    json_put_int(requests, "queued", s->queued);
+    json_put(j, "requests", requests);
+    json_put_int(j, "messages_dropped", (int64_t)s->messages_dropped);
+    json_print(j, stdout);
+    json_free(j);
+}
+
+static void print_text(const struct msg_status *s)
+{
+    const struct msg_replica_status *r = &s->replica;
+    (void)printf("model     %s\nreplica   %s: %s%s%s, generation %" PRIu32 "\n"
+                 "requests  %" PRIu32 " running, %" PRIu32 " queued\n"
+                 "KV pages  %" PRIu32 " free of %" PRIu32 "\n",
+                 s->model, r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation,
+                 s->running, s->queued, r->pages_free, r->pages_total);
+    if (!r->n_workers) return;
+    (void)printf("%-20s %-8s %7s %8s %8s %10s %10s  %s\n", "worker", "state", "pid", "layers",
+                 "threads", "read MiB", "memory MiB", "isa");
+    for (uint32_t i = 0; i < r->n_workers; i++) {
+        const struct msg_worker_status *w = &r->workers[i];
+        char layers[32];
+        (void)snprintf(layers, sizeof layers, "%" PRIu32 "-%" PRIu32, w->layer_first, w->layer_last);
+        (void)printf("%-20s %-8s %7" PRIu32 " %8s %8" PRIu32 " %10.1f %10.1f  %s\n", w->name,
+                     w->state, w->pid, layers, w->threads,
+                     (double)w->heartbeat.read_bytes / (1 << 20),
+                     (double)w->heartbeat.resident_bytes / (1 << 20), w->isa);
+    }
+}
+
+int cmd_status(int argc, char **argv)
+{
+    const char *cluster = NULL;
+    bool json = false;
+    const struct opt table[] = {
+        {"--cluster", 0, OPT_STRING, &cluster, 0, 0, NULL, "ADDR  the coordinator's client address"},
+        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        {0},
+    };
+    size_t n_rest;
+    int exit_status;
+    if (!cmd_options("status --cluster ADDR [--json]",
+                     "  flotilla status --cluster tcp://127.0.0.1:7070\n", table, argc, argv, NULL,
+                     0, &n_rest, &exit_status))
+        return exit_status;
+    struct errmsg em = {0};
+    struct client *c = NULL;
+    struct msg_status s;
+    int rc = cluster ? client_open(cluster, &c, &em) : err_set(&em, ERR_CONF, "needs --cluster");
+    if (rc == 0) rc = client_status(c, &s, &em);
+    if (rc == 0) json ? print_json(&s) : print_text(&s);
+    client_close(c);
+    return rc < 0 ? cmd_fail("status", rc, &em) : CMD_OK;
+}

@@ -1,0 +1,87 @@
+#include "coordinator/config.h"
+
+#include "common/base/mem.h"
+#include "common/io/conf.h"
+#include "proto/limits.h"
+
+#include <string.h>
+
+#define N_KEYS 18
+
+static void fill_table(struct config *c, struct conf_key *table)
+{
+    const struct conf_key keys[N_KEYS] = {
+        {"model", CONF_STRING, &c->model, 0, 0, true},
+        {"name", CONF_STRING, &c->name, 0, 0, false},
+        {"listen", CONF_STRING, &c->listen, 0, 0, false},
+        {"ports.clients", CONF_U32, &c->client_port, 0, 65535, false},
+        {"ports.workers", CONF_U32, &c->worker_port, 0, 65535, false},
+        {"ports.results", CONF_U32, &c->result_port, 0, 65535, false},
+        {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
+        {"workers", CONF_U32, &c->workers, 1, LIMIT_STAGES, true},
+        {"kv", CONF_STRING, &c->kv, 0, 0, false},
+        {"ctx", CONF_U32, &c->ctx, 1, LIMIT_CONTEXT, false},
+        {"kv_tokens", CONF_U32, &c->kv_tokens, LIMIT_PAGE, 1u << 30, false},
+        {"chunk", CONF_U32, &c->chunk, 1, LIMIT_STEP_ROWS, false},
+        {"window", CONF_U32, &c->window, 1, LIMIT_WINDOW, false},
+        {"max_requests", CONF_U32, &c->max_requests, 1, LIMIT_LIVE, false},
+        {"replica_wait", CONF_U32, &c->replica_wait_s, 0, 86400, false},
+        {"deadline", CONF_U32, &c->deadline_s, 1, 86400, false},
+        {"worker_timeout_ms", CONF_U32, &c->worker_timeout_ms, 500, 600000, false},
+        {"step_timeout_ms", CONF_U32, &c->step_timeout_ms, 500, 600000, false},
+    };
+    memcpy(table, keys, sizeof keys);
+    table[N_KEYS] = (struct conf_key){0};
+}
+
+static bool loopback(const char *host)
+{
+    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
+           strcmp(host, "localhost") == 0;
+}
+
+static int check(const char *path, const struct config *c, struct errmsg *em)
+{
+    if (!loopback(c->listen) && !c->plaintext)
+        return err_set(em, ERR_CONF, "%s: key 'listen': %s is not loopback, and nothing on these "
+                       "links is encrypted or authenticated: set 'plaintext: true' if the network "
+                       "is yours alone", path, c->listen);
+    if (c->name && strlen(c->name) >= LIMIT_NAME_BYTES)
+        return err_set(em, ERR_CONF, "%s: key 'name': longer than %u bytes", path,
+                       LIMIT_NAME_BYTES - 1);
+    if (strlen(c->model) >= LIMIT_PATH_BYTES)
+        return err_set(em, ERR_CONF, "%s: key 'model': longer than %u bytes", path,
+                       LIMIT_PATH_BYTES - 1);
+    return 0;
+}
+
+int config_read(const char *path, struct config *ret, struct errmsg *em)
+{
+    struct config c = {.listen = mem_strdup("127.0.0.1"),
+                       .kv = mem_strdup("f16"),
+                       .client_port = 7070,
+                       .worker_port = 7071,
+                       .result_port = 7072,
+                       .chunk = 512,
+                       .max_requests = 256,
+                       .replica_wait_s = 30,
+                       .deadline_s = 600,
+                       .worker_timeout_ms = 1500,
+                       .step_timeout_ms = 2000};
+    struct conf_key table[N_KEYS + 1];
+    fill_table(&c, table);
+    int rc = conf_read(path, table, em);
+    if (rc == 0) rc = check(path, &c, em);
+    if (rc < 0)
+        conf_free(table);
+    else
+        *ret = c;
+    return rc;
+}
+
+void config_close(struct config *c)
+{
+    struct conf_key table[N_KEYS + 1];
+    fill_table(c, table);
+    conf_free(table);
+}

@@ -1,0 +1,23 @@
+/* The cluster file. Every key is documented in deploy/cluster.example.yaml. */
+#ifndef FLOTILLA_COORDINATOR_CONFIG_H
+#define FLOTILLA_COORDINATOR_CONFIG_H
+
+#include "common/base/err.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct config {
+    char *model, *name, *listen, *kv;
+    uint32_t client_port, worker_port, result_port; /* 0: any free one */
+    bool plaintext;
+    uint32_t workers;
+    uint32_t ctx, kv_tokens, chunk, window, max_requests;
+    uint32_t replica_wait_s, deadline_s, worker_timeout_ms, step_timeout_ms;
+};
+
+/* path "-" reads stdin. Checks what can be checked without the model file. */
+int config_read(const char *path, struct config *ret, struct errmsg *em);
+void config_close(struct config *c);
+
+#endif

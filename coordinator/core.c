@@ -1,0 +1,194 @@
+#include "coordinator/core_state.h"
+
+#include "common/base/mem.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Actions of one event hold Steps and texts of a bounded number; this bounds their bytes. */
+#define STEP_ARENA_BYTES ((size_t)256 << 20)
+
+struct core *core_open(const struct core_config *config)
+{
+    struct core *c = mem_zalloc(sizeof *c);
+    c->cfg = *config;
+    (void)snprintf(c->model_path, sizeof c->model_path, "%s", config->model_path);
+    (void)snprintf(c->results_endpoint, sizeof c->results_endpoint, "%s", config->results_endpoint);
+    c->cfg.model_path = c->model_path;
+    c->cfg.results_endpoint = c->results_endpoint;
+    c->eog = mem_zalloc((config->n_eog + 1) * sizeof *c->eog);
+    if (config->n_eog) memcpy(c->eog, config->eog, config->n_eog * sizeof *c->eog);
+    c->cfg.eog = c->eog;
+    c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
+    c->order = mem_zalloc(config->max_live * sizeof *c->order);
+    c->closed = mem_zalloc(2 * config->max_live * sizeof *c->closed);
+    c->free_pages = mem_zalloc(config->n_pages * sizeof *c->free_pages);
+    c->n_free = config->n_pages;
+    for (uint32_t i = 0; i < c->n_free; i++) c->free_pages[i] = config->n_pages - 1 - i;
+    c->arena.budget = STEP_ARENA_BYTES;
+    for (uint32_t i = 0; i < LIMIT_STAGES; i++) c->replica.stage[i] = NO_WORKER;
+    (void)snprintf(c->replica.why, sizeof c->replica.why, "waiting for %u worker%s",
+                   config->n_stages, config->n_stages == 1 ? "" : "s");
+    return c;
+}
+
+void core_close(struct core *c)
+{
+    if (!c) return;
+    for (uint32_t i = 0; i < c->cfg.max_live; i++) {
+        mem_free(c->requests[i].tokens);
+        mem_free(c->requests[i].pages);
+    }
+    imap_close(&c->by_id);
+    arena_close(&c->arena);
+    mem_free(c->requests);
+    mem_free(c->order);
+    mem_free(c->closed);
+    mem_free(c->free_pages);
+    mem_free(c->actions);
+    mem_free(c->eog);
+    mem_free(c);
+}
+
+struct action *core__act(struct core *c, enum action_type type)
+{
+    if (c->n_actions == c->cap_actions) {
+        c->cap_actions = c->cap_actions ? c->cap_actions * 2 : 64;
+        c->actions = mem_realloc(c->actions, c->cap_actions * sizeof *c->actions);
+    }
+    struct action *a = &c->actions[c->n_actions++];
+    *a = (struct action){.type = type};
+    return a;
+}
+
+void *core__alloc(struct core *c, size_t bytes)
+{
+    void *p = arena_alloc(&c->arena, bytes);
+    if (!p) abort(); /* bounded by limits.h: more is a fault of ours */
+    return p;
+}
+
+static const char *format_text(struct core *c, const char *format, va_list args)
+{
+    char *text = core__alloc(c, LIMIT_TEXT_BYTES);
+    (void)vsnprintf(text, LIMIT_TEXT_BYTES, format, args);
+    return text;
+}
+
+const char *core__text(struct core *c, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    const char *text = format_text(c, format, args);
+    va_end(args);
+    return text;
+}
+
+void core__note(struct core *c, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    core__act(c, ACT_NOTE)->note = format_text(c, format, args);
+    va_end(args);
+}
+
+struct actions core_step(struct core *c, const struct event *e)
+{
+    c->now_ns = e->now_ns;
+    c->n_actions = 0;
+    arena_reset(&c->arena);
+    switch (e->type) {
+    case EV_FROM_WORKER: replica__from_worker(c, e->from.msg, e->from.address); break;
+    case EV_LINK_UP: replica__link(c, e->link.epoch, true); break;
+    case EV_LINK_LOST: replica__link(c, e->link.epoch, false); break;
+    case EV_RESULT:
+        if (replica__result(c, e->result)) request__results(c, e->result);
+        break;
+    case EV_SUBMIT: request__submit(c, e); break;
+    case EV_CANCEL:
+        request__by_id(c, e->request.request, STATUS_CANCELLED, "", e->request.why);
+        break;
+    case EV_STOP: request__by_id(c, e->request.request, STATUS_OK, "stop", ""); break;
+    case EV_TICK:
+        replica__tick(c, e->tick.lost_ns);
+        request__tick(c);
+        break;
+    case EV_COMPOSE: sched__compose(c); break;
+    }
+    return (struct actions){c->actions, c->n_actions};
+}
+
+static const char *const state_names[] = {"waiting", "loading", "linking", "probing", "ready"};
+
+static const char *worker_state(const struct core *c, const struct worker *w)
+{
+    if (c->replica.state == REPLICA_READY || c->replica.state == REPLICA_PROBING) return "serving";
+    return w->linked ? "linked" : w->ready ? "loaded" : "loading";
+}
+
+void core_status(const struct core *c, struct msg_status *ret)
+{
+    const struct replica *r = &c->replica;
+    *ret = (struct msg_status){.ready = r->state == REPLICA_READY,
+                               .model = c->model_path,
+                               .messages_dropped = c->dropped,
+                               .n_replicas = 1};
+    for (uint32_t i = 0; i < c->n_live; i++)
+        if (c->requests[c->order[i]].running)
+            ret->running++;
+        else
+            ret->queued++;
+    ret->replica = (struct msg_replica_status){.name = "a",
+                                               .state = state_names[r->state],
+                                               .why = r->why,
+                                               .generation = r->generation,
+                                               .pages_total = c->cfg.n_pages,
+                                               .pages_free = c->n_free,
+                                               .sequences_max = r->sequences_max,
+                                               .steps = r->steps,
+                                               .steps_mixed = r->steps_mixed};
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        if (r->stage[i] == NO_WORKER) continue;
+        const struct worker *w = &c->workers[r->stage[i]];
+        ret->replica.workers[ret->replica.n_workers++] =
+            (struct msg_worker_status){.name = w->hello.name,
+                                       .state = worker_state(c, w),
+                                       .isa = w->hello.isa,
+                                       .pid = w->hello.pid,
+                                       .threads = w->hello.threads,
+                                       .layer_first = r->first[i],
+                                       .layer_last = r->last[i],
+                                       .heartbeat = w->heartbeat,
+                                       .load_done = w->load_done,
+                                       .load_total = w->load_total};
+    }
+}
+
+uint64_t core_dropped(const struct core *c)
+{
+    return c->dropped;
+}
+
+uint32_t core_n_sequences(const struct core *c)
+{
+    return c->n_live;
+}
+
+struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
+{
+    const struct request *r = &c->requests[c->order[idx]];
+    return (struct core_sequence){r->id, r->pages, r->n_pages, r->n_tokens, r->n_issued};
+}
+
+uint32_t core_free_pages(const struct core *c, const uint32_t **ret_pages)
+{
+    *ret_pages = c->free_pages;
+    return c->n_free;
+}
+
+uint32_t core_in_flight(const struct core *c)
+{
+    return c->replica.n_flight;
+}

@@ -1,0 +1,146 @@
+/* The coordinator's core: a pure state machine over requests, workers, the replica and its pages.
+ *
+ *   core_step(core, event) -> actions
+ *
+ * No sockets, clock, threads, log or randomness of its own: time and random bits arrive in events.
+ * The shell (loop.c) turns sockets into events and actions into messages; the simulator (sim/) does
+ * the same in virtual time. The rules it keeps are in coordinator/README.md, "Order".
+ *
+ * Owned by one thread. Pointers in actions and in core_status are valid until the next core_step. */
+#ifndef FLOTILLA_COORDINATOR_CORE_H
+#define FLOTILLA_COORDINATOR_CORE_H
+
+#include "proto/msg.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct core_config {
+    uint64_t incarnation;          /* random, one for each process */
+    uint32_t n_stages;             /* workers of the replica, 1..LIMIT_STAGES, at most n_layers */
+    uint32_t n_layers, width;      /* of the model */
+    uint64_t model_digest;
+    const char *model_path;        /* copied, like all strings and arrays here */
+    const char *results_endpoint;
+    const int32_t *eog;            /* end-of-generation tokens */
+    uint32_t n_eog;
+    uint32_t kv_type, n_pages;
+    uint32_t ctx;                  /* positions of a sequence, at most n_pages * page */
+    uint32_t rows_max, logits_max; /* of a Step */
+    uint32_t window;               /* Steps in flight, 1..LIMIT_WINDOW */
+    uint32_t max_live;             /* requests, 1..LIMIT_LIVE */
+    bool plaintext;
+    uint64_t replica_wait_ns;      /* how long a request waits for a replica; 0: not at all */
+    uint64_t deadline_ns;          /* of requests that name none */
+    uint64_t worker_timeout_ns;    /* silence after which a worker is lost */
+    uint64_t step_timeout_ns;      /* least age at which a Step is overdue */
+};
+
+enum event_type {
+    EV_FROM_WORKER, /* a control message; address: the host it came from */
+    EV_LINK_UP,     /* the coordinator's link to the first stage stands */
+    EV_LINK_LOST,   /* it broke */
+    EV_RESULT,
+    EV_SUBMIT,
+    EV_CANCEL,      /* by the client, or because the client is silent */
+    EV_STOP,        /* the text met a stop string */
+    EV_TICK,        /* time; lost_ns: time that the shell itself was not running */
+    EV_COMPOSE,     /* form the next Steps: once a turn, after all else */
+};
+
+struct event {
+    enum event_type type;
+    uint64_t now_ns;
+    union {
+        struct {
+            const struct msg_from_worker *msg;
+            const char *address;
+        } from;
+        struct {
+            struct epoch epoch;
+        } link;
+        const struct msg_result *result;
+        struct {
+            uint64_t request; /* never used before */
+            const int32_t *tokens;
+            uint32_t n_prompt, max_new; /* max_new 0: no token is generated */
+            struct msg_sampling sampling;
+            bool ignore_eos;
+            uint64_t deadline_ns; /* from now; 0: the default */
+        } submit;
+        struct {
+            uint64_t request;
+            const char *why; /* of EV_CANCEL */
+        } request;
+        struct {
+            uint64_t lost_ns;
+        } tick;
+    };
+};
+
+enum action_type {
+    ACT_TO_WORKER,
+    ACT_LINK_OPEN,  /* connect to the first stage; answer with EV_LINK_UP or EV_LINK_LOST */
+    ACT_LINK_CLOSE,
+    ACT_STEP,
+    ACT_TOKENS,     /* next tokens of a request: each once, in order */
+    ACT_END,        /* the request's one last action */
+    ACT_NOTE,       /* a change worth a line in the log */
+};
+
+struct action {
+    enum action_type type;
+    union {
+        struct {
+            struct instance instance;
+            const struct msg_to_worker *msg;
+        } to_worker;
+        struct {
+            struct epoch epoch;
+            const char *endpoint;
+        } link;
+        const struct msg_step *step;
+        struct {
+            uint64_t request;
+            uint32_t first_index, n;
+            const int32_t *tokens;
+        } tokens;
+        struct {
+            uint64_t request;
+            enum status status;
+            const char *text;          /* "" with STATUS_OK */
+            const char *finish_reason; /* "stop" or "length" with STATUS_OK, else "" */
+            uint32_t retry_ms;
+        } end;
+        const char *note;
+    };
+};
+
+struct actions {
+    const struct action *items;
+    size_t n;
+};
+
+struct core;
+
+struct core *core_open(const struct core_config *config);
+void core_close(struct core *c);
+
+struct actions core_step(struct core *c, const struct event *e);
+
+void core_status(const struct core *c, struct msg_status *ret);
+uint64_t core_dropped(const struct core *c); /* messages that were not in flight, or foreign */
+
+/* What a checker needs to recount pages without the allocator's help. */
+struct core_sequence {
+    uint64_t request;
+    const uint32_t *pages;
+    uint32_t n_pages, n_tokens, n_issued;
+};
+
+uint32_t core_n_sequences(const struct core *c);
+struct core_sequence core_sequence_at(const struct core *c, uint32_t idx);
+uint32_t core_free_pages(const struct core *c, const uint32_t **ret_pages);
+uint32_t core_in_flight(const struct core *c);
+
+#endif

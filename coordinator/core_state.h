@@ -1,0 +1,128 @@
+/* The core's state, private to core.c, requests.c, replica.c and sched.c.
+ *
+ * A replica:            a request:
+ *   WAITING <---------+    QUEUED --admitted--> RUNNING --> ended (its slot is free)
+ *     | enough workers|      ^                    |
+ *   LOADING --------->|      +--generation lost---+
+ *     | all Ready     |
+ *   LINKING --------->| any loss: worker, link, overdue Step, fault
+ *     | all Linked    |
+ *   PROBING --------->|
+ *     | digest right  |
+ *   READY ------------+                                                                      */
+#ifndef FLOTILLA_COORDINATOR_CORE_STATE_H
+#define FLOTILLA_COORDINATOR_CORE_STATE_H
+
+#include "common/base/arena.h"
+#include "common/base/hash.h"
+#include "coordinator/core.h"
+#include "proto/mutate.h"
+
+#define ATTEMPTS_MAX 3u /* lost generations that a request may have been in flight at */
+#define NO_WORKER UINT32_MAX
+
+enum replica_state { REPLICA_WAITING, REPLICA_LOADING, REPLICA_LINKING, REPLICA_PROBING,
+                     REPLICA_READY };
+
+struct worker {
+    bool used;
+    bool ready, linked; /* in the present generation */
+    struct instance instance;
+    struct msg_hello hello;
+    char address[LIMIT_NAME_BYTES];
+    char endpoint[LIMIT_TEXT_BYTES];
+    uint64_t heard_ns;
+    struct msg_heartbeat heartbeat; /* of the present generation */
+    uint64_t load_done, load_total;
+};
+
+struct in_flight {
+    uint64_t number, issued_ns;
+    uint32_t rows;
+};
+
+struct replica {
+    enum replica_state state;
+    uint32_t generation; /* of the present or the last generation */
+    uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
+    uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
+    bool link_up;
+    uint64_t next_number;
+    struct in_flight flight[LIMIT_WINDOW];
+    uint32_t n_flight;
+    bool has_digest;
+    uint64_t digest;
+    uint64_t retry_ns;   /* not before this time is a generation begun */
+    uint64_t pause_ns;   /* between failed beginnings; doubles */
+    uint64_t ns_per_row; /* the slowest of late */
+    char why[LIMIT_TEXT_BYTES];
+    uint64_t steps, steps_mixed;
+    uint32_t sequences_max;
+};
+
+struct request {
+    bool used, running, opened, ignore_eos;
+    uint64_t id, deadline_ns, wait_since_ns;
+    uint32_t attempt;
+    int32_t *tokens;     /* prompt, then what was generated; room for n_prompt + max_new */
+    uint32_t n_prompt, n_tokens, max_new;
+    uint32_t n_issued;   /* positions whose rows were issued in this generation */
+    uint32_t *pages;     /* room for n_reserved */
+    uint32_t n_pages, n_reserved;
+    struct msg_sampling sampling;
+};
+
+struct core {
+    struct core_config cfg;
+    char model_path[LIMIT_PATH_BYTES], results_endpoint[LIMIT_TEXT_BYTES];
+    int32_t *eog;
+    uint64_t now_ns;
+    struct worker workers[LIMIT_WORKERS];
+    struct replica replica;
+    struct request *requests; /* max_live slots */
+    uint32_t *order;          /* live slots by arrival */
+    uint32_t n_live;
+    struct imap by_id;
+    uint32_t *free_pages; /* a stack */
+    uint32_t n_free, n_reserved; /* reserved: promised to running requests, held or not */
+    uint64_t *closed;     /* ended requests whose sampling state the last stage may drop */
+    uint32_t n_closed;
+    uint64_t dropped;
+    struct action *actions;
+    size_t n_actions, cap_actions;
+    struct arena arena; /* of the present step: what actions point to */
+};
+
+/* core.c */
+struct action *core__act(struct core *c, enum action_type type);
+void core__note(struct core *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void *core__alloc(struct core *c, size_t bytes);
+/* Text that lives until the next step. */
+const char *core__text(struct core *c, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* requests.c */
+void request__submit(struct core *c, const struct event *e);
+void request__end(struct core *c, struct request *r, enum status status, const char *finish_reason,
+                  const char *text);
+void request__results(struct core *c, const struct msg_result *m);
+void request__by_id(struct core *c, uint64_t id, enum status status, const char *finish_reason,
+                    const char *text);
+void request__tick(struct core *c);
+/* The generation is over: queue again what may be replayed, end the rest. */
+void request__generation_lost(struct core *c, const char *why);
+
+/* replica.c */
+void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address);
+void replica__link(struct core *c, struct epoch epoch, bool up);
+void replica__tick(struct core *c, uint64_t lost_ns);
+/* Takes a result's Step out of flight. False: it was not in flight, and nothing in it counts. */
+bool replica__result(struct core *c, const struct msg_result *m);
+struct epoch replica__epoch(const struct core *c);
+
+/* sched.c */
+void sched__compose(struct core *c);
+void sched__probe(struct core *c);
+void sched__release(struct core *c, struct request *r);
+
+#endif

@@ -1,0 +1,419 @@
+/* A turn: results, then workers' messages, then a bounded number of clients', each through the core
+ * and its actions carried out; then one Compose; then replies. */
+#include "coordinator/loop.h"
+
+#include "coordinator/shell.h"
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "proto/wire.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define TICK_NS (50 * NS_PER_MS)
+#define STALL_NS (200 * NS_PER_MS) /* a turn later than this did not run for that long */
+#define RESULTS_A_TURN 256
+#define WORKER_MESSAGES_A_TURN 64
+#define CLIENT_MESSAGES_A_TURN 32
+#define DRAIN_MS 200
+#define LOGITS_MAX 64u
+
+static atomic_bool asked_to_stop;
+
+static void on_signal(int number)
+{
+    (void)number;
+    atomic_store(&asked_to_stop, true);
+}
+
+/* ---- routes to workers ---- */
+
+static void learn_route(struct shell *s, struct instance instance, struct net_frame id)
+{
+    struct worker_route *w = &s->routes[0];
+    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
+        struct worker_route *x = &s->routes[i];
+        if (instance_eq(x->instance, instance)) {
+            w = x;
+            break;
+        }
+        if (x->heard_ns < w->heard_ns) w = x;
+    }
+    w->instance = instance;
+    w->heard_ns = s->now_ns;
+    w->route.n = id.bytes;
+    memcpy(w->route.bytes, id.data, id.bytes);
+}
+
+static void send_to_worker(struct shell *s, struct instance to, const struct msg_to_worker *m)
+{
+    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
+        struct worker_route *w = &s->routes[i];
+        if (!instance_eq(w->instance, to) || !w->route.n) continue;
+        wire_put_to_worker(m, &s->out);
+        struct net_frame f[2] = {{w->route.bytes, w->route.n}, {s->out.data, s->out.len}};
+        (void)net_send(s->workers, f, 2); /* a worker that is gone is found by its silence */
+        return;
+    }
+}
+
+/* ---- the link to the first stage ---- */
+
+static void close_link(struct shell *s)
+{
+    net_sock_close(s->link_monitor);
+    net_sock_close(s->link);
+    s->link = s->link_monitor = NULL;
+    s->link_up = false;
+    s->step_n = 0;
+}
+
+static void link_event(struct shell *s, bool up)
+{
+    struct event e = {.type = up ? EV_LINK_UP : EV_LINK_LOST, .link = {s->link_epoch}};
+    shell__event(s, &e);
+}
+
+static void open_link(struct shell *s, struct epoch epoch, const char *endpoint)
+{
+    struct errmsg em = {0};
+    struct net_limits limits = {(int)LIMIT_WINDOW + 2, 1 << 20};
+    close_link(s);
+    s->link_epoch = epoch;
+    int rc = net_socket(s->net, NET_PUSH, limits, &s->link, &em);
+    if (rc == 0) rc = net_monitor(s->net, s->link, &s->link_monitor, &em);
+    if (rc == 0) rc = net_connect(s->link, endpoint, &em);
+    if (rc < 0) {
+        log_error("%s", em.text);
+        close_link(s); /* the core waits for the link in vain, and says so */
+    }
+}
+
+static void watch_link(struct shell *s)
+{
+    enum net_event e;
+    while (s->link_monitor && (e = net_monitor_next(s->link_monitor)) != NET_EVENT_NONE) {
+        if (e == NET_EVENT_CONNECTED && !s->link_up) {
+            s->link_up = true;
+            link_event(s, true);
+        } else if (e == NET_EVENT_LOST) {
+            close_link(s);
+            link_event(s, false);
+        }
+    }
+}
+
+static void flush_steps(struct shell *s)
+{
+    while (s->step_n && s->link) {
+        struct buf *b = &s->step_queue[s->step_at];
+        struct net_frame f = {b->data, b->len};
+        if (net_send(s->link, &f, 1) < 0) return;
+        s->step_at = (s->step_at + 1) % LIMIT_WINDOW;
+        s->step_n--;
+    }
+}
+
+/* No send blocks; the core has at most a window of Steps in flight, so the queue holds them all. */
+static void send_step(struct shell *s, const struct msg_step *m)
+{
+    struct buf *b = &s->step_queue[(s->step_at + s->step_n) % LIMIT_WINDOW];
+    wire_put_step(m, b);
+    s->step_n++;
+    flush_steps(s);
+}
+
+/* ---- actions ---- */
+
+void shell__event(struct shell *s, struct event *e)
+{
+    uint64_t stops[LIMIT_STEP_RUNS]; /* a result has at most so many runs */
+    size_t n_stops = 0;
+    e->now_ns = s->now_ns;
+    struct actions actions = core_step(s->core, e);
+    for (size_t i = 0; i < actions.n; i++) {
+        const struct action *a = &actions.items[i];
+        switch (a->type) {
+        case ACT_TO_WORKER: send_to_worker(s, a->to_worker.instance, a->to_worker.msg); break;
+        case ACT_LINK_OPEN: open_link(s, a->link.epoch, a->link.endpoint); break;
+        case ACT_LINK_CLOSE: close_link(s); break;
+        case ACT_STEP: send_step(s, a->step); break;
+        case ACT_TOKENS:
+            if (calls__tokens(s, a->tokens.request, a->tokens.first_index, a->tokens.n,
+                              a->tokens.tokens) &&
+                n_stops < LIMIT_STEP_RUNS)
+                stops[n_stops++] = a->tokens.request;
+            break;
+        case ACT_END: calls__end(s, a); break;
+        case ACT_NOTE: log_info("%s", a->note); break;
+        }
+    }
+    for (size_t i = 0; i < n_stops; i++) {
+        struct event stop = {.type = EV_STOP, .request = {stops[i], ""}};
+        shell__event(s, &stop);
+    }
+}
+
+/* ---- messages ---- */
+
+static void take_results(struct shell *s)
+{
+    struct net_msg m;
+    for (int i = 0; i < RESULTS_A_TURN && net_recv(s->results, &m) == 0; i++) {
+        struct errmsg em = {0};
+        struct msg_result r;
+        struct net_frame f = net_msg_frame(&m, 0);
+        int rc = m.n == 1 ? wire_get_result(f.data, f.bytes, &s->arena, &r, &em) : ERR_PROTO;
+        net_msg_close(&m);
+        struct event e = {.type = EV_RESULT, .result = &r};
+        if (rc < 0)
+            s->dropped++;
+        else
+            shell__event(s, &e);
+    }
+}
+
+static void take_workers(struct shell *s)
+{
+    struct net_msg m;
+    for (int i = 0; i < WORKER_MESSAGES_A_TURN && net_recv(s->workers, &m) == 0; i++) {
+        struct errmsg em = {0};
+        struct msg_from_worker w;
+        struct net_frame id = net_msg_frame(&m, 0);
+        int rc = ERR_PROTO;
+        if (m.n == 2 && !m.truncated && id.bytes <= ROUTE_BYTES) {
+            struct net_frame f = net_msg_frame(&m, 1);
+            rc = wire_get_from_worker(f.data, f.bytes, &s->arena, &w, &em);
+        }
+        if (rc < 0) {
+            s->dropped++;
+        } else {
+            struct event e = {.type = EV_FROM_WORKER, .from = {&w, m.peer}};
+            learn_route(s, w.instance, id);
+            shell__event(s, &e);
+        }
+        net_msg_close(&m);
+    }
+}
+
+static void take_clients(struct shell *s)
+{
+    struct net_msg m;
+    for (int i = 0; i < CLIENT_MESSAGES_A_TURN && net_recv(s->clients, &m) == 0; i++) {
+        calls__message(s, &m);
+        net_msg_close(&m);
+    }
+}
+
+static void take_texts(struct shell *s)
+{
+    struct textjob *job;
+    while ((job = textjobs_next(s->text))) {
+        calls__text_done(s, job);
+        textjob_free(job);
+    }
+}
+
+static void tell_when_ready(struct shell *s)
+{
+    struct msg_status m;
+    core_status(s->core, &m);
+    if (m.ready && !s->was_ready) {
+        (void)printf("ready client=%s\n", s->client_endpoint);
+        (void)fflush(stdout);
+    }
+    s->was_ready = m.ready;
+}
+
+static void turn(struct shell *s, uint64_t *next_tick_ns)
+{
+    struct net_poll items[] = {{.sock = s->results}, {.sock = s->workers}, {.sock = s->link_monitor},
+                               {.sock = textjobs_socket(s->text)}, {.sock = s->clients},
+                               {.sock = s->step_n ? s->link : NULL, .want_write = true}};
+    uint64_t before = clock_ns();
+    long wait_ms = *next_tick_ns > before ? (long)((*next_tick_ns - before) / NS_PER_MS) + 1 : 0;
+    (void)net_poll(items, 6, wait_ms);
+    s->now_ns = clock_ns();
+    uint64_t late = s->now_ns > *next_tick_ns ? s->now_ns - *next_tick_ns : 0;
+    if (items[5].writable) flush_steps(s);
+    if (items[0].readable) take_results(s);
+    if (items[1].readable) take_workers(s);
+    if (items[2].readable) watch_link(s);
+    if (items[3].readable) take_texts(s);
+    if (items[4].readable) take_clients(s);
+    if (s->now_ns >= *next_tick_ns) {
+        /* Pending input was taken: what is still silent was so while this loop ran. */
+        struct event e = {.type = EV_TICK, .tick = {late > STALL_NS ? late : 0}};
+        shell__event(s, &e);
+        calls__tick(s, e.tick.lost_ns);
+        *next_tick_ns = s->now_ns + TICK_NS;
+    }
+    struct event compose = {.type = EV_COMPOSE};
+    shell__event(s, &compose);
+    calls__flush(s);
+    tell_when_ready(s);
+}
+
+/* ---- opening ---- */
+
+static int bind_one(struct shell *s, struct net *net, enum net_kind kind, struct net_limits limits,
+                    uint32_t port, struct net_sock **ret, char *ret_endpoint, struct errmsg *em)
+{
+    char endpoint[NET_ENDPOINT_MAX];
+    int rc = net_socket(net, kind, limits, ret, em);
+    if (rc < 0) return rc;
+    if (port)
+        (void)snprintf(endpoint, sizeof endpoint, "tcp://%s:%" PRIu32, s->config->listen, port);
+    else
+        (void)snprintf(endpoint, sizeof endpoint, "tcp://%s:*", s->config->listen);
+    rc = net_bind(*ret, endpoint, em);
+    return rc < 0 ? rc : net_bound(*ret, ret_endpoint, em);
+}
+
+static uint32_t context_of(const struct config *c, const struct model_file *m)
+{
+    return c->ctx && c->ctx < m->dims.ctx_train ? c->ctx : m->dims.ctx_train;
+}
+
+static uint32_t pages_of(const struct config *c, const struct model_file *m)
+{
+    uint32_t tokens = c->kv_tokens ? c->kv_tokens : context_of(c, m) * 2;
+    return (tokens + LIMIT_PAGE - 1) / LIMIT_PAGE;
+}
+
+int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em)
+{
+    enum kv_type kv;
+    uint64_t bytes;
+    if (!eng_kv_parse(config->kv, &kv))
+        return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16)", config->kv);
+    if (config->workers > model->dims.n_layers)
+        return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
+                       config->workers, model->dims.n_layers);
+    /* Also finds a missing tensor or an unsupported type before any worker is asked. */
+    int rc = eng_slice_bytes(model->gguf, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : 0;
+}
+
+static struct core *open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation)
+{
+    const struct config *c = s->config;
+    const struct model_file *m = s->model;
+    enum kv_type kv = KV_F16;
+    (void)eng_kv_parse(c->kv, &kv);
+    uint32_t n = vocab_size(m->vocab), n_eog = 0;
+    int32_t *eog = mem_alloc(n * sizeof *eog);
+    for (uint32_t i = 0; i < n; i++)
+        if (vocab_is_eog(m->vocab, (int32_t)i)) eog[n_eog++] = (int32_t)i;
+    uint32_t pages = pages_of(c, m), ctx = context_of(c, m);
+    struct core_config k = {
+        .incarnation = incarnation,
+        .n_stages = c->workers,
+        .n_layers = m->dims.n_layers,
+        .width = m->dims.hidden,
+        .model_digest = gguf_digest(m->gguf),
+        .model_path = m->path,
+        .results_endpoint = results_endpoint,
+        .eog = eog,
+        .n_eog = n_eog,
+        .kv_type = (uint32_t)kv,
+        .n_pages = pages,
+        .ctx = ctx < pages * LIMIT_PAGE ? ctx : pages * LIMIT_PAGE,
+        .rows_max = c->chunk,
+        .logits_max = c->chunk < LOGITS_MAX ? c->chunk : LOGITS_MAX,
+        .window = c->window ? c->window : c->workers + 1,
+        .max_live = c->max_requests,
+        .plaintext = c->plaintext,
+        .replica_wait_ns = c->replica_wait_s * NS_PER_S,
+        .deadline_ns = c->deadline_s * NS_PER_S,
+        .worker_timeout_ns = c->worker_timeout_ms * NS_PER_MS,
+        .step_timeout_ns = c->step_timeout_ms * NS_PER_MS,
+    };
+    struct core *core = core_open(&k);
+    mem_free(eog);
+    return core;
+}
+
+static const char *model_name(const struct config *c, const struct model_file *m)
+{
+    const char *slash = strrchr(m->path, '/');
+    return c->name ? c->name : slash ? slash + 1 : m->path;
+}
+
+static int open_all(struct shell *s, struct errmsg *em)
+{
+    char worker_endpoint[NET_ENDPOINT_MAX], results_endpoint[NET_ENDPOINT_MAX];
+    const struct config *c = s->config;
+    uint64_t incarnation;
+    if (getrandom(&incarnation, sizeof incarnation, 0) != sizeof incarnation)
+        return err_set(em, ERR_IO, "no random numbers");
+    int rc = net_open(&s->net, em);
+    if (rc == 0) rc = net_open(&s->client_net, em);
+    if (rc == 0)
+        rc = bind_one(s, s->client_net, NET_ROUTER, (struct net_limits){1024, LIMIT_CLIENT_BYTES},
+                      c->client_port, &s->clients, s->client_endpoint, em);
+    if (rc == 0)
+        rc = bind_one(s, s->net, NET_ROUTER, (struct net_limits){256, LIMIT_CONTROL_BYTES},
+                      c->worker_port, &s->workers, worker_endpoint, em);
+    if (rc == 0)
+        rc = bind_one(s, s->net, NET_PULL,
+                      (struct net_limits){(int)LIMIT_WINDOW + 2, LIMIT_STEP_BYTES}, c->result_port,
+                      &s->results, results_endpoint, em);
+    if (rc == 0) rc = textjobs_open(s->net, s->model->vocab, &s->text, em);
+    if (rc < 0) return rc;
+    /* Workers know the host: it is the one under which they reach this process. */
+    char results[NET_ENDPOINT_MAX + 8];
+    (void)snprintf(results, sizeof results, "tcp://%s", strrchr(results_endpoint, ':'));
+    s->core = open_core(s, results, incarnation);
+    calls__open(s);
+    (void)printf("listening client=%s worker=%s\n", s->client_endpoint, worker_endpoint);
+    (void)fflush(stdout);
+    return 0;
+}
+
+static void close_all(struct shell *s)
+{
+    close_link(s);
+    calls__close(s);
+    core_close(s->core);
+    textjobs_close(s->text);
+    if (s->clients) net_sock_drain(s->clients, DRAIN_MS);
+    net_sock_close(s->workers);
+    net_sock_close(s->results);
+    net_close(s->net);
+    net_close(s->client_net);
+    for (uint32_t i = 0; i < LIMIT_WINDOW; i++) buf_close(&s->step_queue[i]);
+    buf_close(&s->out);
+    buf_close(&s->body);
+    arena_close(&s->arena);
+    arena_close(&s->body_arena);
+    mem_free(s);
+}
+
+int loop_run(const struct config *config, const struct model_file *model, struct errmsg *em)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    (void)sigaction(SIGTERM, &action, NULL);
+    (void)sigaction(SIGINT, &action, NULL);
+    struct shell *s = mem_zalloc(sizeof *s);
+    s->config = config;
+    s->model = model;
+    s->name = model_name(config, model);
+    int rc = open_all(s, em);
+    if (rc == 0) log_info("serves %s to %s", s->name, s->client_endpoint);
+    uint64_t next_tick_ns = clock_ns();
+    while (rc == 0 && !atomic_load(&asked_to_stop)) turn(s, &next_tick_ns);
+    if (rc == 0) {
+        s->now_ns = clock_ns();
+        calls__stop(s);
+        log_info("stops");
+    }
+    close_all(s);
+    return rc;
+}

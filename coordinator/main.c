@@ -1,0 +1,60 @@
+/* flotilla-coordinator: the cluster file, then the loop. */
+#include "coordinator/loop.h"
+
+#include "common/base/log.h"
+#include "common/base/opts.h"
+
+#include <stdio.h>
+
+static const char examples[] = "  flotilla-coordinator --config cluster.yaml --check\n"
+                               "  flotilla-coordinator --config cluster.yaml\n";
+
+static int run(const char *path, bool check_only, struct errmsg *em)
+{
+    struct config config;
+    struct model_file model;
+    int rc = config_read(path, &config, em);
+    if (rc < 0) return rc == ERR_NOTFOUND || rc == ERR_IO ? ERR_CONF : rc;
+    rc = model_file_open(config.model, true, &model, em);
+    if (rc < 0) {
+        config_close(&config);
+        return ERR_CONF;
+    }
+    if (model.warning[0]) log_error("%s", model.warning);
+    rc = loop_check(&config, &model, em);
+    if (rc == 0 && check_only)
+        (void)printf("%s: in order\n", path);
+    else if (rc == 0)
+        rc = loop_run(&config, &model, em);
+    model_file_close(&model);
+    config_close(&config);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    const char *path = NULL;
+    bool check_only = false, help = false;
+    const struct opt table[] = {
+        {"--config", 'c', OPT_STRING, &path, 0, 0, NULL, "FILE  the cluster file (deploy/cluster.example.yaml); - reads stdin"},
+        {"--check", 0, OPT_FLAG, &check_only, 0, 0, NULL, "check the file and the model's header, and stop"},
+        {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},
+        {0},
+    };
+    log_program("flotilla-coordinator");
+    struct errmsg em = {0};
+    size_t n_rest;
+    int rc = opts_parse(table, argc, argv, NULL, 0, &n_rest, &em);
+    if (rc == 0 && help) {
+        (void)printf("usage: flotilla-coordinator --config FILE [--check]\n\n"
+                     "Takes requests, forms Steps, and keeps the workers' chain alive.\n\noptions:\n");
+        opts_help(table);
+        (void)printf("\nexamples:\n%s", examples);
+        return 0;
+    }
+    if (rc == 0 && !path) rc = err_set(&em, ERR_CONF, "needs --config FILE");
+    if (rc == 0) rc = run(path, check_only, &em);
+    if (rc == 0) return 0;
+    (void)fprintf(stderr, "flotilla-coordinator: %s\n", em.text);
+    return rc == ERR_CONF ? 2 : 1;
+}

@@ -1,0 +1,200 @@
+/* Requests: submitted, ended, and given their tokens, each exactly once by its position. */
+#include "coordinator/core_state.h"
+
+#include "common/base/mem.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define RETRY_MS 1000u
+
+static uint32_t sequence_pages(const struct core *c, uint32_t n_prompt, uint32_t max_new)
+{
+    uint64_t end = (uint64_t)n_prompt + (max_new ? max_new - 1 : 0); /* the last token has no row */
+    if (end > c->cfg.ctx) end = c->cfg.ctx;
+    return (uint32_t)((end + LIMIT_PAGE - 1) / LIMIT_PAGE);
+}
+
+static void refuse(struct core *c, uint64_t id, enum status status, const char *text)
+{
+    struct action *a = core__act(c, ACT_END);
+    a->end.request = id;
+    a->end.status = status;
+    a->end.text = text;
+    a->end.finish_reason = "";
+    a->end.retry_ms = status == STATUS_RESOURCE_EXHAUSTED ? RETRY_MS : 0;
+}
+
+/* Why a request cannot be taken at all, or NULL. */
+static const char *check(struct core *c, uint32_t n_prompt, uint32_t max_new)
+{
+    if (n_prompt == 0) return "the prompt has no tokens";
+    if (n_prompt >= c->cfg.ctx)
+        return core__text(c, "a prompt of %" PRIu32 " tokens does not fit the context of %" PRIu32,
+                          n_prompt, c->cfg.ctx);
+    if (sequence_pages(c, n_prompt, max_new) > c->cfg.n_pages)
+        return core__text(c, "%" PRIu32 " tokens do not fit the KV pool of %" PRIu32,
+                          n_prompt + max_new, c->cfg.n_pages * LIMIT_PAGE);
+    return NULL;
+}
+
+static struct request *free_slot(struct core *c, uint32_t *ret_slot)
+{
+    for (uint32_t i = 0; i < c->cfg.max_live; i++)
+        if (!c->requests[i].used) {
+            *ret_slot = i;
+            return &c->requests[i];
+        }
+    return NULL;
+}
+
+void request__submit(struct core *c, const struct event *e)
+{
+    uint64_t id = e->submit.request;
+    uint32_t n_prompt = e->submit.n_prompt, max_new = e->submit.max_new, slot;
+    const char *why = check(c, n_prompt, max_new > c->cfg.ctx ? c->cfg.ctx : max_new);
+    if (why) {
+        refuse(c, id, STATUS_INVALID_ARGUMENT, why);
+        return;
+    }
+    struct request *r = free_slot(c, &slot);
+    if (!r) {
+        refuse(c, id, STATUS_RESOURCE_EXHAUSTED,
+               core__text(c, "%" PRIu32 " requests are live, the limit", c->cfg.max_live));
+        return;
+    }
+    if (max_new > c->cfg.ctx - n_prompt) max_new = c->cfg.ctx - n_prompt;
+    int32_t *tokens = mem_try(((size_t)n_prompt + max_new) * sizeof *tokens);
+    if (!tokens) {
+        refuse(c, id, STATUS_RESOURCE_EXHAUSTED, "out of memory");
+        return;
+    }
+    memcpy(tokens, e->submit.tokens, n_prompt * sizeof *tokens);
+    *r = (struct request){.used = true,
+                          .id = id,
+                          .deadline_ns = c->now_ns + (e->submit.deadline_ns ? e->submit.deadline_ns
+                                                                            : c->cfg.deadline_ns),
+                          .wait_since_ns = c->now_ns,
+                          .attempt = 1,
+                          .ignore_eos = e->submit.ignore_eos,
+                          .tokens = tokens,
+                          .n_prompt = n_prompt,
+                          .n_tokens = n_prompt,
+                          .max_new = max_new,
+                          .sampling = e->submit.sampling};
+    r->sampling.boundary = n_prompt;
+    c->order[c->n_live++] = slot;
+    imap_put(&c->by_id, id, slot);
+    if (max_new == 0)
+        request__end(c, r, STATUS_OK, "length", "");
+    else if (c->replica.state != REPLICA_READY && c->cfg.replica_wait_ns == 0)
+        request__end(c, r, STATUS_UNAVAILABLE, "",
+                     core__text(c, "no replica is ready: %s", c->replica.why));
+}
+
+void request__end(struct core *c, struct request *r, enum status status, const char *finish_reason,
+                  const char *text)
+{
+    struct action *a = core__act(c, ACT_END);
+    a->end.request = r->id;
+    a->end.status = status;
+    a->end.text = text;
+    a->end.finish_reason = finish_reason;
+    if (r->opened) c->closed[c->n_closed++] = r->id;
+    sched__release(c, r);
+    imap_remove(&c->by_id, r->id);
+    uint32_t slot = (uint32_t)(r - c->requests), at = 0;
+    while (c->order[at] != slot) at++;
+    c->n_live--;
+    memmove(c->order + at, c->order + at + 1, (c->n_live - at) * sizeof *c->order);
+    mem_free(r->tokens);
+    *r = (struct request){0};
+}
+
+static struct request *find(struct core *c, uint64_t id)
+{
+    const uint32_t *slot = imap_get(&c->by_id, id);
+    return slot ? &c->requests[*slot] : NULL;
+}
+
+void request__by_id(struct core *c, uint64_t id, enum status status, const char *finish_reason,
+                    const char *text)
+{
+    struct request *r = find(c, id);
+    if (r) request__end(c, r, status, finish_reason, text);
+}
+
+static bool is_eog(const struct core *c, int32_t token)
+{
+    for (uint32_t i = 0; i < c->cfg.n_eog; i++)
+        if (c->eog[i] == token) return true;
+    return false;
+}
+
+/* Takes the token at `pos`, if that is the request's next. Returns whether the request lives on. */
+static bool take_token(struct core *c, struct request *r, uint32_t pos, int32_t token)
+{
+    if (pos != r->n_tokens && !MUTATED(RESULT_BY_COUNT)) return true;
+    if (is_eog(c, token) && !r->ignore_eos) {
+        request__end(c, r, STATUS_OK, "stop", "");
+        return false;
+    }
+    int32_t *out = core__alloc(c, sizeof *out);
+    *out = token;
+    r->tokens[r->n_tokens++] = token;
+    struct action *a = core__act(c, ACT_TOKENS);
+    a->tokens.request = r->id;
+    a->tokens.first_index = r->n_tokens - 1 - r->n_prompt;
+    a->tokens.n = 1;
+    a->tokens.tokens = out;
+    if (r->n_tokens < r->n_prompt + r->max_new) return true;
+    request__end(c, r, STATUS_OK, "length", "");
+    return false;
+}
+
+void request__results(struct core *c, const struct msg_result *m)
+{
+    for (uint32_t i = 0; i < m->n_runs; i++) {
+        const struct msg_run_result *x = &m->runs[i];
+        struct request *r = find(c, x->request);
+        if (!r || x->attempt != r->attempt || x->dead) continue;
+        if (x->error && x->error[0]) {
+            request__end(c, r, STATUS_INTERNAL, "", core__text(c, "%s", x->error));
+            continue;
+        }
+        for (uint32_t k = 0; k < x->n_tokens; k++)
+            if (!take_token(c, r, x->first_pos + k, x->tokens[k])) break;
+    }
+}
+
+void request__tick(struct core *c)
+{
+    for (uint32_t i = c->n_live; i-- > 0;) {
+        struct request *r = &c->requests[c->order[i]];
+        if (c->now_ns >= r->deadline_ns && !MUTATED(DEADLINE))
+            request__end(c, r, STATUS_DEADLINE_EXCEEDED, "", "the request's deadline has passed");
+        else if (c->replica.state != REPLICA_READY &&
+                 c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)
+            request__end(c, r, STATUS_UNAVAILABLE, "",
+                         core__text(c, "no replica is ready: %s", c->replica.why));
+    }
+}
+
+void request__generation_lost(struct core *c, const char *why)
+{
+    c->n_closed = 0; /* the next generation's last stage begins with nothing */
+    for (uint32_t i = c->n_live; i-- > 0;) {
+        struct request *r = &c->requests[c->order[i]];
+        bool in_flight = r->running;
+        r->opened = false;
+        sched__release(c, r);
+        r->wait_since_ns = c->now_ns;
+        if (c->cfg.replica_wait_ns == 0)
+            request__end(c, r, STATUS_UNAVAILABLE, "", core__text(c, "%s", why));
+        else if (in_flight && r->attempt == ATTEMPTS_MAX)
+            request__end(c, r, STATUS_INTERNAL, "",
+                         core__text(c, "in flight at %u lost generations: %s", ATTEMPTS_MAX, why));
+        else if (in_flight)
+            r->attempt++;
+    }
+}

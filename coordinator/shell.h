@@ -1,0 +1,94 @@
+/* The shell's state, shared by loop.c (sockets, turns, actions) and calls.c (clients). Private. */
+#ifndef FLOTILLA_COORDINATOR_SHELL_H
+#define FLOTILLA_COORDINATOR_SHELL_H
+
+#include "common/base/arena.h"
+#include "common/base/buf.h"
+#include "common/io/net.h"
+#include "common/text/detok.h"
+#include "coordinator/config.h"
+#include "coordinator/core.h"
+#include "coordinator/model_file.h"
+#include "coordinator/textjob.h"
+
+#define ROUTE_BYTES 32u
+
+/* A ROUTER's name for a peer's connection. */
+struct route {
+    uint8_t bytes[ROUTE_BYTES];
+    size_t n;
+};
+
+/* A client's call. Output is not queued: `unsent` and the detokeniser's text are what the client
+ * lacks, and one merged reply carries them when its socket takes it. */
+struct call {
+    bool used, dirty, usage_sent, ended, generates;
+    struct route route;
+    struct instance client;
+    uint64_t id;      /* the client's */
+    uint64_t request; /* the core's, and the text job's */
+    uint64_t heard_ns, replied_ns;
+    uint64_t deadline_ns;
+    uint32_t max_new;
+    struct msg_sampling sampling;
+    bool ignore_eos;
+    struct tokens prompt;
+    struct detok detok;
+    struct tokens unsent;
+    uint32_t first_unsent;
+    enum status status; /* once ended */
+    char text[LIMIT_TEXT_BYTES];
+    const char *finish_reason;
+    uint32_t retry_ms;
+};
+
+struct worker_route {
+    struct instance instance;
+    struct route route;
+    uint64_t heard_ns;
+};
+
+struct shell {
+    const struct config *config;
+    const struct model_file *model;
+    const char *name; /* of the model, as served */
+    struct net *net, *client_net;
+    struct net_sock *clients, *workers, *results;
+    struct net_sock *link, *link_monitor; /* to the first stage, in one generation */
+    struct epoch link_epoch;
+    bool link_up;
+    struct buf step_queue[LIMIT_WINDOW]; /* Steps that the link did not take yet */
+    uint32_t step_at, step_n;
+    struct core *core;
+    struct textjobs *text;
+    struct worker_route routes[LIMIT_WORKERS];
+    struct call *calls;
+    uint32_t n_calls;
+    uint64_t next_request;
+    struct arena arena, body_arena;
+    struct buf out, body;
+    uint64_t dropped, now_ns;
+    bool was_ready;
+    char client_endpoint[NET_ENDPOINT_MAX];
+};
+
+/* loop.c: runs an event through the core and carries out its actions. */
+void shell__event(struct shell *s, struct event *e);
+
+/* calls.c */
+void calls__open(struct shell *s);
+void calls__close(struct shell *s);
+/* One message from a client. */
+void calls__message(struct shell *s, const struct net_msg *m);
+void calls__text_done(struct shell *s, struct textjob *job);
+/* Actions of the core. calls__tokens returns true when the text met a stop string: the caller then
+ * feeds EV_STOP. */
+bool calls__tokens(struct shell *s, uint64_t request, uint32_t first_index, uint32_t n,
+                   const int32_t *tokens);
+void calls__end(struct shell *s, const struct action *a);
+/* Replies to who is due one; cancels for clients that are gone or silent. */
+void calls__flush(struct shell *s);
+void calls__tick(struct shell *s, uint64_t lost_ns);
+void calls__stop(struct shell *s);
+
+#endif

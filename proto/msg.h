@@ -1,0 +1,223 @@
+/* Plain structures of every message: what cores and shells see. Pointers inside a decoded message
+ * point into the arena it was decoded with; pointers inside one to be encoded are borrowed. */
+#ifndef FLOTILLA_PROTO_MSG_H
+#define FLOTILLA_PROTO_MSG_H
+
+#include "proto/limits.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct instance {
+    uint64_t hi, lo;
+};
+
+static inline bool instance_eq(struct instance a, struct instance b)
+{
+    return a.hi == b.hi && a.lo == b.lo;
+}
+
+struct epoch {
+    uint64_t incarnation;
+    uint32_t replica, generation;
+};
+
+static inline bool epoch_eq(struct epoch a, struct epoch b)
+{
+    return a.incarnation == b.incarnation && a.replica == b.replica && a.generation == b.generation;
+}
+
+/* gRPC's status codes, those in use. */
+enum status {
+    STATUS_OK = 0,
+    STATUS_CANCELLED = 1,
+    STATUS_INVALID_ARGUMENT = 3,
+    STATUS_DEADLINE_EXCEEDED = 4,
+    STATUS_NOT_FOUND = 5,
+    STATUS_RESOURCE_EXHAUSTED = 8,
+    STATUS_FAILED_PRECONDITION = 9,
+    STATUS_UNIMPLEMENTED = 12,
+    STATUS_INTERNAL = 13,
+    STATUS_UNAVAILABLE = 14,
+};
+
+/* ---- data plane ---- */
+
+struct msg_sampling {
+    float temp, top_p, min_p;
+    uint32_t top_k;
+    uint64_t seed;
+    uint32_t boundary;
+};
+
+enum run_kind { RUN_PREFILL, RUN_DECODE, RUN_VERIFY, RUN_PROBE };
+
+struct msg_run {
+    uint64_t request;
+    uint32_t attempt, sample;
+    enum run_kind kind;
+    uint32_t first_pos, n_rows, n_logits, n_pages;
+    const int32_t *tokens;  /* n_rows */
+    const uint32_t *pages;  /* n_pages */
+    bool has_open;
+    struct msg_sampling open;
+};
+
+struct msg_timing {
+    uint32_t stage;
+    uint64_t compute_ns, idle_ns;
+};
+
+struct msg_step {
+    struct epoch epoch;
+    uint64_t number;
+    uint32_t rows, width;
+    uint64_t frame_bytes;
+    uint32_t n_runs, n_closed, n_timings;
+    const struct msg_run *runs;
+    const uint64_t *closed;
+    struct msg_timing timings[LIMIT_STAGES];
+};
+
+struct msg_run_result {
+    uint64_t request;
+    uint32_t attempt, sample, first_pos, n_tokens;
+    const int32_t *tokens;
+    bool dead;
+    const char *error; /* "" or NULL: none */
+};
+
+struct msg_result {
+    struct epoch epoch;
+    uint64_t number, digest;
+    uint32_t n_runs, n_timings;
+    const struct msg_run_result *runs;
+    struct msg_timing timings[LIMIT_STAGES];
+};
+
+/* ---- control plane ---- */
+
+enum from_worker {
+    FROM_HELLO, FROM_LOAD_PROGRESS, FROM_READY, FROM_LINKED, FROM_HEARTBEAT, FROM_FAULT,
+    FROM_GOODBYE
+};
+
+struct msg_holding {
+    uint64_t model_digest;
+    uint32_t layer_first, layer_last;
+};
+
+struct msg_hello {
+    char name[LIMIT_NAME_BYTES], isa[16];
+    uint32_t threads, pid;
+    uint64_t memory_bytes;
+    bool holds;
+    struct msg_holding holding;
+};
+
+struct msg_heartbeat {
+    uint64_t step_received, step_done;
+    uint64_t read_bytes, resident_bytes, weights_bytes, kv_bytes;
+    uint64_t rows, activation_bytes_in, activation_bytes_out, compute_ns, messages_dropped;
+};
+
+struct msg_from_worker {
+    uint32_t version; /* any: the receiver refuses a foreign one by name */
+    struct instance instance;
+    enum from_worker type;
+    bool has_epoch;
+    struct epoch epoch;                   /* load progress, ready, linked, heartbeat, fault */
+    struct msg_hello hello;
+    uint64_t bytes_done, bytes_total;     /* load progress */
+    char endpoint[LIMIT_TEXT_BYTES];      /* ready */
+    struct msg_heartbeat heartbeat;
+    bool downstream;                      /* fault */
+    char text[LIMIT_TEXT_BYTES];          /* fault */
+};
+
+enum to_worker { TO_ASSIGN, TO_CONNECT, TO_REFUSE, TO_WHO };
+
+struct msg_assign {
+    char model_path[LIMIT_PATH_BYTES];
+    uint64_t model_digest;
+    uint32_t layer_first, layer_last, kv_type, n_pages, rows_max, logits_max, window;
+    bool plaintext;
+};
+
+struct msg_to_worker {
+    uint32_t version;
+    enum to_worker type;
+    struct epoch epoch;              /* assign, connect */
+    struct msg_assign assign;
+    char text[LIMIT_TEXT_BYTES];     /* connect: endpoint; refuse: why */
+};
+
+/* ---- clients ---- */
+
+struct msg_call {
+    uint32_t version;
+    char method[32];
+    struct instance client;
+    uint64_t call, deadline_ms;
+};
+
+struct msg_reply {
+    uint64_t call;
+    bool end;
+    enum status status;
+    char message[LIMIT_TEXT_BYTES];
+    uint32_t retry_ms;
+};
+
+struct msg_generate {
+    const char *prompt; /* NUL-terminated; prompt_len bytes */
+    size_t prompt_len;
+    const int32_t *prompt_tokens;
+    uint32_t n_prompt_tokens;
+    const char *unsupported; /* name of a field that was set and is not served yet, or NULL */
+    const char *model;       /* "" or a name */
+    bool special, ignore_eos, has_seed;
+    uint32_t max_tokens;
+    struct msg_sampling sampling;
+    const char *stops[LIMIT_STOPS];
+    uint32_t n_stops;
+    uint32_t n_received, from_index;
+    const int32_t *received;
+};
+
+struct msg_generate_reply {
+    uint32_t first_index, n_tokens;
+    const int32_t *tokens;
+    const char *text; /* NUL-terminated */
+    const char *finish_reason; /* "" but in the last reply */
+    bool has_usage;
+    const int32_t *prompt_tokens;
+    uint32_t n_prompt_tokens;
+    uint64_t seed;
+};
+
+struct msg_worker_status {
+    const char *name, *state, *isa;
+    uint32_t pid, threads, layer_first, layer_last;
+    struct msg_heartbeat heartbeat;
+    uint64_t load_done, load_total;
+};
+
+struct msg_replica_status {
+    const char *name, *state, *why;
+    uint32_t generation, n_workers, pages_total, pages_free, sequences_max;
+    uint64_t steps, steps_mixed;
+    struct msg_worker_status workers[LIMIT_STAGES];
+};
+
+struct msg_status {
+    bool ready;
+    const char *model;
+    uint32_t running, queued;
+    uint64_t messages_dropped;
+    uint32_t n_replicas;
+    struct msg_replica_status replica; /* one, for now */
+};
+
+#endif

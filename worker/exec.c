@@ -1,0 +1,451 @@
+#include "worker/exec.h"
+
+#include "common/base/arena.h"
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "proto/gate.h"
+#include "proto/wire.h"
+#include "worker/stage_work.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#define PAIR_HWM 64
+#define BIND_TRIES 50
+#define PROGRESS_NS (200 * NS_PER_MS)
+
+/* A message that the socket of the link did not take yet. */
+struct waiting {
+    struct buf header, body;
+};
+
+struct exec {
+    struct exec_options o;
+    struct net *net;
+    struct net_sock *control; /* the control thread's end of the pair */
+    pthread_t thread;
+    atomic_bool stop;
+    pthread_mutex_t lock; /* guards `shared` and nothing else */
+    struct {
+        bool has_epoch, holds;
+        struct epoch epoch;
+        struct msg_heartbeat heartbeat;
+        struct msg_holding holding;
+    } shared;
+    /* what follows belongs to the compute thread */
+    struct net_sock *pair, *in, *out, *monitor;
+    struct gate gate;
+    struct msg_assign assign;
+    struct stage_work *work;
+    struct arena arena;
+    struct buf header;
+    struct waiting queue[LIMIT_WINDOW];
+    uint32_t queue_at, queue_n;
+    bool linked, last;
+    uint64_t idle_since_ns, progress_ns;
+};
+
+/* ---- telling the control thread ---- */
+
+static void tell(struct exec *e, struct msg_from_worker *m)
+{
+    m->has_epoch = true;
+    m->epoch = e->gate.epoch;
+    struct net_frame f = {m, sizeof *m};
+    (void)net_send(e->pair, &f, 1); /* full only when the control thread is gone */
+}
+
+static void fault(struct exec *e, bool downstream, const char *text)
+{
+    struct msg_from_worker m = {.type = FROM_FAULT, .downstream = downstream};
+    (void)snprintf(m.text, sizeof m.text, "%s", text);
+    tell(e, &m);
+}
+
+static void count_drop(struct exec *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    e->shared.heartbeat.messages_dropped++;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+/* ---- links ---- */
+
+static void close_links(struct exec *e)
+{
+    net_sock_close(e->monitor);
+    net_sock_close(e->out);
+    net_sock_close(e->in);
+    e->monitor = e->out = e->in = NULL;
+    e->linked = false;
+    e->queue_n = 0;
+}
+
+/* The port of an epoch before may be in use a little longer: libzmq closes sockets on its own time. */
+static int bind_fixed(struct net_sock *s, const char *endpoint, struct errmsg *em)
+{
+    int rc = net_bind(s, endpoint, em);
+    for (int i = 0; rc < 0 && i < BIND_TRIES; i++) {
+        (void)net_poll(NULL, 0, 20);
+        rc = net_bind(s, endpoint, em);
+    }
+    return rc;
+}
+
+static int bind_in(struct exec *e, char *ret_endpoint, size_t size, struct errmsg *em)
+{
+    char endpoint[NET_ENDPOINT_MAX], bound[NET_ENDPOINT_MAX];
+    const char *port = e->o.advertise ? strrchr(e->o.advertise, ':') : NULL;
+    struct net_limits limits = {(int)e->assign.window + 2, (int64_t)LIMIT_STEP_BYTES * 4};
+    int64_t frame = (int64_t)e->assign.rows_max * stage_work_width(e->work) * (int64_t)sizeof(float);
+    if (frame > limits.frame_max) limits.frame_max = frame;
+    int rc = net_socket(e->net, NET_PULL, limits, &e->in, em);
+    if (rc < 0) return rc;
+    (void)snprintf(endpoint, sizeof endpoint, "tcp://%s%s", e->o.listen, port ? port : ":*");
+    rc = port ? bind_fixed(e->in, endpoint, em) : net_bind(e->in, endpoint, em);
+    if (rc == 0) rc = net_bound(e->in, bound, em);
+    if (rc < 0) return rc;
+    if (e->o.advertise)
+        (void)snprintf(ret_endpoint, size, "tcp://%s", e->o.advertise);
+    else
+        (void)snprintf(ret_endpoint, size, "tcp://%s", strrchr(bound, ':'));
+    return 0;
+}
+
+static void connect_out(struct exec *e, const char *endpoint)
+{
+    struct errmsg em = {0};
+    struct net_limits limits = {(int)e->assign.window + 2, 1 << 20};
+    int rc = net_socket(e->net, NET_PUSH, limits, &e->out, &em);
+    if (rc == 0) rc = net_monitor(e->net, e->out, &e->monitor, &em);
+    if (rc == 0) rc = net_connect(e->out, endpoint, &em);
+    if (rc < 0) fault(e, true, em.text);
+}
+
+static void watch_link(struct exec *e)
+{
+    enum net_event event;
+    while (e->monitor && (event = net_monitor_next(e->monitor)) != NET_EVENT_NONE) {
+        if (event == NET_EVENT_CONNECTED && !e->linked) {
+            struct msg_from_worker m = {.type = FROM_LINKED};
+            e->linked = true;
+            tell(e, &m);
+        } else if (event == NET_EVENT_LOST) {
+            fault(e, true, e->linked ? "its data link closed" : "its data link cannot be reached");
+            net_sock_close(e->monitor);
+            net_sock_close(e->out);
+            e->monitor = e->out = NULL;
+            e->linked = false;
+            e->queue_n = 0;
+        }
+    }
+}
+
+static void flush_queue(struct exec *e)
+{
+    while (e->queue_n && e->out) {
+        struct waiting *w = &e->queue[e->queue_at];
+        struct net_frame f[2] = {{w->header.data, w->header.len}, {w->body.data, w->body.len}};
+        if (net_send(e->out, f, w->body.len ? 2 : 1) < 0) return;
+        e->queue_at = (e->queue_at + 1) % LIMIT_WINDOW;
+        e->queue_n--;
+    }
+}
+
+/* No send blocks: what the socket refuses waits here, at most a window of it. */
+static void hand_on(struct exec *e, const void *body, size_t body_bytes)
+{
+    struct net_frame f[2] = {{e->header.data, e->header.len}, {body, body_bytes}};
+    if (!e->out) return; /* the link broke: a fault was told */
+    if (e->queue_n == 0 && net_send(e->out, f, body_bytes ? 2 : 1) == 0) return;
+    if (e->queue_n == LIMIT_WINDOW) {
+        fault(e, true, "its data link takes nothing");
+        return;
+    }
+    struct waiting *w = &e->queue[(e->queue_at + e->queue_n++) % LIMIT_WINDOW];
+    buf_drop(&w->header, w->header.len);
+    buf_drop(&w->body, w->body.len);
+    (void)buf_append(&w->header, f[0].data, f[0].bytes);
+    (void)buf_append(&w->body, body, body_bytes);
+}
+
+/* ---- assignments ---- */
+
+static bool on_progress(void *arg, uint64_t done, uint64_t total)
+{
+    struct exec *e = arg;
+    uint64_t now = clock_ns();
+    if (done == total || now - e->progress_ns >= PROGRESS_NS) {
+        struct msg_from_worker m = {
+            .type = FROM_LOAD_PROGRESS, .bytes_done = done, .bytes_total = total};
+        e->progress_ns = now;
+        tell(e, &m);
+    }
+    return !atomic_load(&e->stop);
+}
+
+static int load(struct exec *e, struct errmsg *em)
+{
+    if (e->o.off_machine && !e->assign.plaintext)
+        return err_set(em, ERR_CONF,
+                       "data links would leave this machine in plaintext: listen on loopback, or "
+                       "set 'plaintext: true' in the cluster file");
+    if (e->work && stage_work_fits(e->work, &e->assign)) {
+        stage_work_reset(e->work);
+        return 0;
+    }
+    stage_work_close(e->work);
+    e->work = NULL;
+    struct stage_work_options o = {.assign = &e->assign,
+                                   .threads = e->o.threads,
+                                   .isa = e->o.isa,
+                                   .models = e->o.models,
+                                   .progress = on_progress,
+                                   .progress_arg = e};
+    return stage_work_open(&o, &e->work, em);
+}
+
+static void publish_holding(struct exec *e)
+{
+    struct msg_heartbeat h = {0};
+    (void)pthread_mutex_lock(&e->lock);
+    h.messages_dropped = e->shared.heartbeat.messages_dropped;
+    e->shared.has_epoch = true;
+    e->shared.epoch = e->gate.epoch;
+    e->shared.holds = e->work != NULL;
+    if (e->work) {
+        stage_work_memory(e->work, &h);
+        e->shared.holding = (struct msg_holding){e->assign.model_digest, e->assign.layer_first,
+                                                 e->assign.layer_last};
+    }
+    e->shared.heartbeat = h;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+static void take_assign(struct exec *e, const struct msg_to_worker *m)
+{
+    struct errmsg em = {0};
+    if (!gate_newer(&e->gate, m->epoch)) {
+        count_drop(e);
+        return;
+    }
+    close_links(e);
+    gate_open(&e->gate, m->epoch);
+    e->assign = m->assign;
+    int rc = load(e, &em);
+    publish_holding(e);
+    struct msg_from_worker ready = {.type = FROM_READY};
+    if (rc == 0) rc = bind_in(e, ready.endpoint, sizeof ready.endpoint, &em);
+    if (rc < 0) {
+        close_links(e);
+        fault(e, false, em.text);
+        return;
+    }
+    e->last = stage_work_is_last(e->work);
+    e->idle_since_ns = clock_ns();
+    tell(e, &ready);
+}
+
+static void take_command(struct exec *e)
+{
+    struct net_msg msg;
+    while (net_recv(e->pair, &msg) == 0) {
+        struct msg_to_worker m;
+        struct net_frame f = net_msg_frame(&msg, 0);
+        bool right = f.bytes == sizeof m; /* an empty one only wakes the thread */
+        if (right) memcpy(&m, f.data, sizeof m);
+        net_msg_close(&msg);
+        if (!right) continue;
+        if (m.type == TO_ASSIGN)
+            take_assign(e, &m);
+        else if (m.type == TO_CONNECT && epoch_eq(m.epoch, e->gate.epoch) && e->in && !e->out)
+            connect_out(e, m.text);
+    }
+}
+
+/* ---- Steps ---- */
+
+static void count_step(struct exec *e, const struct msg_step *s, size_t bytes_in, size_t bytes_out,
+                       uint64_t compute_ns)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    struct msg_heartbeat *h = &e->shared.heartbeat;
+    h->step_done = s->number;
+    h->rows += s->rows;
+    h->activation_bytes_in += bytes_in;
+    h->activation_bytes_out += bytes_out;
+    h->compute_ns += compute_ns;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+static void note_received(struct exec *e, uint64_t number)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    e->shared.heartbeat.step_received = number;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+static void run_step(struct exec *e, struct msg_step *s, const void *body, size_t body_bytes)
+{
+    struct errmsg em = {0};
+    struct stage_output out;
+    uint64_t start = clock_ns();
+    note_received(e, s->number);
+    mem_guard_begin();
+    int rc = stage_work_step(e->work, s, body, &out, &em);
+    mem_guard_end();
+    if (rc < 0) {
+        fault(e, false, em.text);
+        return;
+    }
+    uint64_t end = clock_ns();
+    struct msg_timing t = {s->n_timings, end - start, start - e->idle_since_ns};
+    size_t bytes_out = 0;
+    if (e->last) {
+        memcpy(out.result.timings, s->timings, s->n_timings * sizeof t);
+        out.result.n_timings = s->n_timings;
+        if (s->n_timings < LIMIT_STAGES) out.result.timings[out.result.n_timings++] = t;
+        wire_put_result(&out.result, &e->header);
+    } else {
+        bytes_out = (size_t)s->rows * s->width * sizeof(float);
+        s->frame_bytes = bytes_out;
+        if (s->n_timings < LIMIT_STAGES) s->timings[s->n_timings++] = t;
+        wire_put_step(s, &e->header);
+    }
+    count_step(e, s, body_bytes, bytes_out, end - start);
+    hand_on(e, out.activations, bytes_out);
+    e->idle_since_ns = clock_ns();
+}
+
+/* A malformed or foreign message is dropped and counted; the gap it leaves ends the epoch. */
+static void take_data(struct exec *e)
+{
+    struct net_msg msg;
+    if (net_recv(e->in, &msg) < 0) return;
+    struct errmsg em = {0};
+    struct msg_step s;
+    struct net_frame header = net_msg_frame(&msg, 0);
+    struct net_frame body = msg.n > 1 ? net_msg_frame(&msg, 1) : (struct net_frame){NULL, 0};
+    int rc = msg.n > 2 ? ERR_PROTO : wire_get_step(header.data, header.bytes, &e->arena, &s, &em);
+    if (rc == 0 && body.bytes != s.frame_bytes) rc = ERR_PROTO;
+    enum gate_verdict v = rc == 0 ? gate_step(&e->gate, s.epoch, s.number) : GATE_STALE;
+    if (v == GATE_TAKE) {
+        run_step(e, &s, body.data, body.bytes);
+    } else if (v == GATE_GAP) {
+        char text[128];
+        (void)snprintf(text, sizeof text, "Step %" PRIu64 " came after %" PRIu64, s.number,
+                       e->gate.last);
+        fault(e, false, text);
+        close_links(e);
+    } else {
+        count_drop(e);
+    }
+    net_msg_close(&msg);
+}
+
+static void *exec_main(void *arg)
+{
+    struct exec *e = arg;
+    while (!atomic_load(&e->stop)) {
+        struct net_poll items[] = {
+            {.sock = e->pair}, {.sock = e->in}, {.sock = e->monitor},
+            {.sock = e->queue_n ? e->out : NULL, .want_write = true}};
+        if (net_poll(items, 4, -1) < 0) break;
+        if (items[2].readable) watch_link(e);
+        if (items[3].writable) flush_queue(e);
+        if (items[1].readable && e->in) take_data(e);
+        if (items[0].readable) take_command(e);
+    }
+    close_links(e);
+    stage_work_close(e->work);
+    arena_close(&e->arena);
+    buf_close(&e->header);
+    for (uint32_t i = 0; i < LIMIT_WINDOW; i++) {
+        buf_close(&e->queue[i].header);
+        buf_close(&e->queue[i].body);
+    }
+    net_sock_close(e->pair);
+    return NULL;
+}
+
+/* ---- the control thread's side ---- */
+
+int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_exec,
+              struct errmsg *em)
+{
+    struct exec *e = mem_zalloc(sizeof *e);
+    struct net_limits limits = {PAIR_HWM, 1 << 20};
+    e->o = *o;
+    e->net = net;
+    (void)pthread_mutex_init(&e->lock, NULL);
+    int rc = net_socket(net, NET_PAIR, limits, &e->control, em);
+    if (rc == 0) rc = net_bind(e->control, "inproc://exec", em);
+    if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &e->pair, em);
+    if (rc == 0) rc = net_connect(e->pair, "inproc://exec", em);
+    if (rc == 0 && pthread_create(&e->thread, NULL, exec_main, e) != 0)
+        rc = err_set(em, ERR_AGAIN, "cannot start the compute thread");
+    if (rc < 0) {
+        net_sock_close(e->pair);
+        net_sock_close(e->control);
+        mem_free(e);
+        return rc;
+    }
+    *ret_exec = e;
+    return 0;
+}
+
+void exec_close(struct exec *e)
+{
+    if (!e) return;
+    struct net_frame wake = {"", 0};
+    atomic_store(&e->stop, true);
+    (void)net_send(e->control, &wake, 1);
+    (void)pthread_join(e->thread, NULL);
+    net_sock_close(e->control);
+    (void)pthread_mutex_destroy(&e->lock);
+    mem_free(e);
+}
+
+struct net_sock *exec_socket(struct exec *e)
+{
+    return e->control;
+}
+
+bool exec_command(struct exec *e, const struct msg_to_worker *m)
+{
+    struct net_frame f = {m, sizeof *m};
+    return net_send(e->control, &f, 1) == 0;
+}
+
+bool exec_next(struct exec *e, struct msg_from_worker *ret)
+{
+    struct net_msg msg;
+    if (net_recv(e->control, &msg) < 0) return false;
+    struct net_frame f = net_msg_frame(&msg, 0);
+    bool right = f.bytes == sizeof *ret;
+    if (right) memcpy(ret, f.data, sizeof *ret);
+    net_msg_close(&msg);
+    return right;
+}
+
+void exec_heartbeat(struct exec *e, struct msg_from_worker *ret)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    ret->type = FROM_HEARTBEAT;
+    ret->has_epoch = e->shared.has_epoch;
+    ret->epoch = e->shared.epoch;
+    ret->heartbeat = e->shared.heartbeat;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+bool exec_holding(struct exec *e, struct msg_holding *ret)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    bool holds = e->shared.holds;
+    *ret = e->shared.holding;
+    (void)pthread_mutex_unlock(&e->lock);
+    return holds;
+}

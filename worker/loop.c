@@ -1,0 +1,233 @@
+#include "worker/loop.h"
+
+#include "common/base/buf.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/engine/cpu.h"
+#include "proto/wire.h"
+#include "worker/exec.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#define HEARTBEAT_NS (250 * NS_PER_MS)
+#define DRAIN_MS 200
+
+static atomic_bool asked_to_stop;
+
+static void on_signal(int number)
+{
+    (void)number;
+    atomic_store(&asked_to_stop, true);
+}
+
+struct loop {
+    const struct loop_options *o;
+    struct net *net;
+    struct net_sock *control, *monitor;
+    struct exec *exec;
+    struct instance instance;
+    struct msg_hello hello;
+    struct arena arena;
+    struct buf out;
+    bool refused;
+    struct errmsg *em;
+};
+
+static void send_up(struct loop *l, struct msg_from_worker *m)
+{
+    m->version = PROTO_VERSION;
+    m->instance = l->instance;
+    wire_put_from_worker(m, &l->out);
+    struct net_frame f = {l->out.data, l->out.len};
+    (void)net_send(l->control, &f, 1); /* not connected: the next Hello says it all again */
+}
+
+static void send_hello(struct loop *l)
+{
+    struct msg_from_worker m = {.type = FROM_HELLO, .hello = l->hello};
+    m.hello.holds = exec_holding(l->exec, &m.hello.holding);
+    send_up(l, &m);
+}
+
+/* Resident memory of this process, as the kernel counts it. */
+static uint64_t resident_bytes(void)
+{
+    unsigned long long total, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (!f) return 0;
+    if (fscanf(f, "%llu %llu", &total, &resident) != 2) resident = 0;
+    (void)fclose(f);
+    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void send_heartbeat(struct loop *l)
+{
+    struct msg_from_worker m = {0};
+    exec_heartbeat(l->exec, &m);
+    m.heartbeat.resident_bytes = resident_bytes();
+    send_up(l, &m);
+}
+
+/* "tcp://:PORT" is the coordinator's own: it cannot know under which address it is reached. */
+static void fill_host(const struct loop *l, char *endpoint, size_t size)
+{
+    char port[16];
+    if (strncmp(endpoint, "tcp://:", 7) != 0) return;
+    (void)snprintf(port, sizeof port, "%.15s", endpoint + 6);
+    const char *colon = strrchr(l->o->coordinator, ':');
+    (void)snprintf(endpoint, size, "%.*s%s", (int)(colon - l->o->coordinator), l->o->coordinator,
+                   port);
+}
+
+static void on_control(struct loop *l)
+{
+    struct net_msg msg;
+    while (net_recv(l->control, &msg) == 0) {
+        struct errmsg em = {0};
+        struct msg_to_worker m;
+        struct net_frame f = net_msg_frame(&msg, 0);
+        int rc = msg.n == 1 ? wire_get_to_worker(f.data, f.bytes, &l->arena, &m, &em) : ERR_PROTO;
+        net_msg_close(&msg);
+        if (rc < 0) {
+            log_error("a message from the coordinator was dropped: %s", em.text);
+        } else if (m.type == TO_REFUSE) {
+            l->refused = true;
+            (void)err_set(l->em, ERR_CONF, "refused: %s", m.text);
+        } else if (m.version != PROTO_VERSION) {
+            l->refused = true;
+            (void)err_set(l->em, ERR_CONF, "the coordinator speaks protocol version %" PRIu32
+                          ", this worker %u", m.version, PROTO_VERSION);
+        } else if (m.type == TO_WHO) {
+            send_hello(l);
+        } else {
+            if (m.type == TO_ASSIGN)
+                log_info("generation %" PRIu32 ": layers %" PRIu32 "-%" PRIu32 " of %s",
+                         m.epoch.generation, m.assign.layer_first, m.assign.layer_last,
+                         m.assign.model_path);
+            if (m.type == TO_CONNECT) fill_host(l, m.text, sizeof m.text);
+            if (!exec_command(l->exec, &m)) log_error("the compute thread takes no commands");
+        }
+    }
+}
+
+static void on_exec(struct loop *l)
+{
+    struct msg_from_worker m;
+    while (exec_next(l->exec, &m)) {
+        if (m.type == FROM_FAULT) log_error("%s", m.text);
+        if (m.type == FROM_READY) {
+            struct msg_from_worker h = {0};
+            exec_heartbeat(l->exec, &h);
+            log_info("ready: read %.1f MiB, weights %.1f MiB, KV %.1f MiB",
+                     (double)h.heartbeat.read_bytes / (1 << 20),
+                     (double)h.heartbeat.weights_bytes / (1 << 20),
+                     (double)h.heartbeat.kv_bytes / (1 << 20));
+        }
+        send_up(l, &m);
+        if (m.type == FROM_READY) send_heartbeat(l);
+    }
+}
+
+static void on_monitor(struct loop *l)
+{
+    enum net_event e;
+    while ((e = net_monitor_next(l->monitor)) != NET_EVENT_NONE)
+        if (e == NET_EVENT_CONNECTED) send_hello(l);
+}
+
+static void turn(struct loop *l, uint64_t *next_heartbeat_ns)
+{
+    uint64_t now = clock_ns();
+    if (now >= *next_heartbeat_ns) {
+        send_heartbeat(l);
+        *next_heartbeat_ns = now + HEARTBEAT_NS;
+    }
+    struct net_poll items[] = {
+        {.sock = l->control}, {.sock = exec_socket(l->exec)}, {.sock = l->monitor}};
+    long wait_ms = (long)((*next_heartbeat_ns - now) / NS_PER_MS) + 1;
+    if (net_poll(items, 3, wait_ms) < 0) return;
+    if (items[2].readable) on_monitor(l);
+    if (items[0].readable) on_control(l);
+    if (items[1].readable) on_exec(l);
+}
+
+static bool is_loopback(const char *endpoint)
+{
+    const char *host = strncmp(endpoint, "tcp://", 6) == 0 ? endpoint + 6 : endpoint;
+    return strncmp(host, "127.", 4) == 0 || strncmp(host, "localhost", 9) == 0;
+}
+
+static int introduce(struct loop *l, struct errmsg *em)
+{
+    const struct kern *kern;
+    int rc = cpu_kern(l->o->isa, &kern, em);
+    if (rc < 0) return rc;
+    if (getrandom(&l->instance, sizeof l->instance, 0) != sizeof l->instance)
+        return err_set(em, ERR_IO, "no random numbers");
+    char host[32] = "worker";
+    (void)gethostname(host, sizeof host - 1);
+    if (l->o->name && strlen(l->o->name) >= sizeof l->hello.name)
+        return err_set(em, ERR_CONF, "--name: longer than %u bytes", LIMIT_NAME_BYTES - 1);
+    if (l->o->name)
+        (void)snprintf(l->hello.name, sizeof l->hello.name, "%s", l->o->name);
+    else
+        (void)snprintf(l->hello.name, sizeof l->hello.name, "%s-%d", host, (int)getpid());
+    (void)snprintf(l->hello.isa, sizeof l->hello.isa, "%s", kern->name);
+    l->hello.threads = l->o->threads;
+    l->hello.pid = (uint32_t)getpid();
+    l->hello.memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    return 0;
+}
+
+static int open_all(struct loop *l, struct errmsg *em)
+{
+    bool local = is_loopback(l->o->coordinator);
+    const char *listen = l->o->listen ? l->o->listen : local ? "127.0.0.1" : "0.0.0.0";
+    struct exec_options e = {.threads = l->o->threads,
+                             .isa = l->o->isa,
+                             .listen = listen,
+                             .advertise = l->o->advertise,
+                             .models = l->o->models,
+                             .off_machine = !is_loopback(listen)};
+    if (l->o->advertise && !strrchr(l->o->advertise, ':'))
+        return err_set(em, ERR_CONF, "--advertise: '%s' is not HOST:PORT", l->o->advertise);
+    int rc = introduce(l, em);
+    if (rc == 0) rc = net_open(&l->net, em);
+    if (rc == 0) rc = exec_open(l->net, &e, &l->exec, em);
+    struct net_limits limits = {64, LIMIT_CONTROL_BYTES};
+    if (rc == 0) rc = net_socket(l->net, NET_DEALER, limits, &l->control, em);
+    if (rc == 0) rc = net_monitor(l->net, l->control, &l->monitor, em);
+    if (rc == 0) rc = net_connect(l->control, l->o->coordinator, em);
+    return rc == ERR_IO ? ERR_CONF : rc;
+}
+
+int loop_run(const struct loop_options *o, struct errmsg *em)
+{
+    struct loop l = {.o = o, .em = em};
+    struct sigaction action = {.sa_handler = on_signal};
+    (void)sigaction(SIGTERM, &action, NULL);
+    (void)sigaction(SIGINT, &action, NULL);
+    int rc = open_all(&l, em);
+    if (rc == 0) log_info("%s joins %s", l.hello.name, o->coordinator);
+    uint64_t next_heartbeat_ns = 0;
+    while (rc == 0 && !atomic_load(&asked_to_stop) && !l.refused) turn(&l, &next_heartbeat_ns);
+    if (l.refused) rc = ERR_CONF;
+    if (rc == 0) {
+        struct msg_from_worker bye = {.type = FROM_GOODBYE};
+        send_up(&l, &bye);
+        log_info("%s leaves", l.hello.name);
+    }
+    net_sock_close(l.monitor);
+    if (l.control) net_sock_drain(l.control, DRAIN_MS);
+    exec_close(l.exec);
+    net_close(l.net);
+    arena_close(&l.arena);
+    buf_close(&l.out);
+    return rc;
+}
