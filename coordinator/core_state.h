@@ -27,6 +27,7 @@ enum replica_state { REPLICA_WAITING, REPLICA_LOADING, REPLICA_LINKING, REPLICA_
 struct worker {
     bool used;
     bool ready, linked; /* in the present generation */
+    bool suspect;       /* its data link broke, and it has said nothing since */
     struct instance instance;
     struct msg_hello hello;
     char address[LIMIT_NAME_BYTES];

@@ -116,7 +116,7 @@ static uint32_t pick(const struct core *c, uint32_t stage, bool must_hold)
     uint32_t best = NO_WORKER;
     for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
         const struct worker *w = &c->workers[i];
-        if (!w->used || taken(c, i) || (must_hold && !holds(c, w, stage))) continue;
+        if (!w->used || w->suspect || taken(c, i) || (must_hold && !holds(c, w, stage))) continue;
         if (best == NO_WORKER || strcmp(w->hello.name, c->workers[best].hello.name) < 0) best = i;
     }
     return best;
@@ -145,7 +145,7 @@ static void begin(struct core *c)
 {
     struct replica *r = &c->replica;
     uint32_t n = 0;
-    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) n += c->workers[i].used;
+    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) n += c->workers[i].used && !c->workers[i].suspect;
     if (r->state != REPLICA_WAITING || n < c->cfg.n_stages || c->now_ns < r->retry_ns) return;
     cut_layers(c);
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) r->stage[i] = pick(c, i, true);
@@ -237,10 +237,12 @@ void replica__link(struct core *c, struct epoch epoch, bool up)
     struct replica *r = &c->replica;
     if (!epoch_eq(epoch, replica__epoch(c)) || r->state < REPLICA_LINKING) return;
     r->link_up = up;
-    if (up)
+    if (up) {
         probe_when_linked(c);
-    else
-        lose(c, core__text(c, "the link to worker %s broke", at_stage(c, 0)->hello.name));
+        return;
+    }
+    at_stage(c, 0)->suspect = true;
+    lose(c, core__text(c, "worker %s lost: its data link closed", at_stage(c, 0)->hello.name));
 }
 
 /* ---- results ---- */
@@ -300,6 +302,7 @@ static void hello(struct core *c, const struct msg_from_worker *m, const char *a
     bool known = w->used;
     *w = known ? *w : (struct worker){.used = true, .instance = m->instance};
     w->hello = m->hello;
+    w->suspect = false;
     w->heard_ns = c->now_ns;
     (void)snprintf(w->address, sizeof w->address, "%s", address);
     if (!known) core__note(c, "worker %s joined from %s", w->hello.name, w->address);
@@ -310,9 +313,11 @@ static void fault(struct core *c, struct worker *w, const struct msg_from_worker
 {
     uint32_t stage = stage_of(c, w);
     if (stage == NO_WORKER || !epoch_eq(m->epoch, replica__epoch(c))) return;
-    if (m->downstream && stage + 1 < c->cfg.n_stages)
-        lose(c, core__text(c, "worker %s lost: %s", at_stage(c, stage + 1)->hello.name, m->text));
-    else
+    if (m->downstream && stage + 1 < c->cfg.n_stages) {
+        struct worker *next = at_stage(c, stage + 1);
+        next->suspect = true;
+        lose(c, core__text(c, "worker %s lost: %s", next->hello.name, m->text));
+    } else
         lose(c, core__text(c, "worker %s: %s", w->hello.name, m->text));
 }
 
@@ -366,6 +371,7 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
         if (m->type != FROM_GOODBYE) (void)to_worker(c, m->instance, TO_WHO);
     } else {
         w->heard_ns = c->now_ns;
+        w->suspect = false;
         switch (m->type) {
         case FROM_HEARTBEAT: heartbeat(c, w, m); break;
         case FROM_FAULT: fault(c, w, m); break;

@@ -1,0 +1,265 @@
+/* Simulated workers: the shipped gate, a shadow of the KV pages, and time that passes. */
+#include "coordinator/sim/world.h"
+
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "proto/wire.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HEARTBEAT_NS (250 * NS_PER_MS)
+#define STEP_NS (300 * 1000)
+#define ROW_NS (50 * 1000)
+
+/* A control message to the core; the connection keeps its order. */
+void stage__tell(struct world *w, uint32_t who, struct msg_from_worker *m)
+{
+    struct world_worker *s = &w->workers[who];
+    uint64_t at = w->now_ns + world__latency(w);
+    if (at <= s->last_control_ns) at = s->last_control_ns + 1;
+    s->last_control_ns = at;
+    struct occurrence *o = world__schedule(w, at - w->now_ns, HAPPEN_TO_CORE);
+    o->who = who;
+    o->from = mem_alloc(sizeof *o->from);
+    m->version = PROTO_VERSION;
+    m->instance = s->instance;
+    *o->from = *m;
+}
+
+static void tell_of_epoch(struct world *w, uint32_t who, struct msg_from_worker *m)
+{
+    m->has_epoch = true;
+    m->epoch = w->workers[who].gate.epoch;
+    stage__tell(w, who, m);
+}
+
+static void say_hello(struct world *w, uint32_t who)
+{
+    struct world_worker *s = &w->workers[who];
+    struct msg_from_worker m = {.type = FROM_HELLO, .hello = {.threads = 1, .pid = who}};
+    (void)snprintf(m.hello.name, sizeof m.hello.name, "w%" PRIu32, who);
+    if (s->loaded) {
+        m.hello.holds = true;
+        m.hello.holding = (struct msg_holding){s->assign.model_digest, s->assign.layer_first,
+                                               s->assign.layer_last};
+    }
+    stage__tell(w, who, &m);
+}
+
+void stage__start(struct world *w, uint32_t who)
+{
+    struct world_worker *s = &w->workers[who];
+    s->alive = true;
+    s->life = ++w->next_life;
+    s->instance = (struct instance){rng_u64(&w->rng), rng_u64(&w->rng)};
+    s->gate = (struct gate){0};
+    s->loaded = s->busy = s->stopped = s->cut = false;
+    s->downstream = -2;
+    s->inbox_n = 0;
+    s->heartbeat = (struct msg_heartbeat){0};
+    memset(s->tags, 0, sizeof s->tags);
+    say_hello(w, who);
+    struct occurrence *o = world__schedule(w, HEARTBEAT_NS, HAPPEN_HEARTBEAT);
+    o->who = who;
+    o->life = s->life;
+}
+
+/* Everybody who sends to a dead worker sees the link close soon after. */
+void stage__kill(struct world *w, uint32_t who)
+{
+    w->workers[who].alive = false;
+    for (uint32_t i = 0; i < w->n_workers; i++) {
+        struct world_worker *up = &w->workers[i];
+        if (!up->alive || up->downstream != (int)who) continue;
+        struct msg_from_worker m = {.type = FROM_FAULT, .downstream = true};
+        (void)snprintf(m.text, sizeof m.text, "its data link closed");
+        up->downstream = -2;
+        tell_of_epoch(w, i, &m);
+    }
+    if (w->link_open && w->link_worker == who) {
+        struct occurrence *o = world__schedule(w, world__latency(w), HAPPEN_LINK);
+        o->epoch = w->link_epoch;
+        o->up = false;
+        w->link_open = false;
+    }
+}
+
+static void fault(struct world *w, uint32_t who, const char *text)
+{
+    struct msg_from_worker m = {.type = FROM_FAULT};
+    (void)snprintf(m.text, sizeof m.text, "%s", text);
+    tell_of_epoch(w, who, &m);
+}
+
+void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m)
+{
+    struct world_worker *s = &w->workers[who];
+    struct msg_from_worker answer = {.type = FROM_LINKED};
+    switch (m->type) {
+    case TO_ASSIGN:
+        if (!gate_newer(&s->gate, m->epoch)) return;
+        gate_open(&s->gate, m->epoch);
+        s->assign = m->assign;
+        s->ran = 0;
+        s->downstream = -2;
+        s->cut = false;
+        s->heartbeat = (struct msg_heartbeat){0};
+        struct occurrence *o =
+            world__schedule(w, NS_PER_MS * (1 + rng_below(&w->rng, 50)), HAPPEN_LOADED);
+        o->who = who;
+        o->life = s->life;
+        o->epoch = m->epoch;
+        break;
+    case TO_CONNECT:
+        if (!epoch_eq(m->epoch, s->gate.epoch)) return;
+        s->downstream = strncmp(m->text, "tcp://w", 7) == 0 ? atoi(m->text + 7) : -1;
+        if (s->downstream >= 0 && !w->workers[s->downstream].alive) {
+            s->downstream = -2;
+            answer.type = FROM_FAULT;
+            answer.downstream = true;
+        }
+        tell_of_epoch(w, who, &answer);
+        break;
+    case TO_WHO: say_hello(w, who); break;
+    case TO_REFUSE: world__fail(w, "worker %" PRIu32 " was refused: %s", who, m->text); break;
+    }
+}
+
+void stage__loaded(struct world *w, uint32_t who, struct epoch epoch)
+{
+    struct world_worker *s = &w->workers[who];
+    if (!epoch_eq(epoch, s->gate.epoch)) return;
+    struct msg_from_worker m = {.type = FROM_READY};
+    s->loaded = true;
+    (void)snprintf(m.endpoint, sizeof m.endpoint, "tcp://w%" PRIu32 ":1", who);
+    tell_of_epoch(w, who, &m);
+}
+
+/* ---- Steps ---- */
+
+/* 3. Fencing, by a count of the simulator's own. */
+static void check_fence(struct world *w, struct world_worker *s, const struct msg_step *m)
+{
+    if (!epoch_eq(m->epoch, s->gate.epoch))
+        world__fail(w, "a stage runs Step %" PRIu64 " of generation %" PRIu32 " in %" PRIu32,
+                    m->number, m->epoch.generation, s->gate.epoch.generation);
+    else if (m->number != s->ran + 1)
+        world__fail(w, "a stage runs Step %" PRIu64 " after %" PRIu64, m->number, s->ran);
+    s->ran = m->number;
+}
+
+static void make_result(struct world *w, struct world_worker *s, const struct msg_step *m)
+{
+    struct msg_run_result runs[LIMIT_STEP_RUNS];
+    int32_t tokens[LIMIT_STEP_RUNS];
+    struct msg_result r = {.epoch = m->epoch, .number = m->number, .runs = runs, .digest = 42};
+    for (uint32_t i = 0; i < m->n_runs; i++) {
+        const struct msg_run *x = &m->runs[i];
+        const struct world_request *q = check__find(w, x->request);
+        if (!x->n_logits || x->kind == RUN_PROBE || !q) continue;
+        uint32_t p = x->first_pos + x->n_rows - 1;
+        tokens[i] =
+            check__choose(q, s->tags[x->pages[p / LIMIT_PAGE] * LIMIT_PAGE + p % LIMIT_PAGE]);
+        runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
+                                                   .attempt = x->attempt,
+                                                   .first_pos = p + 1,
+                                                   .n_tokens = 1,
+                                                   .tokens = &tokens[i]};
+    }
+    wire_put_result(&r, &s->outgoing);
+}
+
+static void run(struct world *w, uint32_t who, struct buf *bytes)
+{
+    struct world_worker *s = &w->workers[who];
+    struct errmsg em;
+    struct msg_step m;
+    if (wire_get_step(bytes->data, bytes->len, &w->arena, &m, &em) < 0) {
+        world__fail(w, "a Step does not decode: %s", em.text);
+        return;
+    }
+    enum gate_verdict v = gate_step(&s->gate, m.epoch, m.number);
+    if (v == GATE_GAP) fault(w, who, "a Step is missing");
+    if (v != GATE_TAKE) return;
+    check_fence(w, s, &m);
+    s->heartbeat.step_received = m.number;
+    for (uint32_t i = 0; i < m.n_runs && !w->failed; i++) {
+        if (m.runs[i].kind != RUN_PROBE)
+            check__run(w, s, &m.runs[i]);
+        else /* a probe writes its page like any row */
+            s->tags[m.runs[i].pages[0] * LIMIT_PAGE] = rng_u64(&w->rng);
+    }
+    s->outgoing_result = s->assign.layer_last == w->cfg.n_layers - 1;
+    if (s->outgoing_result) {
+        make_result(w, s, &m);
+    } else {
+        m.frame_bytes = (uint64_t)m.rows * m.width * sizeof(float);
+        wire_put_step(&m, &s->outgoing);
+    }
+    s->busy = true;
+    struct occurrence *o = world__schedule(w, STEP_NS + m.rows * ROW_NS, HAPPEN_STAGE_DONE);
+    o->who = who;
+    o->life = s->life;
+    o->epoch = m.epoch;
+}
+
+void stage__next(struct world *w, uint32_t who)
+{
+    struct world_worker *s = &w->workers[who];
+    while (s->alive && !s->stopped && !s->busy && s->inbox_n && !w->failed) {
+        struct buf *b = &s->inbox[s->inbox_at];
+        s->inbox_at = (s->inbox_at + 1) % WORLD_INBOX;
+        s->inbox_n--;
+        run(w, who, b);
+    }
+}
+
+void stage__step(struct world *w, uint32_t who, struct buf *bytes)
+{
+    struct world_worker *s = &w->workers[who];
+    if (s->inbox_n == WORLD_INBOX) {
+        world__fail(w, "the inbox of worker %" PRIu32 " overflows", who);
+        return;
+    }
+    struct buf *b = &s->inbox[(s->inbox_at + s->inbox_n++) % WORLD_INBOX];
+    buf_drop(b, b->len);
+    (void)buf_append(b, bytes->data, bytes->len);
+    stage__next(w, who);
+}
+
+/* Sends on, unless the link is cut or this message is one that gets lost. */
+static void send_on(struct world *w, struct world_worker *s)
+{
+    bool faulty = w->now_ns < w->faults_end_ns;
+    if (s->downstream == -2) return;
+    if (s->cut || (faulty && rng_below(&w->rng, 400) == 0)) {
+        w->report->faults++;
+        return;
+    }
+    uint64_t at = w->now_ns + world__latency(w);
+    if (at <= s->last_out_ns) at = s->last_out_ns + 1;
+    s->last_out_ns = at;
+    bool twice = faulty && rng_below(&w->rng, 100) == 0;
+    for (int i = 0; i < 1 + twice; i++) {
+        /* The second copy may be late enough to meet the next generation. */
+        uint64_t late = i ? NS_PER_MS * rng_below(&w->rng, 800) : 0;
+        struct occurrence *o = world__schedule(w, at - w->now_ns + late,
+                                               s->outgoing_result ? HAPPEN_RESULT : HAPPEN_STEP);
+        o->who = s->downstream < 0 ? 0 : (uint32_t)s->downstream;
+        o->life = s->downstream < 0 ? 0 : w->workers[s->downstream].life;
+        (void)buf_append(&o->bytes, s->outgoing.data, s->outgoing.len);
+    }
+    w->report->faults += twice;
+}
+
+void stage__done(struct world *w, uint32_t who)
+{
+    struct world_worker *s = &w->workers[who];
+    s->busy = false;
+    s->heartbeat.step_done = s->heartbeat.step_received;
+    send_on(w, s);
+    stage__next(w, who);
+}
