@@ -89,12 +89,17 @@ static bool f16_finite(const uint8_t *p)
     return (p[1] & 0x7c) != 0x7c;
 }
 
-/* 16 bytes of nibbles (low half: weights 0..15, high half: 16..31) into a tile's four vectors. */
+/* 16 bytes of nibbles (low half: weights 0..15, high half: 16..31) into a tile's four vectors, four
+ * weights at a time: vector v takes weights 8v..8v+3 low, 8v+4..8v+7 high. */
 static void put_nibbles(const uint8_t *q, uint32_t row, uint8_t *tile)
 {
-    for (uint32_t k = 0; k < 32; k++) {
-        uint32_t w = k < 16 ? q[k] & 15u : q[k - 16] >> 4;
-        tile[(k / 8) * 64 + 4 * row + (k & 3)] |= (uint8_t)(w << (k & 4));
+    for (uint32_t v = 0; v < 4; v++, tile += 64) {
+        uint32_t a, b;
+        memcpy(&a, q + 8 * (v & 1), sizeof a);
+        memcpy(&b, q + 8 * (v & 1) + 4, sizeof b);
+        uint32_t both = v < 2 ? (a & 0x0f0f0f0f) | (b & 0x0f0f0f0f) << 4
+                              : (a >> 4 & 0x0f0f0f0f) | (b & 0xf0f0f0f0);
+        memcpy(tile + 4 * row, &both, sizeof both);
     }
 }
 
@@ -131,7 +136,7 @@ bool quant_pack_panel(enum qtype type, const uint8_t *rows, uint32_t n_rows, uin
                       uint8_t *ret_panel)
 {
     const struct qtype_info *t = qtype_info(type);
-    memset(ret_panel, 0, quant_panel_bytes(type, k));
+    if (n_rows < TILE_ROWS) memset(ret_panel, 0, quant_panel_bytes(type, k));
     if (t->block == 1) {
         pack_floats(rows, n_rows, k, t->bytes, ret_panel);
         return true;

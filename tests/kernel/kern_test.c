@@ -1,0 +1,380 @@
+/* Every kernel of every level that this machine has against the scalar oracle: bit for bit, or both
+ * NaN; outputs between canaries. Data: Gaussian, extremes, exact ties, tiny, huge, zeros, NaN. */
+#include "common/engine/cpu.h"
+#include "common/engine/kern.h"
+
+#include "common/base/fmath.h"
+#include "common/base/mem.h"
+#include "common/base/rng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define CANARY 0x7f7f7f7fu
+#define GUARD 16
+
+static const struct kern *levels[2];
+static unsigned n_levels;
+static struct rng rng = {1};
+
+static float uniform(void)
+{
+    return (float)(rng_u64(&rng) >> 40) * 0x1p-24f;
+}
+
+static float gauss(void)
+{
+    float s = 0;
+    for (int i = 0; i < 12; i++) s += uniform();
+    return s - 6.0f;
+}
+
+enum data { GAUSS, EXTREME, OUTLIER, TIES, TINY, HUGE_VALUES, SOME_ZERO, NOT_FINITE, N_DATA };
+
+static void fill(float *x, size_t n, enum data kind)
+{
+    for (size_t i = 0; i < n; i++) switch (kind) {
+        case GAUSS: x[i] = gauss(); break;
+        case EXTREME: x[i] = rng_below(&rng, 2) ? 7.0f : -7.0f; break;
+        case OUTLIER: x[i] = i % 256 == 17 ? 4000.0f : gauss(); break;
+        case TIES: x[i] = i % 32 == 0 ? 127.0f : (float)rng_below(&rng, 254) - 126.5f; break;
+        case TINY: x[i] = fm_float((uint32_t)rng_u64(&rng) & 0x80ffffff); break;
+        case HUGE_VALUES: x[i] = gauss() * 1e30f; break;
+        case SOME_ZERO: x[i] = i / 32 % 3 ? gauss() : 0.0f; break;
+        default: x[i] = i % 97 == 50 ? NAN : i % 89 == 3 ? INFINITY : gauss(); break;
+        }
+}
+
+static bool same(const float *a, const float *b, size_t n, size_t *ret_at)
+{
+    for (*ret_at = 0; *ret_at < n; ++*ret_at) {
+        float x = a[*ret_at], y = b[*ret_at];
+        if (fm_bits(x) != fm_bits(y) && !(x != x && y != y)) return false;
+    }
+    return true;
+}
+
+/* n floats between two guards. */
+static float *guarded(size_t n)
+{
+    float *p = mem_alloc((n + 2 * GUARD) * sizeof *p);
+    for (size_t i = 0; i < n + 2 * GUARD; i++) p[i] = fm_float(CANARY);
+    return p + GUARD;
+}
+
+static void check_guards(float *p, size_t n)
+{
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(fm_bits(p[-1 - (ptrdiff_t)i]), CANARY);
+        assert_int_equal(fm_bits(p[n + i]), CANARY);
+    }
+    mem_free(p - GUARD);
+}
+
+/* Random file rows; kind 0 ordinary, 1 all-maximal integers, 2 odd scales. */
+static void random_rows(enum qtype type, uint8_t *rows, size_t n_blocks, int kind)
+{
+    const struct qtype_info *t = qtype_info((uint32_t)type);
+    for (size_t b = 0; b < n_blocks; b++, rows += t->bytes) {
+        for (int i = 0; i < t->bytes; i++) rows[i] = kind == 1 ? 0xff : (uint8_t)rng_u64(&rng);
+        if (type == QTYPE_F32) {
+            float f = kind == 2 ? gauss() * 1e-38f : gauss();
+            memcpy(rows, &f, 4);
+            continue;
+        }
+        float d = kind == 2 ? (rng_below(&rng, 2) ? 6e-8f : -65504.0f) : (uniform() - 0.3f) * 0.01f;
+        uint16_t h = f16_from_f32(d), m = f16_from_f32(gauss());
+        memcpy(rows, &h, 2);
+        if (t->has_min) memcpy(rows + 2, &m, 2);
+    }
+}
+
+struct act_room {
+    struct act a;
+    size_t q_bytes, blocks;
+};
+
+static struct act_room new_act(uint32_t n_tokens, uint32_t k)
+{
+    struct act_room r = {{n_tokens, k, NULL, NULL, NULL, NULL}, (size_t)n_tokens * k,
+                         (size_t)n_tokens * (k / 32)};
+    r.a.q = mem_zalloc(r.q_bytes);
+    r.a.x = mem_zalloc(r.blocks * sizeof(float));
+    r.a.y = mem_zalloc(r.blocks * sizeof(float));
+    r.a.s = mem_zalloc(r.blocks * sizeof(int32_t));
+    return r;
+}
+
+static void free_act(struct act_room *r)
+{
+    mem_free(r->a.q);
+    mem_free(r->a.x);
+    mem_free(r->a.y);
+    mem_free(r->a.s);
+}
+
+static void test_quantise(void **state)
+{
+    (void)state;
+    size_t at;
+    for (int kind = 0; kind < N_DATA; kind++)
+        for (uint32_t n = 1; n < 40; n += 7) {
+            uint32_t k = 32 * (1 + n % 5);
+            float *x = mem_alloc((size_t)n * k * sizeof *x);
+            fill(x, (size_t)n * k, (enum data)kind);
+            struct act_room want = new_act(n, k);
+            for (uint32_t t = 0; t < n; t++) kern_scalar.quantise(x + t * k, &want.a, t);
+            for (unsigned l = 0; l < n_levels; l++) {
+                struct act_room got = new_act(n, k);
+                for (uint32_t t = 0; t < n; t++) levels[l]->quantise(x + t * k, &got.a, t);
+                assert_memory_equal(got.a.q, want.a.q, want.q_bytes);
+                assert_memory_equal(got.a.s, want.a.s, want.blocks * sizeof(int32_t));
+                assert_true(same(got.a.x, want.a.x, want.blocks, &at));
+                assert_true(same(got.a.y, want.a.y, want.blocks, &at));
+                free_act(&got);
+            }
+            free_act(&want);
+            mem_free(x);
+        }
+}
+
+static void one_linear(enum qtype type, uint32_t rows, uint32_t k, uint32_t tokens, int wkind,
+                       enum data kind)
+{
+    const struct qtype_info *t = qtype_info((uint32_t)type);
+    uint32_t panels = (rows + 15) / 16, ldo = panels * 16 + 16;
+    size_t row_bytes = (size_t)k / t->block * t->bytes, panel_bytes = quant_panel_bytes(type, k);
+    uint8_t *file = mem_alloc(row_bytes * rows), *packed = mem_pages(panel_bytes * panels);
+    random_rows(type, file, (size_t)rows * k / t->block, wkind);
+    for (uint32_t p = 0; p < panels; p++) {
+        uint32_t n = rows - p * 16 < 16 ? rows - p * 16 : 16;
+        assert_true(quant_pack_panel(type, file + p * 16 * row_bytes, n, k, packed + p * panel_bytes));
+    }
+    struct mat m = {type, rows, k, packed};
+    float *x = mem_alloc((size_t)tokens * k * sizeof *x);
+    fill(x, (size_t)tokens * k, kind);
+    struct act_room a = new_act(tokens, k);
+    if (t->block > 1)
+        for (uint32_t i = 0; i < tokens; i++) kern_scalar.quantise(x + (size_t)i * k, &a.a, i);
+    void *scratch = NULL;
+    assert_int_equal(posix_memalign(&scratch, 64, kern_scratch_bytes(k)), 0);
+    size_t n_out = (size_t)(tokens - 1) * ldo + panels * 16, at;
+    float *want = guarded(n_out);
+    kern_scalar.linear(&m, 0, panels, &a.a, x, k, tokens, want, ldo, scratch);
+    for (unsigned l = 0; l < n_levels; l++) {
+        float *got = guarded(n_out);
+        uint32_t half = panels / 2; /* any split over threads */
+        levels[l]->linear(&m, half, panels, &a.a, x, k, tokens, got, ldo, scratch);
+        levels[l]->linear(&m, 0, half, &a.a, x, k, tokens, got, ldo, scratch);
+        if (!same(got, want, n_out, &at))
+            fail_msg("%s %s rows %u k %u tokens %u data %d/%d: %a, oracle %a at %zu",
+                     levels[l]->name, t->name, rows, k, tokens, wkind, (int)kind, (double)got[at],
+                     (double)want[at], at);
+        check_guards(got, n_out);
+    }
+    check_guards(want, n_out);
+    free(scratch);
+    free_act(&a);
+    mem_free(x);
+    mem_free(file);
+    mem_pages_free(packed, panel_bytes * panels);
+}
+
+static void test_linear(void **state)
+{
+    (void)state;
+    static const enum qtype types[] = {QTYPE_F32, QTYPE_F16, QTYPE_Q4_0, QTYPE_Q4_1, QTYPE_Q8_0};
+    static const uint32_t tokens[] = {1, 2, 3, 4, 5, 15, 16, 17, 33, 64};
+    static const uint32_t rows[] = {1, 15, 16, 17, 48, 129};
+    static const uint32_t widths[] = {32, 96, 576, 1536}, odd[] = {1, 17, 257, 576};
+    for (size_t t = 0; t < 5; t++)
+        for (size_t n = 0; n < 10; n++)
+            for (size_t r = 0; r < 6; r++) {
+                uint32_t k = qtype_info(types[t])->block == 1 ? odd[(n + r) % 4] : widths[(n + r) % 4];
+                for (int kind = 0; kind < N_DATA; kind++)
+                    one_linear(types[t], rows[r], k, tokens[n], (int)(n + r + (size_t)kind) % 3,
+                               (enum data)kind);
+            }
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    size_t at;
+    for (int kind = 0; kind < N_DATA; kind++)
+        for (uint32_t n = 1; n < 700; n += 1 + n / 5) {
+            float *x = mem_alloc(n * sizeof *x), *w = mem_alloc(n * sizeof *w);
+            fill(x, n, (enum data)kind);
+            fill(w, n, GAUSS);
+            for (unsigned l = 0; l < n_levels; l++) {
+                float *want = guarded(n), *got = guarded(n);
+                kern_scalar.rmsnorm(x, w, want, n, 1e-5f);
+                levels[l]->rmsnorm(x, w, got, n, 1e-5f);
+                assert_true(same(got, want, n, &at));
+                kern_scalar.silu_mul(x, w, want, n);
+                levels[l]->silu_mul(x, w, got, n);
+                assert_true(same(got, want, n, &at));
+                check_guards(want, n);
+                check_guards(got, n);
+                if (n % 2) continue;
+                want = guarded(n);
+                got = guarded(n);
+                memcpy(want, x, n * sizeof *x);
+                memcpy(got, x, n * sizeof *x);
+                kern_scalar.rope(want, w, n);
+                levels[l]->rope(got, w, n);
+                assert_true(same(got, want, n, &at));
+                check_guards(want, n);
+                check_guards(got, n);
+            }
+            mem_free(x);
+            mem_free(w);
+        }
+}
+
+/* Writes positions through `k` and returns attention over [lo, hi), spans joined. */
+static void attend(const struct kern *k, const struct kv_view *kv, const float *q, uint32_t heads,
+                   uint32_t lo, uint32_t hi, float *out)
+{
+    struct attn_part *parts = mem_alloc(heads * 8 * sizeof *parts);
+    uint32_t s0 = lo / ATTN_SPAN, n = (hi - 1) / ATTN_SPAN - s0 + 1;
+    for (uint32_t s = 0; s < n; s++) {
+        uint32_t a = (s0 + s) * ATTN_SPAN, b = a + ATTN_SPAN;
+        k->attn_span(kv, q, heads, a < lo ? lo : a, b > hi ? hi : b, parts + s * heads);
+    }
+    for (uint32_t h = 0; h < heads; h++)
+        kern_attn_join(parts + h, heads, n, kv->head_size, out + h * kv->head_size);
+    mem_free(parts);
+}
+
+static void one_attention(enum kv_type type, uint32_t d, uint32_t heads, enum data kind)
+{
+    uint32_t n_pages = 40, n_pos = n_pages * KV_PAGE, pages[40];
+    size_t page_bytes = (size_t)d * KV_PAGE * 2 * (type == KV_F32 ? 4 : 2), at;
+    for (uint32_t i = 0; i < n_pages; i++) pages[i] = (i * 7 + 3) % n_pages;
+    float *q = mem_alloc((size_t)heads * d * sizeof *q);
+    float *row = mem_alloc((size_t)2 * d * sizeof *row);
+    uint8_t *pool[2] = {mem_zalloc(page_bytes * n_pages), mem_zalloc(page_bytes * n_pages)};
+    for (unsigned l = 0; l < n_levels; l++) {
+        struct kv_view want = {type, d, pool[0], page_bytes, pages}, got = want;
+        got.base = pool[1];
+        for (uint32_t p = 0; p < n_pos; p++) {
+            fill(row, 2 * d, kind);
+            kern_scalar.kv_store(&want, p, row, row + d);
+            levels[l]->kv_store(&got, p, row, row + d);
+        }
+        if (kind != NOT_FINITE) assert_memory_equal(pool[0], pool[1], page_bytes * n_pages);
+        fill(q, heads * d, kind == NOT_FINITE ? GAUSS : kind);
+        for (int i = 0; i < 6; i++) {
+            uint32_t hi = i == 0 ? 1 : (uint32_t)(1 + rng_below(&rng, n_pos));
+            uint32_t lo = i < 3 ? 0 : (uint32_t)rng_below(&rng, hi);
+            float *a = guarded(heads * d), *b = guarded(heads * d);
+            attend(&kern_scalar, &want, q, heads, lo, hi, a);
+            attend(levels[l], &want, q, heads, lo, hi, b);
+            if (!same(b, a, heads * d, &at))
+                fail_msg("%s kv %d d %u heads %u data %d [%u, %u): %a, oracle %a at %zu",
+                         levels[l]->name, (int)type, d, heads, (int)kind, lo, hi, (double)b[at],
+                         (double)a[at], at);
+            check_guards(a, heads * d);
+            check_guards(b, heads * d);
+        }
+    }
+    mem_free(q);
+    mem_free(row);
+    mem_free(pool[0]);
+    mem_free(pool[1]);
+}
+
+static void test_attention(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {32, 40, 64, 80, 100, 128, 256};
+    static const uint32_t heads[] = {1, 2, 3, 4, 5, 8};
+    static const enum data kinds[] = {GAUSS, EXTREME, TINY, NOT_FINITE};
+    for (int type = 0; type < KV_N_TYPES; type++)
+        for (size_t d = 0; d < 7; d++)
+            for (size_t h = 0; h < 6; h++)
+                one_attention((enum kv_type)type, sizes[d], heads[h], kinds[(d + h) % 4]);
+}
+
+/* The oracle itself against exact arithmetic: a row's error comes from rounding the activations. */
+static void test_oracle_against_f64(void **state)
+{
+    (void)state;
+    static const enum qtype types[] = {QTYPE_F32, QTYPE_F16, QTYPE_Q4_0, QTYPE_Q4_1, QTYPE_Q8_0};
+    for (size_t t = 0; t < 5; t++) {
+        const struct qtype_info *info = qtype_info(types[t]);
+        uint32_t k = 576, rows = 16;
+        size_t row_bytes = (size_t)k / info->block * info->bytes;
+        uint8_t *file = mem_alloc(rows * row_bytes), *packed = mem_alloc(rows * row_bytes);
+        float *x = mem_alloc(k * sizeof *x), *w = mem_alloc(k * sizeof *w), out[16];
+        float *lane = mem_alloc(k * sizeof *lane);
+        random_rows(types[t], file, (size_t)rows * k / info->block, 0);
+        assert_true(quant_pack_panel(types[t], file, rows, k, packed));
+        fill(x, k, GAUSS);
+        struct act_room a = new_act(1, k);
+        kern_scalar.quantise(x, &a.a, 0);
+        void *scratch = mem_alloc(kern_scratch_bytes(k));
+        struct mat m = {types[t], rows, k, packed};
+        kern_scalar.linear(&m, 0, 1, &a.a, x, k, 1, out, 16, scratch);
+        for (uint32_t r = 0; r < rows; r++) {
+            double want = 0, scale = 0;
+            quant_dequantise(types[t], file + r * row_bytes, k, w);
+            quant_unpack_row(types[t], packed, r, k, lane);
+            assert_memory_equal(w, lane, k * sizeof *w);
+            for (uint32_t i = 0; i < k; i++) {
+                want += (double)w[i] * (double)x[i];
+                scale += fabs((double)w[i] * (double)x[i]);
+            }
+            double limit = info->block == 1 ? 1e-5 * scale : 0.02 * scale;
+            if (fabs((double)out[r] - want) > limit)
+                fail_msg("%s row %u: %g, exactly %g", info->name, r, (double)out[r], want);
+        }
+        mem_free(scratch);
+        free_act(&a);
+        mem_free(file);
+        mem_free(packed);
+        mem_free(x);
+        mem_free(w);
+        mem_free(lane);
+    }
+}
+
+/* Linear, by hand: W = [[1,2,3],[4,5,6]] as [in][out], so three rows of two in the file's order. */
+static void test_linear_vector(void **state)
+{
+    (void)state;
+    const float rows[3][2] = {{1, 4}, {2, 5}, {3, 6}}, x[2] = {1, 10}, bias[3] = {.5f, -.5f, 0};
+    float packed[2 * 16], out[16];
+    assert_true(quant_pack_panel(QTYPE_F32, (const uint8_t *)rows, 3, 2, (uint8_t *)packed));
+    struct mat m = {QTYPE_F32, 3, 2, (const uint8_t *)packed};
+    struct act none = {0};
+    for (unsigned l = 0; l <= n_levels; l++) {
+        const struct kern *k = l == n_levels ? &kern_scalar : levels[l];
+        k->linear(&m, 0, 1, &none, x, 2, 1, out, 16, NULL);
+        assert_float_equal(out[0] + bias[0], 41.5f, 0);
+        assert_float_equal(out[1] + bias[1], 51.5f, 0);
+        assert_float_equal(out[2] + bias[2], 63.0f, 0);
+    }
+}
+
+int main(void)
+{
+    struct errmsg em;
+    const struct kern *k;
+    if (cpu_kern("avx2", &k, &em) == 0)
+        levels[n_levels++] = k;
+    else
+        (void)printf("not tested here: %s\n", em.text);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_quantise),          cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_rows),              cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_oracle_against_f64), cmocka_unit_test(test_linear_vector),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

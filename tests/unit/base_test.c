@@ -1,0 +1,208 @@
+#include "common/base/arena.h"
+#include "common/base/buf.h"
+#include "common/base/cursor.h"
+#include "common/base/err.h"
+#include "common/base/fmath.h"
+#include "common/base/hash.h"
+#include "common/base/opts.h"
+#include "common/base/pool.h"
+#include "common/base/rng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void test_err(void **state)
+{
+    (void)state;
+    struct errmsg em;
+    assert_int_equal(err_set(&em, ERR_FORMAT, "key '%s'", "a"), ERR_FORMAT);
+    assert_int_equal(err_wrap(&em, ERR_IO, "file %d", 7), ERR_IO);
+    assert_string_equal(em.text, "file 7: key 'a'");
+    assert_string_equal(err_text(ERR_LIMIT), "limit exceeded");
+    assert_int_equal(err_set(NULL, ERR_IO, "nobody reads this"), ERR_IO);
+}
+
+static void test_cursor(void **state)
+{
+    (void)state;
+    const uint8_t data[] = {1, 2, 3, 4, 5};
+    struct cursor c = {.data = data, .size = sizeof data};
+    assert_int_equal(cursor_u32(&c), 0x04030201);
+    assert_null(cursor_take(&c, UINT64_MAX)); /* pos + n would wrap */
+    assert_true(c.bad);
+    assert_int_equal(cursor_u8(&c), 0); /* stays bad */
+}
+
+static void test_arena(void **state)
+{
+    (void)state;
+    struct arena a = {.budget = 100000};
+    void *first = arena_alloc(&a, 10);
+    assert_non_null(first);
+    assert_non_null(arena_alloc(&a, 90000));
+    assert_null(arena_alloc(&a, 9991)); /* one byte above the budget */
+    assert_non_null(arena_alloc(&a, 9990));
+    assert_null(arena_alloc(&a, SIZE_MAX));
+    arena_reset(&a);
+    assert_ptr_equal(arena_alloc(&a, 10), first); /* chunks are kept */
+    arena_close(&a);
+}
+
+static void test_buf(void **state)
+{
+    (void)state;
+    struct buf b = {.max = 8};
+    assert_int_equal(buf_append(&b, "abcdef", 6), 0);
+    assert_int_equal(buf_append(&b, "ghi", 3), ERR_LIMIT);
+    assert_string_equal(b.data, "abcdef");
+    buf_drop(&b, 4);
+    assert_string_equal(b.data, "ef");
+    buf_close(&b);
+}
+
+/* Against a plain array, with many collisions and removals. */
+static void test_imap(void **state)
+{
+    (void)state;
+    struct imap m = {0};
+    struct rng rng = {7};
+    static int32_t want[500];
+    memset(want, 0xff, sizeof want);
+    for (int i = 0; i < 200000; i++) {
+        uint32_t key = (uint32_t)rng_below(&rng, 500), value = (uint32_t)rng_below(&rng, 1000);
+        if (rng_below(&rng, 2)) {
+            imap_put(&m, key, value);
+            want[key] = (int32_t)value;
+        } else {
+            imap_remove(&m, key);
+            want[key] = -1;
+        }
+        key = (uint32_t)rng_below(&rng, 500);
+        const uint32_t *got = imap_get(&m, key);
+        assert_int_equal(got ? (int32_t)*got : -1, want[key]);
+    }
+    imap_close(&m);
+}
+
+static void test_smap(void **state)
+{
+    (void)state;
+    struct smap m = {0};
+    static char keys[3000][8];
+    for (uint32_t i = 0; i < 3000; i++) {
+        (void)snprintf(keys[i], sizeof keys[i], "k%u", i);
+        assert_true(smap_put(&m, keys[i], strlen(keys[i]), i));
+    }
+    assert_false(smap_put(&m, "k17", 3, 1)); /* the first value stays */
+    assert_int_equal(*smap_get(&m, "k17", 3), 17);
+    assert_null(smap_get(&m, "k17", 2 + 5));
+    smap_close(&m);
+}
+
+/* Known answers of the authors' own test suite (Random123, kat_vectors). */
+static void test_philox(void **state)
+{
+    (void)state;
+    struct philox r = philox(0, 0, 0, 0, 0);
+    const uint32_t zeros[] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+    assert_memory_equal(r.v, zeros, sizeof zeros);
+    r = philox(UINT64_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX);
+    const uint32_t ones[] = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
+    assert_memory_equal(r.v, ones, sizeof ones);
+}
+
+static void test_fmath(void **state)
+{
+    (void)state;
+    double worst_exp = 0, worst_log = 0;
+    for (double x = -86.9; x < 87.9; x += 0.0137) {
+        float f = (float)x;
+        double e = fabs((double)fm_exp(f) / exp((double)f) - 1.0);
+        if (e > worst_exp) worst_exp = e;
+        float y = fm_exp(f);
+        double want = log((double)y), err = fabs((double)fm_log(y) - want);
+        if (fabs(want) > 1e-3 && err / fabs(want) > worst_log) worst_log = err / fabs(want);
+    }
+    assert_true(worst_exp < 1.3e-7 && worst_log < 1.3e-7);
+    assert_int_equal(fm_bits(fm_exp(0.0f)), fm_bits(1.0f));
+    assert_int_equal(fm_bits(fm_exp(-87.5f)), 0);
+    assert_true(isnan(fm_exp(NAN)) && isnan(fm_log(-1.0f)));
+    assert_true(fm_log(0.0f) == -INFINITY);
+}
+
+struct team {
+    struct pool *pool;
+    atomic_int arrived, wrong;
+};
+
+static void team_work(void *arg, unsigned idx, unsigned n)
+{
+    struct team *t = arg;
+    (void)idx;
+    for (int round = 1; round <= 200; round++) {
+        atomic_fetch_add(&t->arrived, 1);
+        pool_barrier(t->pool);
+        if (atomic_load(&t->arrived) != round * (int)n) atomic_fetch_add(&t->wrong, 1);
+        pool_barrier(t->pool);
+    }
+}
+
+static void test_pool(void **state)
+{
+    (void)state;
+    struct errmsg em;
+    for (unsigned n = 1; n <= 5; n++) {
+        struct team t = {0};
+        assert_int_equal(pool_open(n, &t.pool, &em), 0);
+        for (int i = 0; i < 20; i++) {
+            atomic_store(&t.arrived, 0);
+            pool_run(t.pool, team_work, &t);
+            assert_int_equal(atomic_load(&t.wrong), 0);
+        }
+        pool_close(t.pool);
+    }
+    struct pool *p;
+    assert_int_equal(pool_open(0, &p, &em), ERR_RANGE);
+    assert_int_equal(pool_open(POOL_THREADS_MAX + 1, &p, &em), ERR_RANGE);
+}
+
+static void test_opts(void **state)
+{
+    (void)state;
+    uint32_t n = 1;
+    float t = 0;
+    bool flag = false;
+    struct opt_list list = {.n = 0};
+    const struct opt table[] = {{"--tokens", 'n', OPT_U32, &n, 1, 10, NULL, ""},
+                                {"--temp", 0, OPT_F32, &t, 0, 2, NULL, ""},
+                                {"--flag", 0, OPT_FLAG, &flag, 0, 0, NULL, ""},
+                                {"--stop", 0, OPT_LIST, &list, 0, 0, NULL, ""},
+                                {0}};
+    struct errmsg em;
+    size_t rest;
+    char *good[] = {"x", "-n", "7", "--temp=0.5", "--flag", "--stop", "a", "--stop", "b"};
+    assert_int_equal(opts_parse(table, 9, good, NULL, 0, &rest, &em), 0);
+    assert_true(n == 7 && t == 0.5f && flag && list.n == 2);
+    char *bad[][3] = {{"x", "--tokens", "11"}, {"x", "--tokens", "0x5"}, {"x", "--tokens", "-1"},
+                      {"x", "--temp", "nan"},  {"x", "--nope", "1"},     {"x", "--flag=1", "y"}};
+    for (size_t i = 0; i < 6; i++) {
+        assert_int_equal(opts_parse(table, 3, bad[i], NULL, 0, &rest, &em), ERR_CONF);
+        assert_non_null(strstr(em.text, "--"));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_err),    cmocka_unit_test(test_cursor), cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_buf),    cmocka_unit_test(test_imap),   cmocka_unit_test(test_smap),
+        cmocka_unit_test(test_philox), cmocka_unit_test(test_fmath),  cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_opts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

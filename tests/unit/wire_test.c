@@ -1,0 +1,210 @@
+/* Messages survive the wire, and bytes that are no message survive nothing but a count. */
+#include "proto/gate.h"
+#include "proto/wire.h"
+
+#include "common/base/mem.h"
+#include "common/base/rng.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct arena arena;
+static struct buf out;
+
+static const int32_t tokens[] = {5, 0, 49151};
+static const uint32_t pages[] = {9, 3};
+static const uint64_t closed[] = {17, UINT64_MAX};
+
+static struct msg_step make_step(struct msg_run *runs)
+{
+    runs[0] = (struct msg_run){.request = 1ull << 60, .attempt = 2, .kind = RUN_PREFILL,
+                               .first_pos = 20, .n_rows = 3, .n_logits = 1, .n_pages = 2,
+                               .tokens = tokens, .pages = pages, .has_open = true,
+                               .open = {0.8f, 0.9f, 0.05f, 40, 123456789, 23}};
+    runs[1] = (struct msg_run){.request = 4, .kind = RUN_DECODE, .first_pos = 0, .n_rows = 1,
+                               .n_logits = 1, .n_pages = 1, .tokens = tokens, .pages = pages};
+    struct msg_step s = {.epoch = {7, 0, 3}, .number = 99, .rows = 4, .width = 576,
+                         .frame_bytes = 4 * 576 * 4, .n_runs = 2, .runs = runs, .n_closed = 2,
+                         .closed = closed, .n_timings = 1};
+    s.timings[0] = (struct msg_timing){0, 1000, 50};
+    return s;
+}
+
+static void test_step(void **state)
+{
+    (void)state;
+    struct msg_run runs[2];
+    struct msg_step s = make_step(runs), r;
+    struct errmsg em = {0};
+    wire_put_step(&s, &out);
+    assert_int_equal(wire_get_step(out.data, out.len, &arena, &r, &em), 0);
+    assert_true(epoch_eq(r.epoch, s.epoch) && r.number == 99 && r.rows == 4 && r.n_runs == 2);
+    assert_memory_equal(r.runs[0].tokens, tokens, sizeof tokens);
+    assert_memory_equal(r.runs[0].pages, pages, sizeof pages);
+    assert_memory_equal(&r.runs[0].open, &s.runs[0].open, sizeof s.runs[0].open);
+    assert_false(r.runs[1].has_open);
+    assert_memory_equal(r.closed, closed, sizeof closed);
+    assert_int_equal(r.timings[0].compute_ns, 1000);
+}
+
+static void broken(struct msg_step s, const char *field)
+{
+    struct msg_step r;
+    struct errmsg em = {0};
+    wire_put_step(&s, &out);
+    assert_int_equal(wire_get_step(out.data, out.len, &arena, &r, &em), ERR_PROTO);
+    if (!strstr(em.text, field)) fail_msg("'%s' does not name %s", em.text, field);
+}
+
+static void test_step_rules(void **state)
+{
+    (void)state;
+    struct msg_run runs[2];
+    struct msg_step s = make_step(runs);
+#define WITH(target, value, field)                                                                 \
+    do {                                                                                           \
+        s = make_step(runs);                                                                       \
+        target = value;                                                                            \
+        broken(s, field);                                                                          \
+    } while (0)
+    WITH(s.rows, 5, "rows");
+    WITH(s.frame_bytes, 12, "frame_bytes");
+    WITH(s.width, 0, "width");
+    WITH(s.number, 0, "number");
+    WITH(s.epoch.generation, 0, "epoch");
+    WITH(s.n_runs, 0, "runs");
+    WITH(runs[0].n_pages, 1, "pages");
+    WITH(runs[0].first_pos, LIMIT_CONTEXT, "first_pos");
+    WITH(runs[1].n_logits, 2, "n_logits");
+    WITH(runs[0].open.temp, NAN, "temp");
+    WITH(runs[0].open.top_p, 1.5f, "top_p");
+#undef WITH
+}
+
+static void test_control(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    struct msg_from_worker m = {.version = 1, .instance = {1, 2}, .type = FROM_HELLO,
+                                .hello = {.name = "w1", .isa = "avx2", .threads = 2, .pid = 9,
+                                          .holds = true, .holding = {5, 0, 14}}}, r;
+    wire_put_from_worker(&m, &out);
+    assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.hello.name, "w1");
+    assert_true(r.hello.holds && r.hello.holding.layer_last == 14 && r.instance.lo == 2);
+    m = (struct msg_from_worker){.version = 1, .type = FROM_HEARTBEAT, .has_epoch = true,
+                                 .epoch = {1, 0, 2}, .heartbeat = {.step_done = 7, .rows = 8}};
+    wire_put_from_worker(&m, &out);
+    assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
+    assert_true(r.heartbeat.step_done == 7 && r.heartbeat.rows == 8 && epoch_eq(r.epoch, m.epoch));
+    struct msg_to_worker t = {.version = 1, .type = TO_ASSIGN, .epoch = {1, 0, 2},
+                              .assign = {.model_path = "/m", .model_digest = 3, .layer_last = 4,
+                                         .n_pages = 5, .rows_max = 6, .logits_max = 1,
+                                         .window = 3}}, u;
+    wire_put_to_worker(&t, &out);
+    assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &u, &em), 0);
+    assert_memory_equal(&u.assign, &t.assign, sizeof t.assign);
+    t.assign.window = 0;
+    wire_put_to_worker(&t, &out);
+    assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &u, &em), ERR_PROTO);
+}
+
+static void test_generate(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    struct msg_generate g = {.prompt = "Hi", .prompt_len = 2, .max_tokens = 0, .has_seed = true,
+                             .sampling = {.temp = 0, .top_p = 1, .seed = 5}, .stops = {"x"},
+                             .n_stops = 1}, r;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.prompt, "Hi");
+    assert_true(r.max_tokens == 0 && r.has_seed && r.sampling.temp == 0.0f && r.n_stops == 1);
+    assert_null(r.unsupported);
+    g.from_index = 3;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.unsupported, "from_index");
+    g.sampling.temp = -1.0f;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "temp"));
+}
+
+/* Flipped, cut and random bytes: an error or a message within the limits, never more. */
+static void test_mutations(void **state)
+{
+    (void)state;
+    struct rng rng = {11};
+    struct msg_run runs[2];
+    struct msg_step s = make_step(runs), r;
+    struct msg_result result;
+    struct msg_from_worker w;
+    struct msg_to_worker t;
+    struct msg_call call;
+    struct msg_generate g;
+    struct errmsg em;
+    wire_put_step(&s, &out);
+    uint8_t *bytes = mem_alloc(out.len);
+    size_t whole = out.len;
+    for (int round = 0; round < 100000; round++) {
+        size_t n = whole;
+        memcpy(bytes, out.data, whole);
+        for (uint64_t k = 1 + rng_below(&rng, 4); k > 0; k--)
+            bytes[rng_below(&rng, whole)] = (uint8_t)rng_u64(&rng);
+        if (rng_below(&rng, 3) == 0) n = rng_below(&rng, whole);
+        if (wire_get_step(bytes, n, &arena, &r, &em) == 0) {
+            assert_true(r.n_runs <= LIMIT_STEP_RUNS && r.rows <= LIMIT_STEP_ROWS);
+            for (uint32_t i = 0; i < r.n_runs; i++)
+                assert_true(r.runs[i].n_pages * LIMIT_PAGE >=
+                            r.runs[i].first_pos + r.runs[i].n_rows);
+        }
+        (void)wire_get_result(bytes, n, &arena, &result, &em);
+        (void)wire_get_from_worker(bytes, n, &arena, &w, &em);
+        (void)wire_get_to_worker(bytes, n, &arena, &t, &em);
+        (void)wire_get_call(bytes, n, &arena, &call, &em);
+        (void)wire_get_generate(bytes, n, &arena, &g, &em);
+    }
+    mem_free(bytes);
+}
+
+static void test_gate(void **state)
+{
+    (void)state;
+    struct gate g = {0};
+    struct epoch one = {5, 0, 1}, two = {5, 0, 2}, other = {6, 0, 1};
+    assert_int_equal(gate_step(&g, one, 1), GATE_STALE); /* closed */
+    assert_true(gate_newer(&g, one));
+    gate_open(&g, two);
+    assert_false(gate_newer(&g, one));
+    assert_false(gate_newer(&g, two));
+    assert_true(gate_newer(&g, other)); /* another coordinator process */
+    assert_int_equal(gate_step(&g, two, 1), GATE_TAKE);
+    assert_int_equal(gate_step(&g, two, 1), GATE_STALE);
+    assert_int_equal(gate_step(&g, one, 2), GATE_STALE);
+    assert_int_equal(gate_step(&g, two, 3), GATE_GAP);
+    assert_int_equal(gate_step(&g, two, 2), GATE_TAKE);
+}
+
+static int clean_up(void **state)
+{
+    (void)state;
+    arena_close(&arena);
+    buf_close(&out);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_step),     cmocka_unit_test(test_step_rules),
+        cmocka_unit_test(test_control),  cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_mutations), cmocka_unit_test(test_gate),
+    };
+    return cmocka_run_group_tests(tests, NULL, clean_up);
+}
