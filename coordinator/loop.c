@@ -67,7 +67,7 @@ static void send_to_worker(struct shell *s, struct instance to, const struct msg
 
 static void close_link(struct shell *s)
 {
-    net_sock_close(s->link_monitor);
+    net_monitor_close(s->link, s->link_monitor);
     net_sock_close(s->link);
     s->link = s->link_monitor = NULL;
     s->link_up = false;

@@ -74,14 +74,20 @@ static void count_drop(struct exec *e)
 
 /* ---- links ---- */
 
-static void close_links(struct exec *e)
+static void close_out(struct exec *e)
 {
-    net_sock_close(e->monitor);
+    net_monitor_close(e->out, e->monitor);
     net_sock_close(e->out);
-    net_sock_close(e->in);
-    e->monitor = e->out = e->in = NULL;
+    e->monitor = e->out = NULL;
     e->linked = false;
     e->queue_n = 0;
+}
+
+static void close_links(struct exec *e)
+{
+    close_out(e);
+    net_sock_close(e->in);
+    e->in = NULL;
 }
 
 /* The port of an epoch before may be in use a little longer: libzmq closes sockets on its own time. */
@@ -135,11 +141,7 @@ static void watch_link(struct exec *e)
             tell(e, &m);
         } else if (event == NET_EVENT_LOST) {
             fault(e, true, e->linked ? "its data link closed" : "its data link cannot be reached");
-            net_sock_close(e->monitor);
-            net_sock_close(e->out);
-            e->monitor = e->out = NULL;
-            e->linked = false;
-            e->queue_n = 0;
+            close_out(e);
         }
     }
 }

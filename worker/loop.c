@@ -223,7 +223,7 @@ int loop_run(const struct loop_options *o, struct errmsg *em)
         send_up(&l, &bye);
         log_info("%s leaves", l.hello.name);
     }
-    net_sock_close(l.monitor);
+    net_monitor_close(l.control, l.monitor);
     if (l.control) net_sock_drain(l.control, DRAIN_MS);
     exec_close(l.exec);
     net_close(l.net);

@@ -186,6 +186,12 @@ int net_monitor(struct net *n, struct net_sock *s, struct net_sock **ret_monitor
     return rc;
 }
 
+void net_monitor_close(struct net_sock *s, struct net_sock *monitor)
+{
+    if (s) (void)zmq_socket_monitor(s->zmq, NULL, 0);
+    net_sock_close(monitor);
+}
+
 enum net_event net_monitor_next(struct net_sock *monitor)
 {
     struct net_msg m;

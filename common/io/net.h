@@ -73,6 +73,9 @@ void net_msg_close(struct net_msg *m);
 enum net_event { NET_EVENT_NONE, NET_EVENT_CONNECTED, NET_EVENT_LOST };
 
 int net_monitor(struct net *n, struct net_sock *s, struct net_sock **ret_monitor, struct errmsg *em);
+/* Ends it and closes the monitor (may be NULL), before the socket itself is closed: libzmq's I/O
+ * thread sends events blocking, and would wait for ever on a monitor that nobody reads. */
+void net_monitor_close(struct net_sock *s, struct net_sock *monitor);
 /* The next event, NET_EVENT_NONE when there is no more. */
 enum net_event net_monitor_next(struct net_sock *monitor);
 

@@ -13,7 +13,7 @@
 #include <liburing.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define ALIGN 4096u
@@ -53,11 +53,25 @@ static int cut_error(struct reading *r, const struct extent *x, uint64_t have)
                    x->bytes - have);
 }
 
+/* Whether the page cache holds the whole extent. The mapping is never touched, only asked about: a
+ * read with RWF_NOWAIT would start read-ahead of what it does not find. */
+static bool is_cached(const struct reading *r, const struct extent *x)
+{
+    uint8_t resident[RING_EXTENT_BYTES_MAX / ALIGN + 2];
+    uint64_t start = x->offset / ALIGN * ALIGN, bytes = x->offset + x->bytes - start;
+    void *map = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, r->fd, (off_t)start);
+    if (map == MAP_FAILED) return false;
+    bool all = mincore(map, (size_t)bytes, resident) == 0;
+    for (uint64_t i = 0; i < (bytes + ALIGN - 1) / ALIGN && all; i++) all = resident[i] & 1;
+    (void)munmap(map, (size_t)bytes);
+    return all;
+}
+
 /* The extent's bytes straight from the page cache, if all of them are there. */
 static bool read_cached(struct reading *r, struct slot *s, const struct extent *x)
 {
-    struct iovec v = {s->buf, (size_t)x->bytes};
-    ssize_t n = preadv2(r->fd, &v, 1, (off_t)x->offset, RWF_NOWAIT);
+    if (!is_cached(r, x)) return false;
+    ssize_t n = pread(r->fd, s->buf, (size_t)x->bytes, (off_t)x->offset);
     return n >= 0 && (uint64_t)n == x->bytes;
 }
 

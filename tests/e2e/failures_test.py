@@ -1,0 +1,105 @@
+"""What a lost worker, a stopped one, and a vanished client do, with real processes."""
+import os, signal, sys, time, unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
+from cluster import Cluster, local
+
+LONG_RUN = dict(tokens=4000, ignore_eos=True)
+
+
+def running(n):
+    return lambda s: s["requests"]["running"] == n
+
+
+def ready(s):
+    return s["ready"]
+
+
+def all_free(s):
+    p = s["replicas"][0]["workers"][0]["kv_pages"]
+    return s["requests"]["running"] == 0 and p["free"] == p["total"]
+
+
+class Failures(unittest.TestCase):
+    def lose(self, c, victim, how):
+        """Four streams, then `how` befalls the worker: each ends UNAVAILABLE, naming it, within 2 s."""
+        streams = [c.start(f"Story number {i}:", **LONG_RUN) for i in range(4)]
+        c.wait(running(4), 30)
+        w = next(w for w in c.workers() if w["name"] == victim)
+        at = time.monotonic()
+        os.kill(w["pid"], how)
+        for s in streams:
+            self.assertIsNone(s.result(timeout=30))
+            self.assertIn("UNAVAILABLE", s.error)
+            self.assertIn(f"worker {victim}", s.error)
+            self.assertLess(s.ended - at, 2.0)
+        c.status()  # the coordinator answers
+        return w["pid"]
+
+    def test_killed_and_stopped(self):
+        want = local("Once upon a time", tokens=12)["tokens"]
+        with Cluster(workers=3, replica_wait=0, kv_tokens=32768, threads=1) as c:
+            for n, victim in enumerate(("w2", "w3", "w1")):
+                self.lose(c, victim, signal.SIGKILL)
+                c.worker(victim, threads=1)  # started again by hand; the coordinator is not touched
+                c.wait(ready, 20)
+                self.assertEqual(c.generate("Once upon a time", tokens=12)["tokens"], want)
+            pid = self.lose(c, "w2", signal.SIGSTOP)
+            os.kill(pid, signal.SIGCONT)
+            c.wait(ready, 20)
+            self.assertEqual(c.generate("Once upon a time", tokens=12)["tokens"], want)
+            c.wait(all_free, 5)
+
+    def test_requests_wait_for_a_replica(self):
+        """With a wait, a running stream goes on after the loss with the very next token."""
+        want = local("Once upon a time", tokens=300, ignore_eos=True, temp=0.7, seed=3)["tokens"]
+        with Cluster(workers=2, replica_wait=30, kv_tokens=8192, threads=1) as c:
+            s = c.start("Once upon a time", tokens=300, ignore_eos=True, temp=0.7, seed=3)
+            c.wait(running(1), 10)
+            time.sleep(0.5)
+            os.kill(c.workers()[0]["pid"], signal.SIGKILL)
+            c.worker("again", threads=1)
+            self.assertEqual(s.result()["tokens"], want)
+            self.assertGreaterEqual(c.status()["replicas"][0]["epoch"], 2)
+
+    def test_client_killed(self):
+        with Cluster(workers=2, kv_tokens=32768, threads=1) as c:
+            for _ in range(3):
+                s = c.start("Once upon a time", **LONG_RUN)
+                c.wait(running(1), 10)
+                s.process.kill()
+                s.process.communicate()
+                c.wait(all_free, 6)
+
+    def test_deadline(self):
+        with Cluster(workers=2, kv_tokens=32768, threads=1) as c:
+            at = time.monotonic()
+            s = c.start("Once upon a time", deadline=1, **LONG_RUN)
+            self.assertIsNone(s.result())
+            self.assertIn("DEADLINE_EXCEEDED", s.error)
+            self.assertLess(time.monotonic() - at, 3.0)
+            c.wait(all_free, 5)
+
+    def test_no_room(self):
+        """A request that can never fit is refused at once, others queue for the pool."""
+        with Cluster(workers=2, kv_tokens=256, threads=1, max_requests=6) as c:
+            s = c.start("word " * 300, tokens=4)
+            self.assertIsNone(s.result())
+            self.assertIn("INVALID_ARGUMENT", s.error)
+            streams = [c.start(f"{i} and", tokens=150, ignore_eos=True) for i in range(9)]
+            results = [s.result() for s in streams]
+            refused = [s.error for s, r in zip(streams, results) if r is None]
+            self.assertTrue(all("RESOURCE_EXHAUSTED" in e for e in refused), refused)
+            self.assertGreaterEqual(sum(r is not None and len(r["tokens"]) == 150 for r in results), 6)
+            c.wait(all_free, 5)
+
+    def test_orderly_end(self):
+        c = Cluster(workers=2, kv_tokens=1024)
+        pids = [w["pid"] for w in c.workers()]
+        self.assertEqual(c.stop(), 0)
+        for pid in pids:
+            self.assertFalse(os.path.exists(f"/proc/{pid}"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,87 @@
+"""One answer: the tokens depend on model, KV type, prompt, parameters and seed alone.
+
+Base case: the engine alone, one process. Against it: 1, 2 and 3 workers, chunks of 16 and 512, 1 and
+2 threads, scalar and AVX2, alone and among 7 other requests. The short form varies each axis; the
+long form runs the product.
+"""
+import itertools, os, sys, unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
+from cluster import LONG, Cluster, local
+
+PROMPTS = [
+    "Once upon a time",
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "Water boils at a temperature of",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "1, 2, 4, 8, 16,",
+    "The three most important things in life are",
+    "It was a bright cold day in April, and the clocks were striking thirteen. " * 40,
+]
+TOKENS = 64
+PARAMETERS = [dict(temp=0, seed=1), dict(temp=0.8, seed=7)]
+
+
+def requests():
+    return [(p, dict(tokens=TOKENS, **kw)) for kw in PARAMETERS for p in PROMPTS]
+
+
+class OneAnswer(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.base = [local(p, threads=2, chunk=512, **kw)["tokens"] for p, kw in requests()]
+        lengths = [len(local(p, tokens=0)["prompt_tokens"]) for p in PROMPTS]
+        assert max(lengths) >= 600, lengths
+
+    def compare(self, results, what):
+        for (prompt, kw), want, got in zip(requests(), self.base, results, strict=True):
+            self.assertEqual(got, want, f"{what}: {prompt[:40]!r} {kw}")
+
+    def test_base_is_not_trivial(self):
+        greedy, sampled = self.base[:8], self.base[8:]
+        self.assertTrue(all(a != b for a, b in zip(greedy, sampled)))
+        self.assertGreaterEqual(min(len(t) for t in self.base), 1)
+        self.assertGreaterEqual(sum(len(t) == TOKENS for t in self.base), 8)
+
+    def test_engine_alone(self):
+        for axis in (dict(chunk=16, threads=2), dict(chunk=512, threads=1)):
+            self.compare([local(p, **axis, **kw)["tokens"] for p, kw in requests()], f"alone {axis}")
+
+    def in_cluster(self, together, workers, isa, **axis):
+        what = f"{workers} workers {isa} {axis} {'together' if together else 'one by one'}"
+        with Cluster(workers=workers, isa=isa, kv_tokens=16384, **axis) as c:
+            if together:
+                results = []
+                for kw in PARAMETERS:
+                    running = [c.start(p, tokens=TOKENS, **kw) for p in PROMPTS]
+                    results += [r.result() for r in running]
+                self.assertNotIn(None, results, what)
+            else:
+                results = [c.generate(p, **kw) for p, kw in requests()]
+            status = c.status()
+            self.compare([r["tokens"] for r in results], what)
+        replica = status["replicas"][0]
+        for w in replica["workers"]:
+            self.assertEqual(w["isa"], isa, what)
+        self.assertEqual(replica["workers"][0]["kv_pages"]["free"], replica["workers"][0]["kv_pages"]["total"])
+        return replica
+
+    def test_clusters(self):
+        if LONG:
+            cells = list(itertools.product([False, True], [1, 2, 3], ["avx2", "scalar"], [16, 512], [1, 2]))
+        else:
+            cells = [(False, 1, "avx2", 512, 2), (True, 2, "avx2", 512, 1), (True, 3, "avx2", 16, 1),
+                     (True, 2, "scalar", 512, 1)]
+        most, mixed = 0, 0
+        for together, workers, isa, chunk, threads in cells:
+            with self.subTest(together=together, workers=workers, isa=isa, chunk=chunk, threads=threads):
+                r = self.in_cluster(together, workers, isa, chunk=chunk, threads=threads)
+                most, mixed = max(most, r["sequences_max"]), mixed + r["steps_mixed"]
+        # Without these the comparison above would have compared nothing.
+        self.assertGreaterEqual(most, 4, "no Step carried four sequences")
+        self.assertGreater(mixed, 0, "no Step carried decodes and prefill together")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,116 @@
+"""A worker reads and holds only its slice, and says so in figures that the kernel confirms."""
+import json, os, signal, subprocess, sys, tempfile, unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
+from cluster import MODEL, Cluster, local, program, run
+
+MIB = 1 << 20
+
+
+def proc_io(pid):
+    with open(f"/proc/{pid}/io") as f:
+        return {k: int(v) for k, v in (line.split(": ") for line in f)}
+
+
+def rss(pid):
+    with open(f"/proc/{pid}/smaps_rollup") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("Rss:"))
+
+
+def slice_bytes(first, last, n_layers):
+    """Bytes in the file of the tensors that layers first..last need (tied embedding)."""
+    total = 0
+    for t in json.loads(run("inspect", MODEL, "--json").stdout)["tensors"]:
+        name = t["name"]
+        mine = name.startswith("blk.") and first <= int(name.split(".")[1]) <= last
+        if name == "token_embd.weight":
+            mine = first == 0 or last == n_layers - 1
+        if name == "output_norm.weight":
+            mine = last == n_layers - 1
+        total += t["bytes"] if mine else 0
+    return total
+
+
+class Slices(unittest.TestCase):
+    def test_ranges_cover_the_model(self):
+        with Cluster(workers=4, kv_tokens=1024) as c:
+            ranges = [w["layers"] for w in c.workers()]
+        self.assertEqual(ranges, [[0, 7], [8, 15], [16, 22], [23, 29]])
+
+    def test_figures(self):
+        for cold in (True, False):
+            if cold:
+                with open(MODEL, "rb") as f:
+                    os.fsync(f.fileno())
+                    os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with Cluster(workers=2, kv_tokens=4096) as c:
+                for w in c.wait(lambda s: all(x["resident_bytes"] for x in s["replicas"][0]["workers"]), 5)["replicas"][0]["workers"]:
+                    want = slice_bytes(*w["layers"], 30)
+                    self.assertEqual(w["read_bytes"], want)
+                    io = proc_io(w["pid"])
+                    # Past the cache or from it; reads by io_uring are not in rchar, cached ones not in
+                    # read_bytes. On top: the header (2 MiB, read twice), libraries, alignment.
+                    seen = io["read_bytes"] + io["rchar"]
+                    if cold:
+                        self.assertGreaterEqual(io["read_bytes"], want // 4)
+                    self.assertGreaterEqual(seen, want)
+                    self.assertLessEqual(seen, want * 1.05 + 24 * MIB)
+                    self.assertLessEqual(abs(rss(w["pid"]) - w["resident_bytes"]), 4 * MIB)
+                    self.assertLessEqual(w["resident_bytes"], want * 1.15 + w["kv_bytes"] + 64 * MIB)
+                    # 23,040 bytes of f16 keys and values a token in all 30 layers.
+                    self.assertEqual(w["kv_bytes"], 4096 * 23040 // 2)
+
+    def test_bytes_on_the_link(self):
+        with Cluster(workers=3, kv_tokens=2048, threads=1) as c:
+            probe = [w["rows"] for w in c.workers()]
+            g = c.generate("The quick brown fox", tokens=9, ignore_eos=True)
+            # The last token is not fed back. Heartbeats tell the counters with a delay.
+            rows = len(g["prompt_tokens"]) + 8
+            s = c.wait(lambda s: all(w["rows"] == 1 + rows for w in s["replicas"][0]["workers"]), 5)
+            for i, w in enumerate(s["replicas"][0]["workers"]):
+                self.assertEqual(w["activation_bytes_in"], 0 if i == 0 else (1 + rows) * 576 * 4)
+                self.assertEqual(w["activation_bytes_out"], 0 if i == 2 else (1 + rows) * 576 * 4)
+            self.assertLessEqual(max(probe), 1)
+
+    def test_the_rest_of_the_file_does_not_matter(self):
+        """Each worker gets a file in which all that is not its own is 0xFF."""
+        want = local("Once upon a time", tokens=16)["tokens"]
+        info = json.loads(run("inspect", MODEL, "--json").stdout)
+        with tempfile.TemporaryDirectory() as d:
+            for i, (first, last) in enumerate(((0, 14), (15, 29))):
+                os.mkdir(f"{d}/{i}")
+                path = f"{d}/{i}/{os.path.basename(MODEL)}"
+                with open(MODEL, "rb") as src, open(path, "wb") as dst:
+                    dst.write(src.read(info["header_bytes"]))
+                    dst.write(b"\xff" * (info["file_bytes"] - info["header_bytes"]))
+                    for t in info["tensors"]:
+                        name = t["name"]
+                        layer = int(name.split(".")[1]) if name.startswith("blk.") else None
+                        if (layer is None and name == "output_norm.weight" and i == 0) or \
+                           (layer is not None and not first <= layer <= last):
+                            continue
+                        src.seek(t["offset"])
+                        dst.seek(t["offset"])
+                        dst.write(src.read(t["bytes"]))
+            config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\nports: {{clients: 0, workers: 0, results: 0}}\n"
+            c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, text=True)
+            c.stdin.write(config)
+            c.stdin.close()
+            words = dict(w.split("=") for w in c.stdout.readline().split()[1:])
+            workers = [subprocess.Popen([program("flotilla-worker"), "--coordinator", words["worker"], "--name", f"w{i}",
+                                         "--models", f"{d}/{i}"]) for i in range(2)]
+            try:
+                self.assertTrue(c.stdout.readline().startswith("ready"))
+                r = run("generate", "--cluster", words["client"], "--prompt", "Once upon a time", "--tokens", "16", "--json")
+                self.assertEqual(json.loads(r.stdout)["tokens"], want)
+            finally:
+                for p in (*workers, c):
+                    p.send_signal(signal.SIGTERM)
+                for p in (*workers, c):
+                    self.assertEqual(p.wait(timeout=20), 0)
+                c.stdout.close()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

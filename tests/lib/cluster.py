@@ -1,0 +1,125 @@
+"""Starts real processes and talks to them through the command line, for the end-to-end tests.
+
+Environment: FLOTILLA_BIN (folder of the programs), FLOTILLA_MODEL, FLOTILLA_LONG.
+"""
+import json, os, re, signal, subprocess, tempfile, time
+
+BIN = os.environ["FLOTILLA_BIN"]
+MODEL = os.environ["FLOTILLA_MODEL"]
+LONG = bool(os.environ.get("FLOTILLA_LONG"))
+
+
+def program(name):
+    return os.path.join(BIN, name)
+
+
+def options(kw):
+    """{'top_k': 3, 'ignore_eos': True, 'stop': ['a', 'b']} as command-line words."""
+    words = []
+    for key, value in kw.items():
+        name = "--" + key.replace("_", "-")
+        if value is True:
+            words.append(name)
+        elif isinstance(value, list):
+            words += [w for v in value for w in (name, v)]
+        elif value is not None and value is not False:
+            words += [name, str(value)]
+    return words
+
+
+def run(*words, **kw):
+    return subprocess.run([program("flotilla"), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=600, **kw)
+
+
+def local(prompt, model=MODEL, **kw):
+    """`generate --model`: the engine alone."""
+    r = run("generate", "--model", model, "--prompt", prompt, "--json", *options(kw))
+    if r.returncode != 0:
+        raise RuntimeError(r.stderr.decode())
+    return json.loads(r.stdout)
+
+
+class Generation:
+    """A `generate --cluster` in the background."""
+
+    def __init__(self, address, prompt, **kw):
+        self.process = subprocess.Popen(
+            [program("flotilla"), "generate", "--cluster", address, "--prompt", prompt, "--json", *options(kw)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def result(self, timeout=600):
+        out, self.error = (b.decode() for b in self.process.communicate(timeout=timeout))
+        self.ended = time.monotonic()
+        return json.loads(out) if self.process.returncode == 0 else None
+
+
+class Cluster:
+    """`flotilla up`, until the end of the with block. Logs go to self.log."""
+
+    def __init__(self, model=MODEL, env=None, **kw):
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
+        self.up = subprocess.Popen([program("flotilla"), "up", "--model", model, *options(kw)],
+                                   stdout=subprocess.PIPE, stderr=self.log, text=True,
+                                   env={**os.environ, **(env or {})})
+        line = self.up.stdout.readline()
+        if not line.startswith("ready client="):
+            self.stop()
+            raise RuntimeError("no cluster: " + self.text())
+        self.address = line.split()[1].removeprefix("client=")
+        self.join = re.search(r"workers join at (\S+)", self.text()).group(1)
+        self.extra = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
+        for p in getattr(self, "extra", []):
+            p.send_signal(signal.SIGCONT)
+            p.terminate()
+            p.wait()
+        self.up.terminate()
+        return self.up.wait(timeout=30)
+
+    def text(self):
+        with open(self.log.name) as f:
+            return f.read()
+
+    def status(self):
+        r = run("status", "--cluster", self.address, "--json")
+        if r.returncode != 0:
+            raise RuntimeError(r.stderr.decode())
+        return json.loads(r.stdout)
+
+    def workers(self):
+        return self.status()["replicas"][0]["workers"]
+
+    def start(self, prompt, **kw):
+        return Generation(self.address, prompt, **kw)
+
+    def generate(self, prompt, **kw):
+        g = self.start(prompt, **kw)
+        r = g.result()
+        if r is None:
+            raise RuntimeError(g.error)
+        return r
+
+    def worker(self, name, **kw):
+        """Starts one more worker by hand."""
+        p = subprocess.Popen([program("flotilla-worker"), "--coordinator", self.join, "--name", name, *options(kw)],
+                             stderr=self.log)
+        self.extra.append(p)
+        return p
+
+    def wait(self, condition, seconds):
+        """Waits until condition(status) holds; returns the status, or fails after `seconds`."""
+        end = time.monotonic() + seconds
+        while True:
+            s = self.status()
+            if condition(s):
+                return s
+            if time.monotonic() > end:
+                raise AssertionError(f"not within {seconds} s: {s}\n{self.text()[-3000:]}")
+            time.sleep(0.05)
