@@ -55,6 +55,7 @@ struct replica {
     uint64_t digest;
     uint64_t retry_ns;   /* not before this time is a generation begun */
     uint64_t pause_ns;   /* between failed beginnings; doubles */
+    uint64_t moved_ns;   /* when the last result came: Steps wait for those before them */
     uint64_t ns_per_row; /* the slowest of late */
     char why[LIMIT_TEXT_BYTES];
     uint64_t steps, steps_mixed;

@@ -247,9 +247,15 @@ void replica__link(struct core *c, struct epoch epoch, bool up)
 
 /* ---- results ---- */
 
-static void learn_speed(struct replica *r, uint64_t age_ns, uint32_t rows)
+/* When the chain turned to this Step: when it was issued, or when the one before it came back. */
+static uint64_t begun_ns(const struct replica *r, const struct in_flight *f)
 {
-    uint64_t ns_per_row = age_ns / rows;
+    return f->issued_ns > r->moved_ns ? f->issued_ns : r->moved_ns;
+}
+
+static void learn_speed(struct replica *r, uint64_t took_ns, uint32_t rows)
+{
+    uint64_t ns_per_row = took_ns / rows;
     if (ns_per_row > r->ns_per_row)
         r->ns_per_row = ns_per_row;
     else
@@ -269,7 +275,8 @@ bool replica__result(struct core *c, const struct msg_result *m)
         c->dropped++;
         return MUTATED(RESULT_BY_COUNT);
     }
-    learn_speed(r, c->now_ns - r->flight[i].issued_ns, r->flight[i].rows);
+    learn_speed(r, c->now_ns - begun_ns(r, &r->flight[i]), r->flight[i].rows);
+    r->moved_ns = c->now_ns;
     r->n_flight--;
     memmove(&r->flight[i], &r->flight[i + 1], (r->n_flight - i) * sizeof r->flight[0]);
     if (r->state != REPLICA_PROBING) return true;
@@ -410,19 +417,17 @@ static void check_overdue(struct core *c)
     const struct replica *r = &c->replica;
     if (r->n_flight == 0) return;
     const struct in_flight *f = &r->flight[0];
-    /* Steps queue behind each other, so the oldest may have waited for all that are in flight. */
-    uint64_t rows = 0;
-    for (uint32_t i = 0; i < r->n_flight; i++) rows += r->flight[i].rows;
-    uint64_t limit = rows * r->ns_per_row * OVERDUE_FACTOR;
+    uint64_t limit = f->rows * r->ns_per_row * OVERDUE_FACTOR;
     if (r->state == REPLICA_PROBING) limit = PROBE_MOST_NS; /* nothing is known of its speed yet */
     if (limit < c->cfg.step_timeout_ns) limit = c->cfg.step_timeout_ns;
-    if (c->now_ns - f->issued_ns >= limit) blame(c, f->number);
+    if (c->now_ns >= begun_ns(r, f) + limit) blame(c, f->number);
 }
 
 void replica__tick(struct core *c, uint64_t lost_ns)
 {
     for (uint32_t i = 0; i < LIMIT_WORKERS; i++) c->workers[i].heard_ns += lost_ns;
     for (uint32_t i = 0; i < c->replica.n_flight; i++) c->replica.flight[i].issued_ns += lost_ns;
+    c->replica.moved_ns += lost_ns;
     for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
         struct worker *w = &c->workers[i];
         if (w->used && c->now_ns >= w->heard_ns + c->cfg.worker_timeout_ns)

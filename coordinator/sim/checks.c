@@ -198,5 +198,8 @@ void check__end(struct world *w)
         world__fail(w, "idle, but not all pages are free");
     struct msg_status s;
     core_status(w->core, &s);
+    if (!w->failed && w->faultless && s.replica.generation != 1)
+        world__fail(w, "nothing broke, but generation %" PRIu32 " began: %s", s.replica.generation,
+                    s.replica.why);
     if (!w->failed && !s.ready) world__fail(w, "faults have stopped, but nothing is ready: %s", s.replica.why);
 }

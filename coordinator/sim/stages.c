@@ -12,7 +12,6 @@
 
 #define HEARTBEAT_NS (250 * NS_PER_MS)
 #define STEP_NS (300 * 1000)
-#define ROW_NS (50 * 1000)
 
 /* A control message to the core; the connection keeps its order. */
 void stage__tell(struct world *w, uint32_t who, struct msg_from_worker *m)
@@ -200,7 +199,7 @@ static void run(struct world *w, uint32_t who, struct buf *bytes)
         wire_put_step(&m, &s->outgoing);
     }
     s->busy = true;
-    struct occurrence *o = world__schedule(w, STEP_NS + m.rows * ROW_NS, HAPPEN_STAGE_DONE);
+    struct occurrence *o = world__schedule(w, STEP_NS + m.rows * w->row_ns, HAPPEN_STAGE_DONE);
     o->who = who;
     o->life = s->life;
     o->epoch = m.epoch;
@@ -233,7 +232,7 @@ void stage__step(struct world *w, uint32_t who, struct buf *bytes)
 /* Sends on, unless the link is cut or this message is one that gets lost. */
 static void send_on(struct world *w, struct world_worker *s)
 {
-    bool faulty = w->now_ns < w->faults_end_ns;
+    bool faulty = world__faulty(w);
     if (s->downstream == -2) return;
     if (s->cut || (faulty && rng_below(&w->rng, 400) == 0)) {
         w->report->faults++;

@@ -30,11 +30,16 @@ void world__fail(struct world *w, const char *format, ...)
                    w->now_ns / 1000, text);
 }
 
+bool world__faulty(const struct world *w)
+{
+    return !w->faultless && w->now_ns < w->faults_end_ns;
+}
+
 /* 0.1 to 2 ms, now and then 50 times that. */
 uint64_t world__latency(struct world *w)
 {
     uint64_t ns = 100000 + rng_below(&w->rng, 1900000);
-    return rng_below(&w->rng, 200) == 0 && w->now_ns < w->faults_end_ns ? ns * 50 : ns;
+    return rng_below(&w->rng, 200) == 0 && world__faulty(w) ? ns * 50 : ns;
 }
 
 /* ---- the heap ---- */
@@ -115,7 +120,7 @@ static void open_link(struct world *w, const struct action *a)
 static void send_step(struct world *w, const struct msg_step *m)
 {
     if (!w->link_open || w->link_cut) return;
-    if (w->now_ns < w->faults_end_ns && rng_below(&w->rng, 400) == 0) {
+    if (world__faulty(w) && rng_below(&w->rng, 400) == 0) {
         w->report->faults++;
         return;
     }
@@ -392,6 +397,7 @@ static void open_world(struct world *w)
     uint32_t n_stages = (uint32_t)(1 + rng_below(&w->rng, 4));
     uint32_t pages = (uint32_t)(16 + rng_below(&w->rng, WORLD_PAGES_MAX - 15));
     static const uint64_t waits[] = {0, 2, 30};
+    static const uint64_t rows_ns[] = {50000, 50000, 2 * NS_PER_MS, 30 * NS_PER_MS};
     w->cfg = (struct core_config){.incarnation = rng_u64(&w->rng),
                                   .n_stages = n_stages,
                                   .n_layers = 4 + (uint32_t)rng_below(&w->rng, 8),
@@ -417,12 +423,15 @@ static void open_world(struct world *w)
     w->n_requests = 8 + (uint32_t)rng_below(&w->rng, WORLD_REQUESTS - 7);
     w->faults_end_ns = NS_PER_S * (3 + rng_below(&w->rng, 6));
     w->end_ns = w->faults_end_ns + SETTLE_NS;
+    w->faultless = rng_below(&w->rng, 8) == 0;
+    w->row_ns = rows_ns[rng_below(&w->rng, 4)];
     for (uint32_t i = 0; i < w->n_workers; i++) stage__start(w, i);
     for (uint32_t i = 0; i < w->n_requests; i++)
         world__schedule(w, rng_below(&w->rng, w->faults_end_ns + NS_PER_S), HAPPEN_SUBMIT)->who = i;
     w->next_tick_ns = TICK_NS;
     (void)world__schedule(w, TICK_NS, HAPPEN_TICK);
-    (void)world__schedule(w, FAULTS_FROM_NS + rng_below(&w->rng, FAULTS_MEAN_NS), HAPPEN_FAULT);
+    if (!w->faultless)
+        (void)world__schedule(w, FAULTS_FROM_NS + rng_below(&w->rng, FAULTS_MEAN_NS), HAPPEN_FAULT);
 }
 
 static void close_world(struct world *w)

@@ -97,6 +97,8 @@ struct world {
     bool link_cut;
     uint32_t generation;
     struct arena arena;
+    uint64_t row_ns;  /* a stage's time for a row */
+    bool faultless;   /* nothing breaks in this world: no generation may be lost */
     bool failed;
 };
 
@@ -105,6 +107,8 @@ struct occurrence *world__schedule(struct world *w, uint64_t in_ns, enum happeni
 void world__core(struct world *w, struct event *e);
 void world__fail(struct world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 uint64_t world__latency(struct world *w);
+/* Whether faults may still happen. */
+bool world__faulty(const struct world *w);
 
 /* stages.c: workers */
 void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m);

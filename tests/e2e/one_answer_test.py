@@ -24,7 +24,7 @@ PARAMETERS = [dict(temp=0, seed=1), dict(temp=0.8, seed=7)]
 
 
 def requests():
-    return [(p, dict(tokens=TOKENS, **kw)) for kw in PARAMETERS for p in PROMPTS]
+    return [(p, dict(tokens=TOKENS, ignore_eos=True, **kw)) for kw in PARAMETERS for p in PROMPTS]
 
 
 class OneAnswer(unittest.TestCase):
@@ -40,9 +40,8 @@ class OneAnswer(unittest.TestCase):
 
     def test_base_is_not_trivial(self):
         greedy, sampled = self.base[:8], self.base[8:]
-        self.assertTrue(all(a != b for a, b in zip(greedy, sampled)))
-        self.assertGreaterEqual(min(len(t) for t in self.base), 1)
-        self.assertGreaterEqual(sum(len(t) == TOKENS for t in self.base), 8)
+        self.assertGreaterEqual(sum(a != b for a, b in zip(greedy, sampled)), 7)
+        self.assertTrue(all(len(t) == TOKENS for t in self.base))
 
     def test_engine_alone(self):
         for axis in (dict(chunk=16, threads=2), dict(chunk=512, threads=1)):
@@ -54,16 +53,17 @@ class OneAnswer(unittest.TestCase):
             if together:
                 results = []
                 for kw in PARAMETERS:
-                    running = [c.start(p, tokens=TOKENS, **kw) for p in PROMPTS]
+                    running = [c.start(p, tokens=TOKENS, ignore_eos=True, **kw) for p in PROMPTS]
                     results += [r.result() for r in running]
                 self.assertNotIn(None, results, what)
             else:
                 results = [c.generate(p, **kw) for p, kw in requests()]
-            status = c.status()
+            status, log = c.status(), c.text()[-2000:]
             self.compare([r["tokens"] for r in results], what)
         replica = status["replicas"][0]
         for w in replica["workers"]:
             self.assertEqual(w["isa"], isa, what)
+        self.assertEqual(replica["epoch"], 1, f"{what}: a generation was lost: {log}")
         self.assertEqual(replica["workers"][0]["kv_pages"]["free"], replica["workers"][0]["kv_pages"]["total"])
         return replica
 

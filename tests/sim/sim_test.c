@@ -6,15 +6,17 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 int main(int argc, char **argv)
 {
     uint64_t first = 1;
-    uint32_t seeds = 1000;
+    uint32_t seeds = 1000, long_seeds = 0;
     bool expect_failure = false;
     const struct opt table[] = {
         {"--first", 0, OPT_U64, &first, 0, 0, NULL, "SEED  the first seed"},
         {"--seeds", 0, OPT_U32, &seeds, 1, 100000000, NULL, "N  how many"},
+        {"--long-seeds", 0, OPT_U32, &long_seeds, 1, 100000000, NULL, "N  how many where FLOTILLA_LONG is set"},
         {"--expect-failure", 0, OPT_FLAG, &expect_failure, 0, 0, NULL, "this build has a fault that must be found"},
         {0},
     };
@@ -24,6 +26,8 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "sim_test: %s\n", em.text);
         return 2;
     }
+    const char *deep = getenv("FLOTILLA_LONG");
+    if (long_seeds && deep && deep[0]) seeds = long_seeds;
     struct sim_report sum = {0};
     for (uint64_t seed = first; seed < first + seeds; seed++) {
         struct sim_report r, again;

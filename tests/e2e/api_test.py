@@ -1,0 +1,44 @@
+"""The client API answers what it does not serve; bytes that are no message are dropped and counted."""
+import os, random, socket, subprocess, sys, unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
+from cluster import BIN, Cluster
+
+
+class Api(unittest.TestCase):
+    def test_answers(self):
+        with Cluster(workers=1, kv_tokens=1024) as c:
+            r = subprocess.run([os.path.join(BIN, "api_probe"), c.address], stdout=subprocess.PIPE, text=True, timeout=60)
+            lines = {line.split()[0]: line.split(" ", 2)[1:] for line in r.stdout.splitlines()}
+            want = {"unknown_method": ("12", "Summarise"), "unknown_version": ("9", "version"), "status": ("0", ""),
+                    "models": ("0", ""), "garbage": ("3", "malformed"), "cancel_nothing": ("5", ""),
+                    "no_prompt": ("3", "no tokens"), "temp": ("3", "temp"), "top_p": ("3", "top_p"),
+                    "other_model": ("5", "model"), "resume": ("12", "from_index"),
+                    "foreign_token": ("3", "prompt_tokens"), "tokenize": ("0", "3")}
+            self.assertEqual(set(lines), set(want))
+            for name, (status, words) in want.items():
+                self.assertEqual(lines[name][0], status, lines[name])
+                self.assertIn(words, lines[name][1] if len(lines[name]) > 1 else "", name)
+            self.assertEqual(len(c.generate("still alive", tokens=3, ignore_eos=True)["tokens"]), 3)
+
+    def test_noise_on_every_port(self):
+        rng = random.Random(5)
+        with Cluster(workers=2, kv_tokens=1024) as c:
+            pids = [c.up.pid, *(w["pid"] for w in c.workers())]
+            ports = set()
+            listing = subprocess.run(["ss", "-ltnpH"], stdout=subprocess.PIPE, text=True)
+            for line in listing.stdout.splitlines():
+                if "flotilla-" in line:
+                    ports.add(int(line.split()[3].rsplit(":", 1)[1]))
+            self.assertGreaterEqual(len(ports), 5, pids)
+            for port in ports:
+                for _ in range(20):
+                    with socket.create_connection(("127.0.0.1", port)) as s:
+                        greeting = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)
+                        s.sendall((greeting if rng.random() < 0.5 else b"") + rng.randbytes(rng.randint(1, 400)))
+            self.assertEqual(len(c.generate("still alive", tokens=3, ignore_eos=True)["tokens"]), 3)
+            self.assertEqual(c.status()["replicas"][0]["epoch"], 1)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,30 @@
+"""The compute path of a worker allocates nothing, from a decoded Step to its result."""
+import os, signal, subprocess, sys, unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
+from cluster import BIN, Cluster, local
+
+GUARD = os.path.join(BIN, "..", "lib", "libguard_malloc.so")
+
+
+class Guard(unittest.TestCase):
+    def test_the_guard_bites(self):
+        for how in ("direct", "mem"):
+            r = subprocess.run([os.path.join(BIN, "guard_probe"), how], env={**os.environ, "LD_PRELOAD": GUARD},
+                               stderr=subprocess.PIPE)
+            self.assertEqual(r.returncode, -signal.SIGABRT)
+            self.assertIn(b"guarded compute path", r.stderr)
+
+    def test_workers_under_guard(self):
+        want = local("Once upon a time", tokens=200, temp=0.9, top_k=40, top_p=0.9, seed=4)["tokens"]
+        with Cluster(workers=2, kv_tokens=8192, threads=2, env={"LD_PRELOAD": GUARD, "GUARD_MALLOC_SAY": "1"}) as c:
+            self.assertGreaterEqual(c.text().count("guard_malloc: watching"), 2)
+            running = [c.start(f"Number {i}:", tokens=64, temp=0.8) for i in range(5)]
+            got = c.generate("Once upon a time", tokens=200, temp=0.9, top_k=40, top_p=0.9, seed=4)["tokens"]
+            self.assertEqual(got, want)
+            self.assertNotIn(None, [g.result() for g in running])
+            self.assertEqual(c.status()["replicas"][0]["epoch"], 1)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

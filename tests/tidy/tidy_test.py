@@ -1,0 +1,123 @@
+"""The rules of the tree that a machine can check: who includes whom, one module for each third-party
+header, sources listed, a README in each folder, function and file sizes."""
+import os, re, sys, unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+
+# What a file under the prefix may include besides its own folder. The longest prefix counts.
+MAY = {
+    "common/base": [],
+    "common/engine": ["common/base"],
+    "common/text": ["common/base"],
+    "common/io": ["common/base"],
+    "proto": ["common/base"],
+    "common/client": ["common/base", "common/io", "proto"],
+    "coordinator": ["common", "proto"],
+    "worker": ["common", "proto"],
+    "tests": ["common", "proto", "coordinator", "worker"],
+}
+# The pure parts: base, the plain messages, the rules of order, and their siblings.
+PURE = {"core.c", "core.h", "core_state.h", "requests.c", "replica.c", "sched.c"}
+PURE_MAY = ["common/base/", "proto/msg.h", "proto/limits.h", "proto/mutate.h", "coordinator/core"]
+PURE_MAY_NOT = ["common/base/pool.h", "common/base/log.h", "common/base/progress.h"]
+
+ONE_MODULE = {
+    "zmq.h": "common/io/net.c", "liburing.h": "common/io/ring.c", "yaml.h": "common/io/conf.c",
+    "xxhash.h": "common/base/hash.c", "jansson.h": "common/text/json.c", "pcre2.h": "common/text/vocab.c",
+}
+SYSTEM = {
+    "cpuid.h", "errno.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "pthread.h",
+    "sched.h", "signal.h", "stdarg.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h",
+    "string.h", "sys/mman.h", "sys/prctl.h", "sys/random.h", "sys/stat.h", "sys/syscall.h", "sys/wait.h", "time.h",
+    "unistd.h", "xmmintrin.h",
+}
+MANY_MODULES = {"utf8proc.h": {"common/text/vocab.c"}, "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests"}
+LONG_FILES = {"proto/wire.c"}  # tables of fields, one function a message
+
+
+def sources():
+    for folder, _, names in os.walk(ROOT):
+        rel = os.path.relpath(folder, ROOT)
+        if rel.startswith((".git", "build")):
+            continue
+        for n in names:
+            if n.endswith((".c", ".h")):
+                yield os.path.normpath(os.path.join(rel, n))
+
+
+def read(path):
+    with open(os.path.join(ROOT, path)) as f:
+        return f.read()
+
+
+def layer(path):
+    return max((p for p in MAY if path.startswith(p + "/")), key=len)
+
+
+class Tidy(unittest.TestCase):
+    def test_includes(self):
+        for path in sources():
+            mine = layer(path)
+            for inc in re.findall(r'#include "([^"]+)"', read(path)):
+                if inc.endswith(".pb-c.h"):
+                    self.assertEqual(path, "proto/wire.c", "protobuf-c is known there only")
+                    continue
+                self.assertTrue(os.path.exists(os.path.join(ROOT, inc)), f"{path}: {inc} is not from the root")
+                ok = inc.startswith(mine + "/") or any(inc.startswith(m + "/") for m in MAY[mine])
+                self.assertTrue(ok, f"{path} may not include {inc}")
+                if path.startswith("coordinator/") and os.path.basename(path) in PURE and "/sim/" not in path:
+                    self.assertTrue(any(inc.startswith(p) for p in PURE_MAY), f"{path} is pure, but includes {inc}")
+                    self.assertNotIn(inc, PURE_MAY_NOT, path)
+
+    def test_third_party(self):
+        for path in sources():
+            for inc in re.findall(r"#include <([^>]+)>", read(path)):
+                if inc in ONE_MODULE:
+                    self.assertEqual(path, ONE_MODULE[inc], f"{inc} belongs to one module")
+                elif inc in MANY_MODULES:
+                    owner = MANY_MODULES[inc]
+                    self.assertTrue(path in owner if isinstance(owner, set) else path.startswith(owner), path)
+                else:
+                    self.assertIn(inc, SYSTEM, f"{path}: what is {inc}?")
+
+    def test_core_is_pure(self):
+        for name in PURE:
+            text = read("coordinator/" + name)
+            for word in ("clock_ns(", "getrandom", "printf(stdout", "log_info", "log_error", "pthread"):
+                self.assertNotIn(word, text, name)
+
+    def test_no_libm_in_the_engine(self):
+        """Transcendentals are the project's own; fmaf, sqrtf and lrintf are exact."""
+        for path in sources():
+            if not path.startswith(("common/engine/", "common/text/sample")):
+                continue
+            for name in re.findall(r"\b((?:exp|log|pow|sin|cos|tan|tanh|erf)[12f]?[f]?)\(", read(path)):
+                self.fail(f"{path} calls {name}")
+
+    def test_sources_are_listed(self):
+        lists = read("CMakeLists.txt") + read("tests/CMakeLists.txt")
+        for path in sources():
+            if path.endswith(".c"):
+                self.assertIn(os.path.basename(path), lists, f"{path} is not built")
+
+    def test_readmes(self):
+        folders = {os.path.dirname(p) for p in sources() if not p.startswith("tests/")} | {"deploy", "tests"}
+        for folder in folders:
+            self.assertTrue(os.path.exists(os.path.join(ROOT, folder, "README.md")), f"{folder} has no README.md")
+
+    def test_sizes(self):
+        for path in sources():
+            text = read(path)
+            if path not in LONG_FILES:
+                self.assertLessEqual(text.count("\n"), 1000, path)
+            for m in re.finditer(r"^[a-zA-Z_][^;{}#/\n]*(?:\n[^;{}#\n]*)?\n\{\n(.*?)^\}", text, re.S | re.M):
+                self.assertLessEqual(m.group(1).count("\n"), 70, f"{path}: {m.group(0)[:60]}")
+
+    def test_words(self):
+        for path in sources():
+            text = read(path)
+            self.assertNotRegex(text, r"\b(TODO|FIXME|XXX|HACK)\b", path)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,266 @@
+/* The core's answers, event by event: what the simulator's random worlds do not ask for by name. */
+#include "coordinator/core.h"
+
+#include "common/base/clock.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MS NS_PER_MS
+
+struct fixture {
+    struct core *core;
+    uint64_t now_ns;
+    struct epoch epoch;
+};
+
+static struct core_config config(void)
+{
+    static const int32_t eog = 2;
+    return (struct core_config){.incarnation = 77, .n_stages = 2, .n_layers = 5, .width = 8,
+                                .model_digest = 9, .model_path = "/m", .results_endpoint = "tcp://:9",
+                                .eog = &eog, .n_eog = 1, .n_pages = 8, .ctx = 100, .rows_max = 16,
+                                .logits_max = 4, .window = 2, .max_live = 3,
+                                .replica_wait_ns = 1000 * MS, .deadline_ns = 60000 * MS,
+                                .worker_timeout_ns = 1500 * MS, .step_timeout_ns = 2000 * MS};
+}
+
+static struct actions feed(struct fixture *f, struct event e)
+{
+    e.now_ns = f->now_ns;
+    return core_step(f->core, &e);
+}
+
+static const struct action *first(struct actions a, enum action_type type)
+{
+    for (size_t i = 0; i < a.n; i++)
+        if (a.items[i].type == type) return &a.items[i];
+    return NULL;
+}
+
+static struct actions from(struct fixture *f, uint64_t who, struct msg_from_worker m)
+{
+    static struct msg_from_worker kept;
+    kept = m;
+    kept.version = PROTO_VERSION;
+    kept.instance = (struct instance){who, who};
+    kept.has_epoch = true;
+    kept.epoch = f->epoch;
+    return feed(f, (struct event){.type = EV_FROM_WORKER, .from = {&kept, "10.0.0.1"}});
+}
+
+static struct actions hello(struct fixture *f, uint64_t who, const char *name)
+{
+    struct msg_from_worker m = {.type = FROM_HELLO};
+    (void)snprintf(m.hello.name, sizeof m.hello.name, "%s", name);
+    return from(f, who, m);
+}
+
+/* Two workers join, load, link, and the probe comes back. */
+static void make_ready(struct fixture *f)
+{
+    (void)hello(f, 1, "a");
+    struct actions a = hello(f, 2, "b");
+    const struct action *assign = first(a, ACT_TO_WORKER);
+    assert_non_null(assign);
+    f->epoch = assign->to_worker.msg->epoch;
+    for (uint64_t w = 1; w <= 2; w++) {
+        struct msg_from_worker m = {.type = FROM_READY, .endpoint = "tcp://:5"};
+        a = from(f, w, m);
+    }
+    assert_string_equal(first(a, ACT_LINK_OPEN)->link.endpoint, "tcp://10.0.0.1:5");
+    for (uint64_t w = 1; w <= 2; w++) (void)from(f, w, (struct msg_from_worker){.type = FROM_LINKED});
+    a = feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
+    assert_int_equal(first(a, ACT_STEP)->step->runs[0].kind, RUN_PROBE);
+    struct msg_status s;
+    core_status(f->core, &s);
+    assert_false(s.ready); /* linked is not ready: the probe is on its way */
+    struct msg_result probe = {.epoch = f->epoch, .number = 1, .digest = 5};
+    (void)feed(f, (struct event){.type = EV_RESULT, .result = &probe});
+    core_status(f->core, &s);
+    assert_true(s.ready);
+}
+
+static int open_fixture(void **state)
+{
+    static struct fixture f;
+    struct core_config k = config();
+    f = (struct fixture){.core = core_open(&k), .now_ns = 1000 * MS};
+    *state = &f;
+    return 0;
+}
+
+static int close_fixture(void **state)
+{
+    core_close(((struct fixture *)*state)->core);
+    return 0;
+}
+
+static const int32_t prompt[200] = {1, 1, 1};
+
+static struct actions submit(struct fixture *f, uint64_t id, uint32_t n_prompt, uint32_t max_new)
+{
+    return feed(f, (struct event){.type = EV_SUBMIT,
+                                  .submit = {.request = id, .tokens = prompt, .n_prompt = n_prompt,
+                                             .max_new = max_new}});
+}
+
+static void expect_end(struct actions a, enum status status, const char *words)
+{
+    const struct action *end = first(a, ACT_END);
+    assert_non_null(end);
+    assert_int_equal(end->end.status, status);
+    assert_non_null(end->end.text);
+    assert_non_null(strstr(end->end.text, words));
+}
+
+static void test_slices(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    struct msg_status s;
+    core_status(f->core, &s);
+    assert_int_equal(s.replica.workers[0].layer_first, 0);
+    assert_int_equal(s.replica.workers[0].layer_last, 2); /* 5 layers over 2: 3 and 2 */
+    assert_int_equal(s.replica.workers[1].layer_first, 3);
+    assert_int_equal(s.replica.workers[1].layer_last, 4);
+}
+
+static void test_limits(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    expect_end(submit(f, 1, 0, 4), STATUS_INVALID_ARGUMENT, "no tokens");
+    expect_end(submit(f, 2, 100, 4), STATUS_INVALID_ARGUMENT, "100");
+    for (uint64_t id = 3; id < 6; id++) assert_null(first(submit(f, id, 3, 4), ACT_END));
+    struct actions a = submit(f, 6, 3, 4);
+    expect_end(a, STATUS_RESOURCE_EXHAUSTED, "3 requests");
+    assert_true(first(a, ACT_END)->end.retry_ms > 0);
+    expect_end(feed(f, (struct event){.type = EV_CANCEL, .request = {4, "asked"}}), STATUS_CANCELLED,
+               "asked");
+    assert_null(first(submit(f, 7, 3, 4), ACT_END)); /* there is room again */
+    expect_end(submit(f, 8, 3, 4), STATUS_RESOURCE_EXHAUSTED, "");
+}
+
+static void test_one_request(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)submit(f, 9, 20, 3); /* chunks of 16 and 4 rows, both at once: the window has room */
+    struct actions a = feed(f, (struct event){.type = EV_COMPOSE});
+    assert_int_equal(a.n, 2);
+    assert_int_equal(a.items[0].step->rows, 16);
+    assert_int_equal(a.items[0].step->runs[0].n_logits, 0);
+    assert_int_equal(a.items[1].step->rows, 4);
+    assert_true(a.items[1].step->runs[0].has_open);
+    assert_int_equal(a.items[1].step->runs[0].open.boundary, 20);
+    uint64_t number = a.items[1].step->number;
+    int32_t token = 7;
+    struct msg_run_result run = {.request = 9, .attempt = 1, .first_pos = 20, .n_tokens = 1,
+                                 .tokens = &token};
+    struct msg_result r = {.epoch = f->epoch, .number = number - 1};
+    (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
+    r = (struct msg_result){.epoch = f->epoch, .number = number, .n_runs = 1, .runs = &run};
+    a = feed(f, (struct event){.type = EV_RESULT, .result = &r});
+    assert_int_equal(first(a, ACT_TOKENS)->tokens.first_index, 0);
+    a = feed(f, (struct event){.type = EV_RESULT, .result = &r}); /* the same again */
+    assert_int_equal(a.n, 0);
+    assert_int_equal(core_dropped(f->core), 1);
+    a = feed(f, (struct event){.type = EV_COMPOSE});
+    assert_int_equal(first(a, ACT_STEP)->step->runs[0].kind, RUN_DECODE);
+    assert_false(first(a, ACT_STEP)->step->runs[0].has_open); /* told once */
+    token = 2; /* the end token */
+    run.first_pos = 21;
+    r.number = number + 1;
+    a = feed(f, (struct event){.type = EV_RESULT, .result = &r});
+    assert_null(first(a, ACT_TOKENS));
+    expect_end(a, STATUS_OK, "");
+    assert_string_equal(first(a, ACT_END)->end.finish_reason, "stop");
+    const uint32_t *pages;
+    assert_int_equal(core_free_pages(f->core, &pages), 8);
+}
+
+static void test_silent_worker(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)submit(f, 9, 20, 3);
+    f->now_ns += 1499 * MS;
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    assert_null(first(feed(f, (struct event){.type = EV_TICK}), ACT_LINK_CLOSE));
+    /* A second in which the loop itself did not run counts for nobody. */
+    f->now_ns += 1000 * MS;
+    struct event stalled = {.type = EV_TICK, .tick = {1000 * MS}};
+    assert_null(first(feed(f, stalled), ACT_LINK_CLOSE));
+    f->now_ns += 1 * MS;
+    struct actions a = feed(f, (struct event){.type = EV_TICK});
+    assert_non_null(first(a, ACT_LINK_CLOSE));
+    assert_null(first(a, ACT_END)); /* the request waits for the worker's return */
+    f->now_ns += 1000 * MS;
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    expect_end(feed(f, (struct event){.type = EV_TICK}), STATUS_UNAVAILABLE, "worker b");
+}
+
+static void test_overdue_step(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)submit(f, 9, 4, 3);
+    struct actions a = feed(f, (struct event){.type = EV_COMPOSE});
+    uint64_t number = first(a, ACT_STEP)->step->number;
+    for (int i = 0; i < 8; i++) {
+        f->now_ns += 300 * MS;
+        struct msg_from_worker m = {.type = FROM_HEARTBEAT};
+        m.heartbeat.step_received = m.heartbeat.step_done = number; /* a has passed it on */
+        (void)from(f, 1, m);
+        m.heartbeat.step_received = m.heartbeat.step_done = number - 1;
+        (void)from(f, 2, m);
+        a = feed(f, (struct event){.type = EV_TICK});
+        if (first(a, ACT_LINK_CLOSE)) break;
+    }
+    assert_non_null(first(a, ACT_LINK_CLOSE));
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "the link from a to worker b"));
+}
+
+static void test_other_version(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_from_worker m = {.version = 99, .type = FROM_HELLO, .instance = {3, 3}};
+    struct actions a = feed(f, (struct event){.type = EV_FROM_WORKER, .from = {&m, "10.0.0.1"}});
+    assert_int_equal(first(a, ACT_TO_WORKER)->to_worker.msg->type, TO_REFUSE);
+    assert_non_null(strstr(first(a, ACT_TO_WORKER)->to_worker.msg->text, "99"));
+}
+
+static void test_probe_digest(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)from(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE});
+    f->now_ns += 200 * MS;
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    struct actions a = hello(f, 4, "c");
+    f->epoch = first(a, ACT_TO_WORKER)->to_worker.msg->epoch;
+    static const uint64_t who[] = {1, 4};
+    for (int i = 0; i < 2; i++)
+        (void)from(f, who[i], (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    for (int i = 0; i < 2; i++) (void)from(f, who[i], (struct msg_from_worker){.type = FROM_LINKED});
+    (void)feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
+    struct msg_result probe = {.epoch = f->epoch, .number = 1, .digest = 6}; /* it was 5 */
+    a = feed(f, (struct event){.type = EV_RESULT, .result = &probe});
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "differ"));
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
+    const struct CMUnitTest tests[] = {
+        TEST(test_slices),       TEST(test_limits),       TEST(test_one_request),
+        TEST(test_silent_worker), TEST(test_overdue_step), TEST(test_other_version),
+        TEST(test_probe_digest),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
