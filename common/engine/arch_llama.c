@@ -138,8 +138,9 @@ int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em)
     refuse_variants(&r);
     if (r.rc < 0) return r.rc;
     if (d.n_heads % d.n_kv_heads || d.n_heads / d.n_kv_heads > ATTN_GROUP_MAX)
-        return err_set(em, ERR_FORMAT, "%" PRIu32 " heads for %" PRIu32 " KV heads", d.n_heads,
-                       d.n_kv_heads);
+        return err_set(em, ERR_FORMAT,
+                       "key 'llama.attention.head_count_kv': %" PRIu32 " KV heads for %" PRIu32
+                       " heads (1 to %u heads share one)", d.n_kv_heads, d.n_heads, ATTN_GROUP_MAX);
     if (d.head_size > HEAD_SIZE_MAX || value_size != d.head_size || d.rope_dims > d.head_size ||
         d.rope_dims % 2)
         return err_set(em, ERR_UNSUPPORTED,

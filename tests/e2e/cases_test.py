@@ -149,7 +149,7 @@ class ClusterFile(unittest.TestCase):
                             (base + "---\n" + base, "second document"),
                             (base + "kv_tokens: 2G\n", "key 'kv_tokens'"),
                             (base + "ports:\n\tclients: 1\n", "stdin:4:1"),
-                            (base.replace("2", "31"), "31 workers for 30 layers"),
+                            (base.replace("workers: 2", "workers: 31"), "31 workers for 30 layers"),
                             (base + "kv: q9\n", "q9"), (base + "listen: 0.0.0.0\n", "plaintext: true"),
                             ("workers: 2\nmodel: /nonexistent.gguf\n", "/nonexistent.gguf")):
             code, error = self.check(text)

@@ -111,6 +111,8 @@ class Refused(unittest.TestCase):
 
     def test_types(self):
         def q6(t):
+            f32 = t["output"][1]
+            t["blk.0.ffn_gate"] = t["blk.0.ffn_up"] = (np.zeros((256, 64), np.float32), f32)
             t["blk.0.ffn_down"] = (np.zeros((64, 210), np.uint8), gguf.GGMLQuantizationType.Q6_K)
         self.refuse("blk.0.ffn_down.weight", "Q6_K", change=q6, feed_forward_length=256)
 
