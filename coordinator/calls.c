@@ -122,15 +122,6 @@ void calls__flush(struct shell *s)
 
 /* ---- the core's actions ---- */
 
-static void keep(struct tokens *t, int32_t token)
-{
-    if (t->n == t->cap) {
-        t->cap = t->cap ? t->cap * 2 : 16;
-        t->ids = mem_realloc(t->ids, t->cap * sizeof *t->ids);
-    }
-    t->ids[t->n++] = token;
-}
-
 bool calls__tokens(struct shell *s, uint64_t request, uint32_t first_index, uint32_t n,
                    const int32_t *tokens)
 {
@@ -139,7 +130,7 @@ bool calls__tokens(struct shell *s, uint64_t request, uint32_t first_index, uint
     if (!c || c->ended || c->detok.stopped) return false;
     for (uint32_t i = 0; i < n && !c->detok.stopped; i++) {
         struct vocab_string piece = vocab_piece(s->model->vocab, tokens[i]);
-        keep(&c->unsent, tokens[i]);
+        tokens_push(&c->unsent, tokens[i]);
         if (!vocab_is_control(s->model->vocab, tokens[i]))
             detok_push(&c->detok, piece.data, piece.len);
     }
@@ -299,7 +290,7 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
     }
     detok_init(&c->detok, g.stops, g.n_stops);
     if (g.n_prompt_tokens) {
-        for (uint32_t i = 0; i < g.n_prompt_tokens; i++) keep(&c->prompt, g.prompt_tokens[i]);
+        for (uint32_t i = 0; i < g.n_prompt_tokens; i++) tokens_push(&c->prompt, g.prompt_tokens[i]);
         submit(s, c);
     } else {
         (void)start_text(s, c, g.prompt, g.prompt_len, g.special, true);

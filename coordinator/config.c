@@ -1,5 +1,6 @@
 #include "coordinator/config.h"
 
+#include "common/base/addr.h"
 #include "common/base/mem.h"
 #include "common/io/conf.h"
 #include "proto/limits.h"
@@ -34,15 +35,9 @@ static void fill_table(struct config *c, struct conf_key *table)
     table[N_KEYS] = (struct conf_key){0};
 }
 
-static bool loopback(const char *host)
-{
-    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
-           strcmp(host, "localhost") == 0;
-}
-
 static int check(const char *path, const struct config *c, struct errmsg *em)
 {
-    if (!loopback(c->listen) && !c->plaintext)
+    if (!addr_is_loopback(c->listen) && !c->plaintext)
         return err_set(em, ERR_CONF, "%s: key 'listen': %s is not loopback, and nothing on these "
                        "links is encrypted or authenticated: set 'plaintext: true' if the network "
                        "is yours alone", path, c->listen);

@@ -2,6 +2,7 @@
  * what ends it. */
 #include "coordinator/core_state.h"
 
+#include "common/base/addr.h"
 #include "common/base/clock.h"
 
 #include <inttypes.h>
@@ -168,12 +169,6 @@ static bool all(struct core *c, bool linked)
     return true;
 }
 
-static bool loopback(const char *host)
-{
-    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
-           strcmp(host, "localhost") == 0;
-}
-
 /* "tcp://HOST:PORT" as stage's upstream neighbour must dial it: the worker may leave HOST empty, and
  * is then where the coordinator sees it. */
 static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
@@ -191,7 +186,7 @@ static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
     else
         (void)snprintf(host, sizeof host, "%.*s", (int)(colon - rest), rest);
     const char *dialler = stage ? at_stage(c, stage - 1)->address : w->address;
-    if (loopback(host) && !loopback(dialler)) {
+    if (addr_is_loopback(host) && !addr_is_loopback(dialler)) {
         lose(c, core__text(c, "worker %s advertises %s, which %s cannot reach: start it with "
                            "--advertise HOST:PORT", w->hello.name, host,
                            stage ? at_stage(c, stage - 1)->hello.name : "the coordinator"));

@@ -1,4 +1,4 @@
-/* Jobs travel as pointers through a pair of sockets; whoever received one owns it. */
+/* Two lists under one lock, one condition; an empty message on a pair of sockets wakes the loop. */
 #include "coordinator/textjob.h"
 
 #include "common/base/mem.h"
@@ -6,35 +6,43 @@
 #include <pthread.h>
 #include <string.h>
 
-#define JOBS_MAX 1024
+#define JOBS_MAX 1024u
 
-struct textjobs {
-    struct net_sock *ours, *theirs;
-    const struct vocab *vocab;
-    pthread_t thread;
+struct list {
+    struct textjob *first, **end;
 };
 
-static void put_pointer(struct net_sock *s, void *p)
+struct textjobs {
+    struct net_sock *ours, *theirs; /* theirs belongs to the thread once it runs */
+    const struct vocab *vocab;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t some;
+    struct list todo, done;
+    uint32_t n; /* in both lists and in the thread's hands */
+    bool stop;
+};
+
+static void put(struct list *l, struct textjob *job)
 {
-    struct net_frame f = {&p, sizeof p};
-    (void)net_send(s, &f, 1);
+    job->next = NULL;
+    *l->end = job;
+    l->end = &job->next;
 }
 
-static bool get_pointer(struct net_sock *s, void **ret)
+static struct textjob *take(struct list *l)
 {
-    struct net_msg m;
-    if (net_recv(s, &m) < 0) return false;
-    memcpy(ret, net_msg_frame(&m, 0).data, sizeof *ret);
-    net_msg_close(&m);
-    return true;
+    struct textjob *job = l->first;
+    if (!job) return NULL;
+    l->first = job->next;
+    if (!l->first) l->end = &l->first;
+    return job;
 }
 
 static void run(const struct vocab *v, struct textjob *job)
 {
     if (job->bos && vocab_adds_bos(v)) {
-        job->tokens.ids = mem_alloc(sizeof *job->tokens.ids);
-        job->tokens.ids[0] = vocab_bos(v);
-        job->tokens.n = job->tokens.cap = 1;
+        tokens_push(&job->tokens, vocab_bos(v));
     }
     job->rc = vocab_encode(v, job->text, job->len, job->special, &job->tokens, &job->em);
 }
@@ -42,26 +50,34 @@ static void run(const struct vocab *v, struct textjob *job)
 static void *thread_main(void *arg)
 {
     struct textjobs *t = arg;
-    for (;;) {
-        struct net_poll item = {.sock = t->theirs};
-        void *p;
-        (void)net_poll(&item, 1, -1);
-        while (get_pointer(t->theirs, &p)) {
-            if (!p) {
-                net_sock_close(t->theirs);
-                return NULL;
-            }
-            run(t->vocab, p);
-            put_pointer(t->theirs, p);
+    struct net_frame wake = {"", 0};
+    (void)pthread_mutex_lock(&t->lock);
+    while (!t->stop) {
+        struct textjob *job = take(&t->todo);
+        if (!job) {
+            (void)pthread_cond_wait(&t->some, &t->lock);
+            continue;
         }
+        (void)pthread_mutex_unlock(&t->lock);
+        run(t->vocab, job);
+        (void)pthread_mutex_lock(&t->lock);
+        put(&t->done, job);
+        (void)net_send(t->theirs, &wake, 1); /* full: the loop has been woken often enough */
     }
+    (void)pthread_mutex_unlock(&t->lock);
+    net_sock_close(t->theirs);
+    return NULL;
 }
 
 int textjobs_open(struct net *net, const struct vocab *v, struct textjobs **ret, struct errmsg *em)
 {
     struct textjobs *t = mem_zalloc(sizeof *t);
-    struct net_limits limits = {JOBS_MAX, 64};
+    struct net_limits limits = {(int)JOBS_MAX, 64};
     t->vocab = v;
+    t->todo.end = &t->todo.first;
+    t->done.end = &t->done.first;
+    (void)pthread_mutex_init(&t->lock, NULL);
+    (void)pthread_cond_init(&t->some, NULL);
     int rc = net_socket(net, NET_PAIR, limits, &t->ours, em);
     if (rc == 0) rc = net_bind(t->ours, "inproc://text", em);
     if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &t->theirs, em);
@@ -82,17 +98,29 @@ void textjobs_close(struct textjobs *t)
 {
     if (!t) return;
     struct textjob *job;
-    put_pointer(t->ours, NULL);
+    (void)pthread_mutex_lock(&t->lock);
+    t->stop = true;
+    (void)pthread_cond_signal(&t->some);
+    (void)pthread_mutex_unlock(&t->lock);
     (void)pthread_join(t->thread, NULL);
-    while ((job = textjobs_next(t))) textjob_free(job);
+    while ((job = take(&t->todo)) || (job = take(&t->done))) textjob_free(job);
     net_sock_close(t->ours);
+    (void)pthread_cond_destroy(&t->some);
+    (void)pthread_mutex_destroy(&t->lock);
     mem_free(t);
 }
 
 bool textjobs_put(struct textjobs *t, struct textjob *job)
 {
-    struct net_frame f = {&job, sizeof job};
-    return net_send(t->ours, &f, 1) == 0;
+    (void)pthread_mutex_lock(&t->lock);
+    bool room = t->n < JOBS_MAX;
+    if (room) {
+        t->n++;
+        put(&t->todo, job);
+        (void)pthread_cond_signal(&t->some);
+    }
+    (void)pthread_mutex_unlock(&t->lock);
+    return room;
 }
 
 struct net_sock *textjobs_socket(struct textjobs *t)
@@ -102,8 +130,13 @@ struct net_sock *textjobs_socket(struct textjobs *t)
 
 struct textjob *textjobs_next(struct textjobs *t)
 {
-    void *p;
-    return get_pointer(t->ours, &p) ? p : NULL;
+    struct net_msg m;
+    while (net_recv(t->ours, &m) == 0) net_msg_close(&m);
+    (void)pthread_mutex_lock(&t->lock);
+    struct textjob *job = take(&t->done);
+    t->n -= job != NULL;
+    (void)pthread_mutex_unlock(&t->lock);
+    return job;
 }
 
 void textjob_free(struct textjob *job)

@@ -19,6 +19,7 @@ struct textjob {
     int rc;       /* result */
     struct errmsg em;
     struct tokens tokens;
+    struct textjob *next; /* private */
 };
 
 struct textjobs;

@@ -1,5 +1,6 @@
 #include "worker/loop.h"
 
+#include "common/base/addr.h"
 #include "common/base/buf.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -157,12 +158,6 @@ static void turn(struct loop *l, uint64_t *next_heartbeat_ns)
     if (items[1].readable) on_exec(l);
 }
 
-static bool is_loopback(const char *endpoint)
-{
-    const char *host = strncmp(endpoint, "tcp://", 6) == 0 ? endpoint + 6 : endpoint;
-    return strncmp(host, "127.", 4) == 0 || strncmp(host, "localhost", 9) == 0;
-}
-
 static int introduce(struct loop *l, struct errmsg *em)
 {
     const struct kern *kern;
@@ -187,14 +182,14 @@ static int introduce(struct loop *l, struct errmsg *em)
 
 static int open_all(struct loop *l, struct errmsg *em)
 {
-    bool local = is_loopback(l->o->coordinator);
+    bool local = addr_is_loopback(l->o->coordinator);
     const char *listen = l->o->listen ? l->o->listen : local ? "127.0.0.1" : "0.0.0.0";
     struct exec_options e = {.threads = l->o->threads,
                              .isa = l->o->isa,
                              .listen = listen,
                              .advertise = l->o->advertise,
                              .models = l->o->models,
-                             .off_machine = !is_loopback(listen)};
+                             .off_machine = !addr_is_loopback(listen)};
     if (l->o->advertise && !strrchr(l->o->advertise, ':'))
         return err_set(em, ERR_CONF, "--advertise: '%s' is not HOST:PORT", l->o->advertise);
     int rc = introduce(l, em);

@@ -327,7 +327,7 @@ struct vocab_string vocab_piece(const struct vocab *v, int32_t token)
 
 /* ---- encoding ---- */
 
-static void push(struct tokens *t, int32_t id)
+void tokens_push(struct tokens *t, int32_t id)
 {
     if (t->n == t->cap) {
         t->cap = t->cap ? t->cap * 2 : 64;
@@ -426,7 +426,7 @@ static void encode_word(struct word *w, const uint8_t *s, size_t n, struct token
     for (int32_t i = n ? 0 : -1; i >= 0; i = w->symbols[i].next) {
         int32_t id = w->symbols[i].id;
         if (id < 0) id = w->v->unknown;
-        if (id >= 0) push(ret, id);
+        if (id >= 0) tokens_push(ret, id);
     }
 }
 
@@ -509,7 +509,7 @@ int vocab_encode(const struct vocab *v, const char *text, size_t len, bool speci
         if (!x && at < len) continue;
         rc = encode_text(&w, match, text + start, at - start, ret, em);
         if (!x) break;
-        push(ret, x->id);
+        tokens_push(ret, x->id);
         start = at + x->len;
         at = start - 1;
     }

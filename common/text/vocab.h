@@ -56,6 +56,8 @@ struct tokens {
     size_t n, cap;   /* cap is private */
 };
 
+void tokens_push(struct tokens *t, int32_t id);
+
 /* Appends the ids of `text`. `special`: names of control tokens in the text become those tokens;
  * otherwise they are text like any other. A byte that the vocabulary lacks becomes the unknown
  * token, or nothing where the model has none. No BOS is added. ERR_LIMIT above

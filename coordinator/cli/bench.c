@@ -4,10 +4,8 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/pool.h"
-#include "common/base/progress.h"
-#include "common/io/ring.h"
 #include "common/text/json.h"
-#include "coordinator/model_file.h"
+#include "coordinator/cli/whole.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -74,28 +72,21 @@ static double read_rate(unsigned threads)
     return best;
 }
 
-static int step(struct engine *e, uint32_t pos, uint32_t rows, const int32_t *tokens,
-                const uint32_t *pages, struct errmsg *em)
+static int run_rows(struct bench *b, struct whole *w, struct errmsg *em)
 {
-    struct eng_run run = {pos, rows, 1, tokens, pages};
-    const float *out;
-    return eng_step(e, &run, 1, NULL, &out, em);
-}
-
-static int run_rows(struct bench *b, struct engine *e, const uint32_t *pages, struct errmsg *em)
-{
-    uint32_t vocab = eng_dims(e)->vocab;
-    int32_t *tokens = mem_alloc((b->chunk + 1) * sizeof *tokens);
+    uint32_t vocab = eng_dims(w->engine)->vocab;
+    const float *logits;
+    int32_t *tokens = mem_alloc(b->chunk * sizeof *tokens);
     for (uint32_t i = 0; i < b->chunk; i++) tokens[i] = (int32_t)((i * 7919u + 11u) % vocab);
-    int rc = step(e, 0, 1, tokens, pages, em); /* warm up: page tables, threads */
+    int rc = whole_step(w, 0, tokens, 1, &logits, em); /* warm up: page tables, threads */
     uint64_t start = clock_ns();
     for (uint32_t at = 0; at < b->prompt && rc == 0; at += b->chunk) {
         uint32_t rows = b->prompt - at < b->chunk ? b->prompt - at : b->chunk;
-        rc = step(e, at, rows, tokens, pages, em);
+        rc = whole_step(w, at, tokens, rows, &logits, em);
     }
     uint64_t middle = clock_ns();
     for (uint32_t i = 0; i < b->tokens && rc == 0; i++)
-        rc = step(e, b->depth + i, 1, tokens + i % b->chunk, pages, em);
+        rc = whole_step(w, b->depth + i, tokens + i % b->chunk, 1, &logits, em);
     uint64_t end = clock_ns();
     if (b->prompt) b->prompt_rate = (double)b->prompt * 1e9 / (double)(middle - start);
     if (b->tokens) b->decode_rate = (double)b->tokens * 1e9 / (double)(end - middle);
@@ -106,42 +97,25 @@ static int run_rows(struct bench *b, struct engine *e, const uint32_t *pages, st
 static int run(struct bench *b, struct errmsg *em)
 {
     struct model_file f = {0};
-    struct engine *e = NULL;
-    enum kv_type kv = KV_F16;
-    if (b->kv && !eng_kv_parse(b->kv, &kv))
-        return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16)", b->kv);
+    struct whole w = {0};
     int rc = model_file_open(b->path, true, &f, em);
     if (rc < 0) return rc;
-    uint32_t most = b->prompt > b->depth + b->tokens ? b->prompt : b->depth + b->tokens;
-    struct ring_file file = {.path = b->path};
-    struct progress progress = {.what = "loading"};
-    struct eng_options o = {.path = b->path,
-                            .gguf = f.gguf,
-                            .layer_last = f.dims.n_layers - 1,
-                            .kv = kv,
-                            .n_pages = most / KV_PAGE + 1,
-                            .rows_max = b->chunk,
-                            .logits_max = 1,
-                            .threads = b->threads,
-                            .isa = b->isa,
-                            .read = ring_read,
-                            .read_ctx = &file,
-                            .progress = progress_update,
-                            .progress_arg = &progress};
-    rc = eng_open(&o, &e, em);
-    if (rc == 0) {
-        uint32_t *pages = mem_alloc(o.n_pages * sizeof *pages);
-        for (uint32_t i = 0; i < o.n_pages; i++) pages[i] = i;
-        /* A decoded token touches every tensor but the embedding, whose one row does not count;
-         * a tied embedding is read whole as the output head. */
-        rc = eng_slice_bytes(f.gguf, &f.dims, 0, o.layer_last, &b->bytes_per_token, em);
-        if (rc == 0 && gguf_tensor(f.gguf, "output.weight"))
-            b->bytes_per_token -= gguf_tensor(f.gguf, "token_embd.weight")->bytes;
-        if (rc == 0) rc = run_rows(b, e, pages, em);
-        b->used_isa = eng_isa(e);
-        mem_free(pages);
-    }
-    eng_close(e);
+    uint32_t end = b->depth + b->tokens;
+    struct whole_options o = {.isa = b->isa,
+                              .kv = b->kv,
+                              .threads = b->threads,
+                              .positions = b->prompt > end ? b->prompt : end,
+                              .chunk = b->chunk};
+    rc = whole_open(&f, &o, &w, em);
+    /* A decoded token touches every tensor but the embedding, whose one row does not count; a tied
+     * embedding is read whole as the output head. */
+    if (rc == 0)
+        rc = eng_slice_bytes(f.gguf, &f.dims, 0, f.dims.n_layers - 1, &b->bytes_per_token, em);
+    if (rc == 0 && gguf_tensor(f.gguf, "output.weight"))
+        b->bytes_per_token -= gguf_tensor(f.gguf, "token_embd.weight")->bytes;
+    if (rc == 0) rc = run_rows(b, &w, em);
+    if (rc == 0) b->used_isa = eng_isa(w.engine);
+    whole_close(&w);
     model_file_close(&f);
     if (rc == 0) b->read_gb_per_s = read_rate(b->threads);
     return rc;

@@ -2,7 +2,6 @@
 #include "coordinator/cli/gen.h"
 
 #include "common/base/clock.h"
-#include "common/base/mem.h"
 #include "common/client/client.h"
 
 #include <string.h>
@@ -16,12 +15,7 @@ struct remote {
 
 static void append(struct tokens *t, const int32_t *ids, size_t n)
 {
-    if (t->n + n > t->cap) {
-        t->cap = (t->n + n) * 2;
-        t->ids = mem_realloc(t->ids, t->cap * sizeof *t->ids);
-    }
-    if (n) memcpy(t->ids + t->n, ids, n * sizeof *ids);
-    t->n += n;
+    for (size_t i = 0; i < n; i++) tokens_push(t, ids[i]);
 }
 
 static bool on_reply(void *arg, const struct msg_generate_reply *reply)

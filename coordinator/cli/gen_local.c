@@ -4,11 +4,8 @@
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"
-#include "common/base/pool.h"
-#include "common/base/progress.h"
-#include "common/io/ring.h"
 #include "common/text/detok.h"
-#include "coordinator/model_file.h"
+#include "coordinator/cli/whole.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -17,10 +14,9 @@
 struct local {
     const struct gen_options *o;
     struct model_file file;
-    struct engine *engine;
+    struct whole whole;
     struct sample_params sampling;
     struct sample_candidate *candidates;
-    uint32_t *pages;
     struct detok detok;
     struct gen_result *ret;
     gen_text_fn on_text;
@@ -31,11 +27,7 @@ static int encode_prompt(struct local *l, struct errmsg *em)
 {
     struct tokens *t = &l->ret->prompt;
     const struct vocab *v = l->file.vocab;
-    if (vocab_adds_bos(v)) {
-        t->ids = mem_alloc(sizeof *t->ids);
-        t->cap = t->n = 1;
-        t->ids[0] = vocab_bos(v);
-    }
+    if (vocab_adds_bos(v)) tokens_push(t, vocab_bos(v));
     int rc = vocab_encode(v, l->o->prompt, strlen(l->o->prompt), l->o->special, t, em);
     if (rc < 0) return rc;
     if (t->n == 0) return err_set(em, ERR_RANGE, "the prompt has no tokens");
@@ -49,32 +41,16 @@ static int encode_prompt(struct local *l, struct errmsg *em)
 
 static int open_engine(struct local *l, struct errmsg *em)
 {
-    const struct gen_options *o = l->o;
-    enum kv_type kv = KV_F16;
-    if (o->kv && !eng_kv_parse(o->kv, &kv))
-        return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16)", o->kv);
-    uint64_t positions = l->ret->prompt.n + o->tokens;
+    uint64_t positions = l->ret->prompt.n + l->o->tokens;
     if (positions > l->file.dims.ctx_train) positions = l->file.dims.ctx_train;
-    struct ring_file file = {.path = o->model};
-    struct progress progress = {.what = "loading"};
-    struct eng_options e = {.path = o->model,
-                            .gguf = l->file.gguf,
-                            .layer_last = l->file.dims.n_layers - 1,
-                            .kv = kv,
-                            .n_pages = (uint32_t)(positions / KV_PAGE) + 1,
-                            .rows_max = o->chunk,
-                            .logits_max = 1,
-                            .threads = o->threads ? o->threads : pool_cores(),
-                            .isa = o->isa,
-                            .read = ring_read,
-                            .read_ctx = &file,
-                            .progress = progress_update,
-                            .progress_arg = &progress};
-    int rc = eng_open(&e, &l->engine, em);
+    struct whole_options o = {.isa = l->o->isa,
+                              .kv = l->o->kv,
+                              .threads = l->o->threads,
+                              .positions = (uint32_t)positions,
+                              .chunk = l->o->chunk};
+    int rc = whole_open(&l->file, &o, &l->whole, em);
     if (rc < 0) return rc;
-    l->ret->isa = eng_isa(l->engine);
-    l->pages = mem_alloc(e.n_pages * sizeof *l->pages);
-    for (uint32_t i = 0; i < e.n_pages; i++) l->pages[i] = i;
+    l->ret->isa = eng_isa(l->whole.engine);
     l->candidates = mem_alloc(l->file.dims.vocab * sizeof *l->candidates);
     return 0;
 }
@@ -83,9 +59,8 @@ static int open_engine(struct local *l, struct errmsg *em)
 static int run_rows(struct local *l, uint32_t first, const int32_t *tokens, uint32_t n, bool choose,
                     int32_t *ret_token, struct errmsg *em)
 {
-    struct eng_run run = {first, n, choose, tokens, l->pages};
     const float *logits;
-    int rc = eng_step(l->engine, &run, 1, NULL, &logits, em);
+    int rc = whole_step(&l->whole, first, tokens, n, choose ? &logits : NULL, em);
     if (rc < 0 || !choose) return rc;
     *ret_token = sample_choose(&l->sampling, 0, first + n, logits, l->file.dims.vocab, l->candidates);
     return *ret_token < 0 ? err_set(em, ERR_FORMAT, "the model gave logits that are not finite") : 0;
@@ -113,12 +88,7 @@ static void show(struct local *l)
 
 static void keep(struct local *l, int32_t token)
 {
-    struct tokens *t = &l->ret->tokens;
-    if (t->n == t->cap) {
-        t->cap = t->cap ? t->cap * 2 : 64;
-        t->ids = mem_realloc(t->ids, t->cap * sizeof *t->ids);
-    }
-    t->ids[t->n++] = token;
+    tokens_push(&l->ret->tokens, token);
     struct vocab_string piece = vocab_piece(l->file.vocab, token);
     if (!vocab_is_control(l->file.vocab, token)) detok_push(&l->detok, piece.data, piece.len);
     show(l);
@@ -187,8 +157,7 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
     if (rc == 0) rc = open_engine(&l, em);
     if (rc == 0) rc = generate(&l, em);
     detok_close(&l.detok);
-    eng_close(l.engine);
-    mem_free(l.pages);
+    whole_close(&l.whole);
     mem_free(l.candidates);
     model_file_close(&l.file);
     return rc;

@@ -1,0 +1,51 @@
+#include "coordinator/cli/whole.h"
+
+#include "common/base/mem.h"
+#include "common/base/pool.h"
+#include "common/base/progress.h"
+#include "common/io/ring.h"
+
+int whole_open(const struct model_file *f, const struct whole_options *o, struct whole *ret,
+               struct errmsg *em)
+{
+    enum kv_type kv = KV_F16;
+    if (o->kv && !eng_kv_parse(o->kv, &kv))
+        return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16)", o->kv);
+    struct ring_file file = {.path = f->path};
+    struct progress progress = {.what = "loading"};
+    struct eng_options e = {.path = f->path,
+                            .gguf = f->gguf,
+                            .layer_last = f->dims.n_layers - 1,
+                            .kv = kv,
+                            .n_pages = o->positions / KV_PAGE + 1,
+                            .rows_max = o->chunk,
+                            .logits_max = 1,
+                            .threads = o->threads ? o->threads : pool_cores(),
+                            .isa = o->isa,
+                            .read = ring_read,
+                            .read_ctx = &file,
+                            .progress = progress_update,
+                            .progress_arg = &progress};
+    int rc = eng_open(&e, &ret->engine, em);
+    if (rc < 0) return rc;
+    ret->pages = mem_alloc(e.n_pages * sizeof *ret->pages);
+    for (uint32_t i = 0; i < e.n_pages; i++) ret->pages[i] = i;
+    return 0;
+}
+
+void whole_close(struct whole *w)
+{
+    eng_close(w->engine);
+    mem_free(w->pages);
+    *w = (struct whole){0};
+}
+
+int whole_step(struct whole *w, uint32_t first_pos, const int32_t *tokens, uint32_t n,
+               const float **ret_logits, struct errmsg *em)
+{
+    struct eng_run run = {first_pos, n, ret_logits != NULL, tokens, w->pages};
+    const float *out;
+    int rc = eng_step(w->engine, &run, 1, NULL, &out, em);
+    if (rc == 0 && ret_logits) *ret_logits = out;
+    return rc;
+}

@@ -1,0 +1,30 @@
+/* A whole model in this process, for the commands that need no cluster. */
+#ifndef FLOTILLA_CLI_WHOLE_H
+#define FLOTILLA_CLI_WHOLE_H
+
+#include "common/base/err.h"
+#include "coordinator/model_file.h"
+
+#include <stdint.h>
+
+struct whole_options {
+    const char *isa, *kv;      /* NULL: the best; f16 */
+    uint32_t threads;          /* 0: all cores */
+    uint32_t positions, chunk; /* room for; rows of a step */
+};
+
+struct whole {
+    struct engine *engine;
+    uint32_t *pages; /* the identity: all pages belong to one sequence */
+};
+
+/* Loads all layers of an open file, with a progress display. ERR_CONF for an unknown KV type. */
+int whole_open(const struct model_file *f, const struct whole_options *o, struct whole *ret,
+               struct errmsg *em);
+void whole_close(struct whole *w);
+
+/* Runs consecutive rows; *ret_logits are those of the last row, if asked for. */
+int whole_step(struct whole *w, uint32_t first_pos, const int32_t *tokens, uint32_t n,
+               const float **ret_logits, struct errmsg *em);
+
+#endif
