@@ -12,6 +12,8 @@
 
 #define SILENT_NS (2 * NS_PER_S)
 #define KEEP_ALIVE_NS (500 * NS_PER_MS)
+#define CLIENT_STALL_NS (60 * NS_PER_S)
+#define TEXT_MOST_NS (60 * NS_PER_S) /* a Tokenize is not pinged: it ends by itself */
 
 void calls__open(struct shell *s)
 {
@@ -99,13 +101,16 @@ static void flush(struct shell *s, struct call *c)
     }
     wire_put_generate_reply(&r, &s->body);
     int rc = send_frames(s, &c->route, &h, &s->body);
-    if (rc == ERR_AGAIN) return; /* later, and then more at once */
+    if (rc == ERR_AGAIN && !c->refused_ns) c->refused_ns = s->now_ns;
+    if (rc == ERR_AGAIN && s->now_ns < c->refused_ns + CLIENT_STALL_NS)
+        return; /* later, and then more at once */
     if (rc < 0) {
-        cancel(s, c, "the client is gone");
+        cancel(s, c, rc == ERR_AGAIN ? "the client takes no replies" : "the client is gone");
         free_call(c);
         return;
     }
     c->dirty = false;
+    c->refused_ns = 0;
     c->usage_sent |= r.has_usage;
     c->replied_ns = s->now_ns;
     c->first_unsent += (uint32_t)c->unsent.n;
@@ -122,11 +127,9 @@ void calls__flush(struct shell *s)
 
 /* ---- the core's actions ---- */
 
-bool calls__tokens(struct shell *s, uint64_t request, uint32_t first_index, uint32_t n,
-                   const int32_t *tokens)
+bool calls__tokens(struct shell *s, uint64_t request, uint32_t n, const int32_t *tokens)
 {
     struct call *c = by_request(s, request);
-    (void)first_index; /* contiguous by the core's promise */
     if (!c || c->ended || c->detok.stopped) return false;
     for (uint32_t i = 0; i < n && !c->detok.stopped; i++) {
         struct vocab_string piece = vocab_piece(s->model->vocab, tokens[i]);
@@ -173,10 +176,14 @@ void calls__tick(struct shell *s, uint64_t lost_ns)
     for (uint32_t i = 0; i < s->n_calls; i++) {
         struct call *c = &s->calls[i];
         if (!c->used) continue;
-        c->heard_ns += lost_ns;
-        if (s->now_ns >= c->heard_ns + SILENT_NS) {
+        c->heard_ns = c->heard_ns + lost_ns < s->now_ns ? c->heard_ns + lost_ns : s->now_ns;
+        if (s->now_ns >= c->heard_ns + (c->generates ? SILENT_NS : TEXT_MOST_NS)) {
             cancel(s, c, "the client is silent");
             free_call(c);
+        } else if (c->generates && !c->ended && s->now_ns >= c->deadline_ns) {
+            cancel(s, c, ""); /* the core ends it too; still in the text queue, only this does */
+            end(c, STATUS_DEADLINE_EXCEEDED, "the request's deadline has passed", "", 0);
+            flush(s, c);
         } else if (c->dirty || (!c->ended && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS)) {
             flush(s, c);
         }
@@ -187,6 +194,7 @@ void calls__tick(struct shell *s, uint64_t lost_ns)
 
 static struct call *new_call(struct shell *s, const struct msg_call *h, const struct route *from)
 {
+    uint64_t ms = h->deadline_ms ? h->deadline_ms : s->config->deadline_s * UINT64_C(1000);
     for (uint32_t i = 0; i < s->n_calls; i++) {
         struct call *c = &s->calls[i];
         if (c->used) continue;
@@ -197,16 +205,14 @@ static struct call *new_call(struct shell *s, const struct msg_call *h, const st
                            .request = s->next_request++,
                            .heard_ns = s->now_ns,
                            .replied_ns = s->now_ns,
-                           .deadline_ns = h->deadline_ms < UINT64_MAX / NS_PER_MS
-                                              ? h->deadline_ms * NS_PER_MS
-                                              : 0};
+                           .deadline_ns = s->now_ns + (ms < LIMIT_DEADLINE_MS ? ms : LIMIT_DEADLINE_MS) * NS_PER_MS};
         return c;
     }
     return NULL;
 }
 
-/* Hands the text to the other thread. False: its queue is full, and the call is answered. */
-static bool start_text(struct shell *s, struct call *c, const char *text, size_t len, bool special,
+/* Hands the text to the other thread, or ends the call where its queue is full. */
+static void start_text(struct shell *s, struct call *c, const char *text, size_t len, bool special,
                        bool bos)
 {
     struct textjob *job = mem_zalloc(sizeof *job);
@@ -214,15 +220,18 @@ static bool start_text(struct shell *s, struct call *c, const char *text, size_t
     job->text = mem_try(len + 1);
     if (job->text) {
         memcpy(job->text, text, len);
-        if (textjobs_put(s->text, job)) return true;
+        if (textjobs_put(s->text, job)) return;
     }
     textjob_free(job);
     end(c, STATUS_RESOURCE_EXHAUSTED, "too many texts are waiting to be tokenised", "", 1000);
-    return false;
 }
 
 static void submit(struct shell *s, struct call *c)
 {
+    if (s->now_ns >= c->deadline_ns) {
+        end(c, STATUS_DEADLINE_EXCEEDED, "the request's deadline has passed", "", 0);
+        return;
+    }
     struct event e = {.type = EV_SUBMIT,
                       .submit = {.request = c->request,
                                  .tokens = c->prompt.ids,
@@ -230,7 +239,7 @@ static void submit(struct shell *s, struct call *c)
                                  .max_new = c->max_new,
                                  .sampling = c->sampling,
                                  .ignore_eos = c->ignore_eos,
-                                 .deadline_ns = c->deadline_ns}};
+                                 .deadline_ns = c->deadline_ns - s->now_ns}};
     shell__event(s, &e);
 }
 
@@ -293,7 +302,7 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
         for (uint32_t i = 0; i < g.n_prompt_tokens; i++) tokens_push(&c->prompt, g.prompt_tokens[i]);
         submit(s, c);
     } else {
-        (void)start_text(s, c, g.prompt, g.prompt_len, g.special, true);
+        start_text(s, c, g.prompt, g.prompt_len, g.special, true);
     }
 }
 
@@ -311,7 +320,7 @@ static void tokenize(struct shell *s, const struct msg_call *h, const struct rou
     if (!c)
         answer(s, from, h->call, STATUS_RESOURCE_EXHAUSTED, "too many calls are live", NULL);
     else
-        (void)start_text(s, c, text, strlen(text), special, false);
+        start_text(s, c, text, strlen(text), special, false);
 }
 
 void calls__text_done(struct shell *s, struct textjob *job)

@@ -86,6 +86,14 @@ const char *core__text(struct core *c, const char *format, ...)
     return text;
 }
 
+const char *core__no_replica(struct core *c)
+{
+    const struct replica *r = &c->replica;
+    bool more = r->lost[0] && strcmp(r->lost, r->why) != 0;
+    return core__text(c, "no replica is ready: %.240s%s%.240s", r->why, more ? "; before that: " : "",
+                      more ? r->lost : "");
+}
+
 void core__note(struct core *c, const char *format, ...)
 {
     va_list args;
@@ -133,8 +141,7 @@ void core_status(const struct core *c, struct msg_status *ret)
     const struct replica *r = &c->replica;
     *ret = (struct msg_status){.ready = r->state == REPLICA_READY,
                                .model = c->model_path,
-                               .messages_dropped = c->dropped,
-                               .n_replicas = 1};
+                               .messages_dropped = c->dropped};
     for (uint32_t i = 0; i < c->n_live; i++)
         if (c->requests[c->order[i]].running)
             ret->running++;
@@ -162,7 +169,9 @@ void core_status(const struct core *c, struct msg_status *ret)
                                        .layer_last = r->last[i],
                                        .heartbeat = w->heartbeat,
                                        .load_done = w->load_done,
-                                       .load_total = w->load_total};
+                                       .load_total = w->load_total,
+                                       .compute_ns = w->compute_ns,
+                                       .idle_ns = w->idle_ns};
     }
 }
 
@@ -179,7 +188,7 @@ uint32_t core_n_sequences(const struct core *c)
 struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
 {
     const struct request *r = &c->requests[c->order[idx]];
-    return (struct core_sequence){r->id, r->pages, r->n_pages, r->n_tokens, r->n_issued};
+    return (struct core_sequence){r->id, r->pages, r->n_pages, r->n_issued};
 }
 
 uint32_t core_free_pages(const struct core *c, const uint32_t **ret_pages)

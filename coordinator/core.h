@@ -18,7 +18,7 @@
 struct core_config {
     uint64_t incarnation;          /* random, one for each process */
     uint32_t n_stages;             /* workers of the replica, 1..LIMIT_STAGES, at most n_layers */
-    uint32_t n_layers, width;      /* of the model */
+    uint32_t n_layers, width, vocab; /* of the model */
     uint64_t model_digest;
     const char *model_path;        /* copied, like all strings and arrays here */
     const char *results_endpoint;
@@ -135,7 +135,7 @@ uint64_t core_dropped(const struct core *c); /* messages that were not in flight
 struct core_sequence {
     uint64_t request;
     const uint32_t *pages;
-    uint32_t n_pages, n_tokens, n_issued;
+    uint32_t n_pages, n_issued;
 };
 
 uint32_t core_n_sequences(const struct core *c);

@@ -20,6 +20,7 @@
 
 #define ATTEMPTS_MAX 3u /* lost generations that a request may have been in flight at */
 #define NO_WORKER UINT32_MAX
+#define STEP_SIZES 14u /* powers of two up to LIMIT_STEP_ROWS, and one */
 
 enum replica_state { REPLICA_WAITING, REPLICA_LOADING, REPLICA_LINKING, REPLICA_PROBING,
                      REPLICA_READY };
@@ -27,19 +28,22 @@ enum replica_state { REPLICA_WAITING, REPLICA_LOADING, REPLICA_LINKING, REPLICA_
 struct worker {
     bool used;
     bool ready, linked; /* in the present generation */
+    bool knows;         /* it has spoken of the present generation: its Assign arrived */
     bool suspect;       /* its data link broke, and it has said nothing since */
     struct instance instance;
     struct msg_hello hello;
     char address[LIMIT_NAME_BYTES];
     char endpoint[LIMIT_TEXT_BYTES];
-    uint64_t heard_ns;
-    struct msg_heartbeat heartbeat; /* of the present generation */
+    uint64_t heard_ns, assigned_ns;
+    uint32_t faults; /* that it reported since it last served: others are planned with first */
+    struct msg_heartbeat heartbeat; /* of the present generation, like the next two */
+    uint64_t compute_ns, idle_ns;
     uint64_t load_done, load_total;
 };
 
 struct in_flight {
     uint64_t number, issued_ns;
-    uint32_t rows;
+    uint32_t rows, n_results; /* runs that want logits: each gives one result */
 };
 
 struct replica {
@@ -56,8 +60,10 @@ struct replica {
     uint64_t retry_ns;   /* not before this time is a generation begun */
     uint64_t pause_ns;   /* between failed beginnings; doubles */
     uint64_t moved_ns;   /* when the last result came: Steps wait for those before them */
-    uint64_t ns_per_row; /* the slowest of late */
-    char why[LIMIT_TEXT_BYTES];
+    uint64_t took_ns[STEP_SIZES]; /* the slowest Step of late, by the logarithm of its rows */
+    uint64_t since_ns;   /* the state was entered, or something moved in it */
+    char why[LIMIT_TEXT_BYTES];  /* what it waits for */
+    char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
     uint64_t steps, steps_mixed;
     uint32_t sequences_max;
 };
@@ -96,6 +102,8 @@ struct core {
 };
 
 /* core.c */
+/* Why there is no replica, for a client: what is waited for, and what was lost. */
+const char *core__no_replica(struct core *c);
 struct action *core__act(struct core *c, enum action_type type);
 void core__note(struct core *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void *core__alloc(struct core *c, size_t bytes);
@@ -118,7 +126,8 @@ void request__generation_lost(struct core *c, const char *why);
 void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address);
 void replica__link(struct core *c, struct epoch epoch, bool up);
 void replica__tick(struct core *c, uint64_t lost_ns);
-/* Takes a result's Step out of flight. False: it was not in flight, and nothing in it counts. */
+/* Takes a result's Step out of flight. False: it was not the next in flight or is not what was asked
+ * for, and nothing in it counts. */
 bool replica__result(struct core *c, const struct msg_result *m);
 struct epoch replica__epoch(const struct core *c);
 

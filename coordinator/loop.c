@@ -91,12 +91,17 @@ static void open_link(struct shell *s, struct epoch epoch, const char *endpoint)
     if (rc == 0) rc = net_connect(s->link, endpoint, &em);
     if (rc < 0) {
         log_error("%s", em.text);
-        close_link(s); /* the core waits for the link in vain, and says so */
+        close_link(s);
+        s->link_failed = true; /* told in the next turn: the core's actions are being walked */
     }
 }
 
 static void watch_link(struct shell *s)
 {
+    if (s->link_failed) {
+        s->link_failed = false;
+        link_event(s, false);
+    }
     enum net_event e;
     while (s->link_monitor && (e = net_monitor_next(s->link_monitor)) != NET_EVENT_NONE) {
         if (e == NET_EVENT_CONNECTED && !s->link_up) {
@@ -145,8 +150,7 @@ void shell__event(struct shell *s, struct event *e)
         case ACT_LINK_CLOSE: close_link(s); break;
         case ACT_STEP: send_step(s, a->step); break;
         case ACT_TOKENS:
-            if (calls__tokens(s, a->tokens.request, a->tokens.first_index, a->tokens.n,
-                              a->tokens.tokens) &&
+            if (calls__tokens(s, a->tokens.request, a->tokens.n, a->tokens.tokens) &&
                 n_stops < LIMIT_STEP_RUNS)
                 stops[n_stops++] = a->tokens.request;
             break;
@@ -244,7 +248,7 @@ static void turn(struct shell *s, uint64_t *next_tick_ns)
     if (items[5].writable) flush_steps(s);
     if (items[0].readable) take_results(s);
     if (items[1].readable) take_workers(s);
-    if (items[2].readable) watch_link(s);
+    if (items[2].readable || s->link_failed) watch_link(s);
     if (items[3].readable) take_texts(s);
     if (items[4].readable) take_clients(s);
     if (s->now_ns >= *next_tick_ns) {
@@ -278,7 +282,8 @@ static int bind_one(struct shell *s, struct net *net, enum net_kind kind, struct
 
 static uint32_t context_of(const struct config *c, const struct model_file *m)
 {
-    return c->ctx && c->ctx < m->dims.ctx_train ? c->ctx : m->dims.ctx_train;
+    uint32_t most = m->dims.ctx_train < LIMIT_CONTEXT ? m->dims.ctx_train : LIMIT_CONTEXT;
+    return c->ctx && c->ctx < most ? c->ctx : most;
 }
 
 static uint32_t pages_of(const struct config *c, const struct model_file *m)
@@ -317,6 +322,7 @@ static struct core *open_core(struct shell *s, const char *results_endpoint, uin
         .n_stages = c->workers,
         .n_layers = m->dims.n_layers,
         .width = m->dims.hidden,
+        .vocab = m->dims.vocab,
         .model_digest = gguf_digest(m->gguf),
         .model_path = m->path,
         .results_endpoint = results_endpoint,

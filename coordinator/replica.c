@@ -13,6 +13,9 @@
 #define PAUSE_FIRST_NS (100 * NS_PER_MS)
 #define PAUSE_MOST_NS (10 * NS_PER_S)
 #define PROBE_MOST_NS (30 * NS_PER_S)
+#define LINK_MOST_NS (10 * NS_PER_S)  /* a link that is not up by then will not be */
+#define LOAD_STILL_NS (120 * NS_PER_S) /* loading without a sign of progress */
+#define ASK_AGAIN_NS (1 * NS_PER_S)   /* an Assign that nobody speaks of is sent again */
 #define OVERDUE_FACTOR 5u
 
 struct epoch replica__epoch(const struct core *c)
@@ -58,6 +61,7 @@ static void lose(struct core *c, const char *why)
     if (r->state == REPLICA_WAITING) return;
     bool was_ready = r->state == REPLICA_READY;
     (void)snprintf(r->why, sizeof r->why, "%s", why);
+    (void)snprintf(r->lost, sizeof r->lost, "%s", why);
     core__note(c, "generation %" PRIu32 " ended: %s", r->generation, why);
     if (was_ready || r->pause_ns == 0)
         r->pause_ns = PAUSE_FIRST_NS;
@@ -111,24 +115,25 @@ static bool taken(const struct core *c, uint32_t worker)
     return false;
 }
 
-/* The next free worker by name, or one that holds the stage's layers already. */
+/* The next free worker, by faults and name; `must_hold`: one that holds the stage's layers already. */
 static uint32_t pick(const struct core *c, uint32_t stage, bool must_hold)
 {
     uint32_t best = NO_WORKER;
     for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
         const struct worker *w = &c->workers[i];
         if (!w->used || w->suspect || taken(c, i) || (must_hold && !holds(c, w, stage))) continue;
-        if (best == NO_WORKER || strcmp(w->hello.name, c->workers[best].hello.name) < 0) best = i;
+        const struct worker *b = best == NO_WORKER ? NULL : &c->workers[best];
+        if (!b || w->faults < b->faults ||
+            (w->faults == b->faults && strcmp(w->hello.name, b->hello.name) < 0))
+            best = i;
     }
     return best;
 }
 
-static void assign(struct core *c, uint32_t stage)
+static void send_assign(struct core *c, uint32_t stage)
 {
     struct worker *w = at_stage(c, stage);
-    w->ready = w->linked = false;
-    w->heartbeat = (struct msg_heartbeat){0};
-    w->load_done = w->load_total = 0;
+    w->assigned_ns = c->now_ns;
     struct msg_assign *a = &to_worker(c, w->instance, TO_ASSIGN)->assign;
     (void)snprintf(a->model_path, sizeof a->model_path, "%s", c->model_path);
     a->model_digest = c->cfg.model_digest;
@@ -140,6 +145,23 @@ static void assign(struct core *c, uint32_t stage)
     a->logits_max = c->cfg.logits_max;
     a->window = c->cfg.window;
     a->plaintext = c->cfg.plaintext;
+}
+
+static void assign(struct core *c, uint32_t stage)
+{
+    struct worker *w = at_stage(c, stage);
+    w->ready = w->linked = w->knows = false;
+    w->heartbeat = (struct msg_heartbeat){0};
+    w->load_done = w->load_total = w->compute_ns = w->idle_ns = 0;
+    send_assign(c, stage);
+}
+
+static void enter(struct core *c, enum replica_state state, const char *why)
+{
+    struct replica *r = &c->replica;
+    r->state = state;
+    r->since_ns = c->now_ns;
+    (void)snprintf(r->why, sizeof r->why, "%s", why);
 }
 
 static void begin(struct core *c)
@@ -155,8 +177,7 @@ static void begin(struct core *c)
     r->generation++;
     r->next_number = 1;
     r->n_flight = 0;
-    r->state = REPLICA_LOADING;
-    (void)snprintf(r->why, sizeof r->why, "workers are loading");
+    enter(c, REPLICA_LOADING, "workers are loading");
     core__note(c, "generation %" PRIu32 " begins with %" PRIu32 " worker%s", r->generation,
                c->cfg.n_stages, c->cfg.n_stages == 1 ? "" : "s");
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) assign(c, i);
@@ -180,19 +201,31 @@ static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
         lose(c, core__text(c, "worker %s gave no data endpoint", w->hello.name));
         return -1;
     }
-    char host[LIMIT_NAME_BYTES];
+    char host[LIMIT_TEXT_BYTES];
     if (colon == rest)
         (void)snprintf(host, sizeof host, "%s", w->address);
     else
         (void)snprintf(host, sizeof host, "%.*s", (int)(colon - rest), rest);
     const char *dialler = stage ? at_stage(c, stage - 1)->address : w->address;
-    if (addr_is_loopback(host) && !addr_is_loopback(dialler)) {
+    if (addr_is_loopback(host) && !(addr_is_loopback(dialler) && addr_is_loopback(w->address))) {
         lose(c, core__text(c, "worker %s advertises %s, which %s cannot reach: start it with "
-                           "--advertise HOST:PORT", w->hello.name, host,
+                           "--listen and --advertise HOST:PORT", w->hello.name, host,
                            stage ? at_stage(c, stage - 1)->hello.name : "the coordinator"));
         return -1;
     }
-    (void)snprintf(ret, size, "tcp://%s%s", host, colon);
+    if (snprintf(ret, size, "tcp://%s%s", host, colon) >= (int)size) return -1;
+    return 0;
+}
+
+static int send_connect(struct core *c, uint32_t stage)
+{
+    char next[LIMIT_TEXT_BYTES];
+    if (stage + 1 == c->cfg.n_stages)
+        (void)snprintf(next, sizeof next, "%s", c->results_endpoint);
+    else if (dial(c, stage + 1, next, sizeof next) < 0)
+        return -1;
+    struct msg_to_worker *m = to_worker(c, at_stage(c, stage)->instance, TO_CONNECT);
+    memcpy(m->text, next, sizeof m->text);
     return 0;
 }
 
@@ -200,19 +233,11 @@ static void link_stages(struct core *c)
 {
     struct replica *r = &c->replica;
     if (r->state != REPLICA_LOADING || !all(c, false)) return;
-    r->state = REPLICA_LINKING;
-    (void)snprintf(r->why, sizeof r->why, "stages are being linked");
+    enter(c, REPLICA_LINKING, "stages are being linked");
     char *endpoint = core__alloc(c, LIMIT_TEXT_BYTES);
     if (dial(c, 0, endpoint, LIMIT_TEXT_BYTES) < 0) return;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
-        char next[LIMIT_TEXT_BYTES];
-        if (i + 1 == c->cfg.n_stages)
-            (void)snprintf(next, sizeof next, "%s", c->results_endpoint);
-        else if (dial(c, i + 1, next, sizeof next) < 0)
-            return;
-        struct msg_to_worker *m = to_worker(c, at_stage(c, i)->instance, TO_CONNECT);
-        memcpy(m->text, next, sizeof m->text);
-    }
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+        if (send_connect(c, i) < 0) return;
     struct action *a = core__act(c, ACT_LINK_OPEN);
     a->link.epoch = replica__epoch(c);
     a->link.endpoint = endpoint;
@@ -222,8 +247,7 @@ static void probe_when_linked(struct core *c)
 {
     struct replica *r = &c->replica;
     if (r->state != REPLICA_LINKING || !r->link_up || !all(c, true)) return;
-    r->state = REPLICA_PROBING;
-    (void)snprintf(r->why, sizeof r->why, "a probe token is on its way");
+    enter(c, REPLICA_PROBING, "a probe token is on its way");
     sched__probe(c);
 }
 
@@ -248,13 +272,57 @@ static uint64_t begun_ns(const struct replica *r, const struct in_flight *f)
     return f->issued_ns > r->moved_ns ? f->issued_ns : r->moved_ns;
 }
 
+static uint32_t size_of(uint32_t rows)
+{
+    uint32_t size = 0;
+    while (size + 1 < STEP_SIZES && rows >> size > 1) size++;
+    return size;
+}
+
 static void learn_speed(struct replica *r, uint64_t took_ns, uint32_t rows)
 {
-    uint64_t ns_per_row = took_ns / rows;
-    if (ns_per_row > r->ns_per_row)
-        r->ns_per_row = ns_per_row;
+    uint64_t *known = &r->took_ns[size_of(rows)];
+    if (took_ns > *known)
+        *known = took_ns;
     else
-        r->ns_per_row -= (r->ns_per_row - ns_per_row) / 16; /* one slow Step is forgotten in time */
+        *known -= (*known - took_ns) / 16; /* one slow Step is forgotten in time */
+}
+
+/* What a Step of so many rows may take: what such Steps took, or larger ones, or in proportion the
+ * largest that are known. */
+static uint64_t predict(const struct replica *r, uint32_t rows)
+{
+    uint32_t size = size_of(rows);
+    for (uint32_t i = size; i < STEP_SIZES; i++)
+        if (r->took_ns[i]) return r->took_ns[i];
+    for (uint32_t i = size; i-- > 0;)
+        if (r->took_ns[i]) return r->took_ns[i] << (size - i);
+    return 0;
+}
+
+static void take_timings(struct core *c, const struct msg_result *m)
+{
+    for (uint32_t i = 0; i < m->n_timings; i++) {
+        if (m->timings[i].stage >= c->cfg.n_stages) continue;
+        struct worker *w = at_stage(c, m->timings[i].stage);
+        w->compute_ns += m->timings[i].compute_ns;
+        w->idle_ns += m->timings[i].idle_ns;
+    }
+}
+
+/* One token, or one error, for each run that wanted logits; tokens of the vocabulary. */
+static bool is_what_was_asked(const struct core *c, const struct msg_result *m,
+                              const struct in_flight *f)
+{
+    if (m->n_runs != f->n_results) return false;
+    for (uint32_t i = 0; i < m->n_runs; i++) {
+        const struct msg_run_result *x = &m->runs[i];
+        bool failed = x->error && x->error[0];
+        if (!failed && (x->n_tokens != 1 || x->tokens[0] < 0 ||
+                        (uint32_t)x->tokens[0] >= c->cfg.vocab))
+            return false;
+    }
+    return true;
 }
 
 bool replica__result(struct core *c, const struct msg_result *m)
@@ -264,16 +332,22 @@ bool replica__result(struct core *c, const struct msg_result *m)
         c->dropped++;
         return false;
     }
-    uint32_t i = 0;
-    while (i < r->n_flight && r->flight[i].number != m->number) i++;
-    if (i == r->n_flight) {
+    uint64_t oldest = r->n_flight ? r->flight[0].number : r->next_number;
+    if (m->number < oldest) {
         c->dropped++;
         return MUTATED(RESULT_BY_COUNT);
     }
-    learn_speed(r, c->now_ns - begun_ns(r, &r->flight[i]), r->flight[i].rows);
+    struct in_flight f = r->flight[0];
+    if (m->number != oldest || r->n_flight == 0 || !is_what_was_asked(c, m, &f)) {
+        lose(c, core__text(c, "the result of Step %" PRIu64 " is missing or not what was asked for",
+                           oldest));
+        return false;
+    }
+    learn_speed(r, c->now_ns - begun_ns(r, &f), f.rows);
     r->moved_ns = c->now_ns;
+    take_timings(c, m);
     r->n_flight--;
-    memmove(&r->flight[i], &r->flight[i + 1], (r->n_flight - i) * sizeof r->flight[0]);
+    memmove(&r->flight[0], &r->flight[1], r->n_flight * sizeof r->flight[0]);
     if (r->state != REPLICA_PROBING) return true;
     if (r->has_digest && r->digest != m->digest) {
         lose(c, "the probe's logits differ from the first generation's");
@@ -281,9 +355,10 @@ bool replica__result(struct core *c, const struct msg_result *m)
     }
     r->has_digest = true;
     r->digest = m->digest;
-    r->state = REPLICA_READY;
+    enter(c, REPLICA_READY, "");
     r->pause_ns = 0;
-    r->why[0] = 0;
+    r->lost[0] = 0;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) at_stage(c, i)->faults = 0;
     core__note(c, "generation %" PRIu32 " is ready", r->generation);
     return false;
 }
@@ -295,13 +370,12 @@ static void hello(struct core *c, const struct msg_from_worker *m, const char *a
     struct worker *w = find(c, m->instance);
     for (uint32_t i = 0; i < LIMIT_WORKERS && !w; i++)
         if (!c->workers[i].used) w = &c->workers[i];
-    if (!w) {
-        struct msg_to_worker *refuse = to_worker(c, m->instance, TO_REFUSE);
-        (void)snprintf(refuse->text, sizeof refuse->text, "%u workers are known, the limit",
-                       LIMIT_WORKERS);
+    if (!w) { /* the table is full: it will say Hello again when it is asked who it is */
+        c->dropped++;
         return;
     }
     bool known = w->used;
+    if (known && stage_of(c, w) != NO_WORKER) w->knows = false; /* it may have missed something */
     *w = known ? *w : (struct worker){.used = true, .instance = m->instance};
     w->hello = m->hello;
     w->suspect = false;
@@ -315,6 +389,7 @@ static void fault(struct core *c, struct worker *w, const struct msg_from_worker
 {
     uint32_t stage = stage_of(c, w);
     if (stage == NO_WORKER || !epoch_eq(m->epoch, replica__epoch(c))) return;
+    w->faults += !m->downstream;
     if (m->downstream && stage + 1 < c->cfg.n_stages) {
         struct worker *next = at_stage(c, stage + 1);
         next->suspect = true;
@@ -325,7 +400,9 @@ static void fault(struct core *c, struct worker *w, const struct msg_from_worker
 
 static void heartbeat(struct core *c, struct worker *w, const struct msg_from_worker *m)
 {
-    if (m->has_epoch && epoch_eq(m->epoch, replica__epoch(c))) w->heartbeat = m->heartbeat;
+    if (!m->has_epoch || !epoch_eq(m->epoch, replica__epoch(c))) return;
+    w->heartbeat = m->heartbeat;
+    w->knows = true;
 }
 
 static void of_this_epoch(struct core *c, struct worker *w, const struct msg_from_worker *m)
@@ -334,13 +411,21 @@ static void of_this_epoch(struct core *c, struct worker *w, const struct msg_fro
         c->dropped++;
         return;
     }
+    w->knows = true;
     switch (m->type) {
     case FROM_LOAD_PROGRESS:
+        if (m->bytes_done != w->load_done) c->replica.since_ns = c->now_ns;
         w->load_done = m->bytes_done;
         w->load_total = m->bytes_total;
         break;
     case FROM_READY:
+        if (w->ready) { /* said again: its Connect may be lost */
+            if (c->replica.state == REPLICA_LINKING && !w->linked)
+                (void)send_connect(c, stage_of(c, w));
+            break;
+        }
         w->ready = true;
+        c->replica.since_ns = c->now_ns;
         w->hello.holds = true;
         w->hello.holding = (struct msg_holding){c->cfg.model_digest,
                                                 c->replica.first[stage_of(c, w)],
@@ -412,17 +497,48 @@ static void check_overdue(struct core *c)
     const struct replica *r = &c->replica;
     if (r->n_flight == 0) return;
     const struct in_flight *f = &r->flight[0];
-    uint64_t limit = f->rows * r->ns_per_row * OVERDUE_FACTOR;
+    uint64_t limit = predict(r, f->rows) * OVERDUE_FACTOR;
     if (r->state == REPLICA_PROBING) limit = PROBE_MOST_NS; /* nothing is known of its speed yet */
     if (limit < c->cfg.step_timeout_ns) limit = c->cfg.step_timeout_ns;
     if (c->now_ns >= begun_ns(r, f) + limit) blame(c, f->number);
 }
 
+/* Time that the shell itself lost counts for nobody; what was heard in this very turn stays now. */
+static void forgive(const struct core *c, uint64_t *since_ns, uint64_t lost_ns)
+{
+    *since_ns = *since_ns + lost_ns < c->now_ns ? *since_ns + lost_ns : c->now_ns;
+}
+
+/* A generation that does not get up: what was lost on the way is sent again, what does not move is
+ * given up. */
+static void check_beginning(struct core *c)
+{
+    struct replica *r = &c->replica;
+    uint64_t still_ns = c->now_ns - r->since_ns;
+    if (r->state != REPLICA_LOADING && r->state != REPLICA_LINKING) return;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        struct worker *w = at_stage(c, i);
+        if (!w->knows && c->now_ns - w->assigned_ns >= ASK_AGAIN_NS) send_assign(c, i);
+    }
+    if (still_ns < (r->state == REPLICA_LOADING ? LOAD_STILL_NS : LINK_MOST_NS)) return;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        struct worker *w = at_stage(c, i);
+        if (r->state == REPLICA_LOADING ? w->ready : w->linked) continue;
+        w->faults++;
+        lose(c, core__text(c, "worker %s does not %s", w->hello.name,
+                           r->state == REPLICA_LOADING ? "load its layers" : "reach the next stage"));
+        return;
+    }
+    lose(c, "the first stage cannot be reached");
+}
+
 void replica__tick(struct core *c, uint64_t lost_ns)
 {
-    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) c->workers[i].heard_ns += lost_ns;
-    for (uint32_t i = 0; i < c->replica.n_flight; i++) c->replica.flight[i].issued_ns += lost_ns;
-    c->replica.moved_ns += lost_ns;
+    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) forgive(c, &c->workers[i].heard_ns, lost_ns);
+    for (uint32_t i = 0; i < c->replica.n_flight; i++)
+        forgive(c, &c->replica.flight[i].issued_ns, lost_ns);
+    forgive(c, &c->replica.moved_ns, lost_ns);
+    forgive(c, &c->replica.since_ns, lost_ns);
     for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
         struct worker *w = &c->workers[i];
         if (w->used && c->now_ns >= w->heard_ns + c->cfg.worker_timeout_ns)
@@ -430,5 +546,6 @@ void replica__tick(struct core *c, uint64_t lost_ns)
                                          (c->now_ns - w->heard_ns) / NS_PER_MS));
     }
     check_overdue(c);
+    check_beginning(c);
     begin(c);
 }

@@ -8,13 +8,6 @@
 
 #define RETRY_MS 1000u
 
-static uint32_t sequence_pages(const struct core *c, uint32_t n_prompt, uint32_t max_new)
-{
-    uint64_t end = (uint64_t)n_prompt + (max_new ? max_new - 1 : 0); /* the last token has no row */
-    if (end > c->cfg.ctx) end = c->cfg.ctx;
-    return (uint32_t)((end + LIMIT_PAGE - 1) / LIMIT_PAGE);
-}
-
 static void refuse(struct core *c, uint64_t id, enum status status, const char *text)
 {
     struct action *a = core__act(c, ACT_END);
@@ -26,15 +19,12 @@ static void refuse(struct core *c, uint64_t id, enum status status, const char *
 }
 
 /* Why a request cannot be taken at all, or NULL. */
-static const char *check(struct core *c, uint32_t n_prompt, uint32_t max_new)
+static const char *check(struct core *c, uint32_t n_prompt)
 {
     if (n_prompt == 0) return "the prompt has no tokens";
     if (n_prompt >= c->cfg.ctx)
         return core__text(c, "a prompt of %" PRIu32 " tokens does not fit the context of %" PRIu32,
                           n_prompt, c->cfg.ctx);
-    if (sequence_pages(c, n_prompt, max_new) > c->cfg.n_pages)
-        return core__text(c, "%" PRIu32 " tokens do not fit the KV pool of %" PRIu32,
-                          n_prompt + max_new, c->cfg.n_pages * LIMIT_PAGE);
     return NULL;
 }
 
@@ -52,7 +42,7 @@ void request__submit(struct core *c, const struct event *e)
 {
     uint64_t id = e->submit.request;
     uint32_t n_prompt = e->submit.n_prompt, max_new = e->submit.max_new, slot;
-    const char *why = check(c, n_prompt, max_new > c->cfg.ctx ? c->cfg.ctx : max_new);
+    const char *why = check(c, n_prompt); /* the context never exceeds the pool */
     if (why) {
         refuse(c, id, STATUS_INVALID_ARGUMENT, why);
         return;
@@ -89,7 +79,7 @@ void request__submit(struct core *c, const struct event *e)
         request__end(c, r, STATUS_OK, "length", "");
     else if (c->replica.state != REPLICA_READY && c->cfg.replica_wait_ns == 0)
         request__end(c, r, STATUS_UNAVAILABLE, "",
-                     core__text(c, "no replica is ready: %s", c->replica.why));
+                     core__no_replica(c));
 }
 
 void request__end(struct core *c, struct request *r, enum status status, const char *finish_reason,
@@ -134,7 +124,8 @@ static bool is_eog(const struct core *c, int32_t token)
 /* Takes the token at `pos`, if that is the request's next. Returns whether the request lives on. */
 static bool take_token(struct core *c, struct request *r, uint32_t pos, int32_t token)
 {
-    if (pos != r->n_tokens && !MUTATED(RESULT_BY_COUNT)) return true;
+    bool next = pos == r->n_tokens && r->n_issued == r->n_tokens;
+    if (!next && !MUTATED(RESULT_BY_COUNT)) return true;
     if (is_eog(c, token) && !r->ignore_eos) {
         request__end(c, r, STATUS_OK, "stop", "");
         return false;
@@ -175,8 +166,7 @@ void request__tick(struct core *c)
             request__end(c, r, STATUS_DEADLINE_EXCEEDED, "", "the request's deadline has passed");
         else if (c->replica.state != REPLICA_READY &&
                  c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)
-            request__end(c, r, STATUS_UNAVAILABLE, "",
-                         core__text(c, "no replica is ready: %s", c->replica.why));
+            request__end(c, r, STATUS_UNAVAILABLE, "", core__no_replica(c));
     }
 }
 

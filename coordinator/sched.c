@@ -10,7 +10,7 @@
 struct draft {
     struct msg_step *step;
     struct msg_run *runs;
-    uint32_t n_runs, rows, logits;
+    uint32_t n_runs, rows, logits, n_results;
     bool decodes, prefills;
 };
 
@@ -66,6 +66,7 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
     r->n_issued = end;
     d->rows += n;
     d->logits += run->n_logits;
+    d->n_results += run->n_logits > 0;
     d->decodes |= decode;
     d->prefills |= !decode;
     if (MUTATED(PAGE_EARLY) && !decode && end >= r->n_prompt) c->free_pages[c->n_free++] = r->pages[0];
@@ -126,7 +127,8 @@ static void issue(struct core *c, struct draft *d)
         d->step->n_closed = c->n_closed;
         c->n_closed = 0;
     }
-    r->flight[r->n_flight++] = (struct in_flight){d->step->number, c->now_ns, d->rows};
+    r->flight[r->n_flight++] =
+        (struct in_flight){d->step->number, c->now_ns, d->rows, d->n_results};
     core__act(c, ACT_STEP)->step = d->step;
 }
 

@@ -28,7 +28,8 @@ struct call {
     uint64_t id;      /* the client's */
     uint64_t request; /* the core's, and the text job's */
     uint64_t heard_ns, replied_ns;
-    uint64_t deadline_ns;
+    uint64_t refused_ns;  /* since when its socket takes no reply; 0: it does */
+    uint64_t deadline_ns; /* when, not how long */
     uint32_t max_new;
     struct msg_sampling sampling;
     bool ignore_eos;
@@ -56,7 +57,7 @@ struct shell {
     struct net_sock *clients, *workers, *results;
     struct net_sock *link, *link_monitor; /* to the first stage, in one generation */
     struct epoch link_epoch;
-    bool link_up;
+    bool link_up, link_failed;
     struct buf step_queue[LIMIT_WINDOW]; /* Steps that the link did not take yet */
     uint32_t step_at, step_n;
     struct core *core;
@@ -83,8 +84,7 @@ void calls__message(struct shell *s, const struct net_msg *m);
 void calls__text_done(struct shell *s, struct textjob *job);
 /* Actions of the core. calls__tokens returns true when the text met a stop string: the caller then
  * feeds EV_STOP. */
-bool calls__tokens(struct shell *s, uint64_t request, uint32_t first_index, uint32_t n,
-                   const int32_t *tokens);
+bool calls__tokens(struct shell *s, uint64_t request, uint32_t n, const int32_t *tokens);
 void calls__end(struct shell *s, const struct action *a);
 /* Replies to who is due one; cancels for clients that are gone or silent. */
 void calls__flush(struct shell *s);

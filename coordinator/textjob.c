@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define JOBS_MAX 1024u
+#define JOBS_BYTES_MAX ((size_t)64 << 20)
 
 struct list {
     struct textjob *first, **end;
@@ -19,7 +20,8 @@ struct textjobs {
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t some;
     struct list todo, done;
-    uint32_t n; /* in both lists and in the thread's hands */
+    uint32_t n;   /* in both lists and in the thread's hands */
+    size_t bytes; /* of their texts */
     bool stop;
 };
 
@@ -113,9 +115,10 @@ void textjobs_close(struct textjobs *t)
 bool textjobs_put(struct textjobs *t, struct textjob *job)
 {
     (void)pthread_mutex_lock(&t->lock);
-    bool room = t->n < JOBS_MAX;
+    bool room = t->n < JOBS_MAX && job->len <= JOBS_BYTES_MAX - t->bytes;
     if (room) {
         t->n++;
+        t->bytes += job->len;
         put(&t->todo, job);
         (void)pthread_cond_signal(&t->some);
     }
@@ -135,6 +138,7 @@ struct textjob *textjobs_next(struct textjobs *t)
     (void)pthread_mutex_lock(&t->lock);
     struct textjob *job = take(&t->done);
     t->n -= job != NULL;
+    t->bytes -= job ? job->len : 0;
     (void)pthread_mutex_unlock(&t->lock);
     return job;
 }

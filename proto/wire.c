@@ -339,7 +339,6 @@ static void set_heartbeat(Flotilla__Cluster__Heartbeat *p, const struct msg_hear
     SET(p, rows, h->rows);
     SET(p, activation_bytes_in, h->activation_bytes_in);
     SET(p, activation_bytes_out, h->activation_bytes_out);
-    SET(p, compute_ns, h->compute_ns);
     SET(p, messages_dropped, h->messages_dropped);
 }
 
@@ -365,7 +364,6 @@ void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
         hello.isa = (char *)(uintptr_t)m->hello.isa;
         SET(&hello, threads, m->hello.threads);
         SET(&hello, pid, m->hello.pid);
-        SET(&hello, memory_bytes, m->hello.memory_bytes);
         SET(&holding, model_digest, m->hello.holding.model_digest);
         SET(&holding, layer_first, m->hello.holding.layer_first);
         SET(&holding, layer_last, m->hello.holding.layer_last);
@@ -419,7 +417,6 @@ static int get_hello(const Flotilla__Cluster__Hello *p, struct msg_hello *ret, s
     if (rc < 0) return rc;
     ret->threads = p->threads;
     ret->pid = p->pid;
-    ret->memory_bytes = p->memory_bytes;
     ret->holds = p->holding != NULL;
     if (p->holding)
         ret->holding = (struct msg_holding){p->holding->model_digest, p->holding->layer_first,
@@ -452,7 +449,6 @@ static int get_heartbeat(const Flotilla__Cluster__Heartbeat *h, struct msg_from_
         .rows = h->rows,
         .activation_bytes_in = h->activation_bytes_in,
         .activation_bytes_out = h->activation_bytes_out,
-        .compute_ns = h->compute_ns,
         .messages_dropped = h->messages_dropped,
     };
     return optional_epoch(h->epoch, ret, em);
@@ -617,6 +613,7 @@ int wire_get_call(const void *data, size_t n, struct arena *a, struct msg_call *
                              .call = h->call,
                              .deadline_ms = h->deadline_ms};
     if (!h->has_call) return bad(em, "call");
+    if (!h->has_client_hi || !h->has_client_lo) return bad(em, "client");
     return copy_text(h->method, ret->method, sizeof ret->method, "method", em);
 }
 
@@ -842,7 +839,7 @@ int wire_get_ping(const void *data, size_t n, struct arena *a, const uint64_t **
     const Flotilla__Client__PingRequest *p =
         unpack(&flotilla__client__ping_request__descriptor, data, n, a, em);
     if (!p) return ERR_PROTO;
-    if (p->n_calls > LIMIT_LIVE) return bad(em, "calls");
+    if (p->n_calls > LIMIT_PING_CALLS) return bad(em, "calls");
     *ret_calls = p->calls;
     *ret_n = (uint32_t)p->n_calls;
     return 0;
@@ -884,7 +881,8 @@ static void set_worker(PbWorker *p, const struct msg_worker_status *w)
     SET(p, rows, w->heartbeat.rows);
     SET(p, activation_bytes_in, w->heartbeat.activation_bytes_in);
     SET(p, activation_bytes_out, w->heartbeat.activation_bytes_out);
-    SET(p, compute_ns, w->heartbeat.compute_ns);
+    SET(p, compute_ns, w->compute_ns);
+    SET(p, idle_ns, w->idle_ns);
     SET(p, messages_dropped, w->heartbeat.messages_dropped);
     SET(p, load_done, w->load_done);
     SET(p, load_total, w->load_total);
@@ -941,10 +939,11 @@ static void get_worker(const PbWorker *p, struct msg_worker_status *w)
                       .rows = p->rows,
                       .activation_bytes_in = p->activation_bytes_in,
                       .activation_bytes_out = p->activation_bytes_out,
-                      .compute_ns = p->compute_ns,
                       .messages_dropped = p->messages_dropped},
         .load_done = p->load_done,
         .load_total = p->load_total,
+        .compute_ns = p->compute_ns,
+        .idle_ns = p->idle_ns,
     };
 }
 
@@ -958,8 +957,7 @@ int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_stat
                                .model = text_or_empty(s->model),
                                .running = s->running,
                                .queued = s->queued,
-                               .messages_dropped = s->messages_dropped,
-                               .n_replicas = s->n_replicas ? 1 : 0};
+                               .messages_dropped = s->messages_dropped};
     if (!s->n_replicas) return 0;
     const PbReplica *r = s->replicas[0];
     if (r->n_workers > LIMIT_STAGES) return bad(em, "workers");

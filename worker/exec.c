@@ -210,18 +210,26 @@ static int load(struct exec *e, struct errmsg *em)
     return stage_work_open(&o, &e->work, em);
 }
 
+/* From the first moment of an epoch: a heartbeat tells that the Assign has arrived. */
+static void publish_epoch(struct exec *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    e->shared.has_epoch = true;
+    e->shared.epoch = e->gate.epoch;
+    e->shared.heartbeat = (struct msg_heartbeat){
+        .messages_dropped = e->shared.heartbeat.messages_dropped};
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
 static void publish_holding(struct exec *e)
 {
     struct msg_heartbeat h = {0};
     (void)pthread_mutex_lock(&e->lock);
     h.messages_dropped = e->shared.heartbeat.messages_dropped;
-    e->shared.has_epoch = true;
-    e->shared.epoch = e->gate.epoch;
     e->shared.holds = e->work != NULL;
     if (e->work) {
         stage_work_memory(e->work, &h);
-        e->shared.holding = (struct msg_holding){e->assign.model_digest, e->assign.layer_first,
-                                                 e->assign.layer_last};
+        e->shared.holding = stage_work_holding(e->work);
     }
     e->shared.heartbeat = h;
     (void)pthread_mutex_unlock(&e->lock);
@@ -237,6 +245,7 @@ static void take_assign(struct exec *e, const struct msg_to_worker *m)
     close_links(e);
     gate_open(&e->gate, m->epoch);
     e->assign = m->assign;
+    publish_epoch(e);
     int rc = load(e, &em);
     publish_holding(e);
     struct msg_from_worker ready = {.type = FROM_READY};
@@ -270,8 +279,7 @@ static void take_command(struct exec *e)
 
 /* ---- Steps ---- */
 
-static void count_step(struct exec *e, const struct msg_step *s, size_t bytes_in, size_t bytes_out,
-                       uint64_t compute_ns)
+static void count_step(struct exec *e, const struct msg_step *s, size_t bytes_in, size_t bytes_out)
 {
     (void)pthread_mutex_lock(&e->lock);
     struct msg_heartbeat *h = &e->shared.heartbeat;
@@ -279,7 +287,6 @@ static void count_step(struct exec *e, const struct msg_step *s, size_t bytes_in
     h->rows += s->rows;
     h->activation_bytes_in += bytes_in;
     h->activation_bytes_out += bytes_out;
-    h->compute_ns += compute_ns;
     (void)pthread_mutex_unlock(&e->lock);
 }
 
@@ -299,8 +306,9 @@ static void run_step(struct exec *e, struct msg_step *s, const void *body, size_
     mem_guard_begin();
     int rc = stage_work_step(e->work, s, body, &out, &em);
     mem_guard_end();
-    if (rc < 0) {
+    if (rc < 0) { /* what follows would run over rows that are missing */
         fault(e, false, em.text);
+        close_links(e);
         return;
     }
     uint64_t end = clock_ns();
@@ -317,7 +325,7 @@ static void run_step(struct exec *e, struct msg_step *s, const void *body, size_
         if (s->n_timings < LIMIT_STAGES) s->timings[s->n_timings++] = t;
         wire_put_step(s, &e->header);
     }
-    count_step(e, s, body_bytes, bytes_out, end - start);
+    count_step(e, s, body_bytes, bytes_out);
     hand_on(e, out.activations, bytes_out);
     e->idle_since_ns = clock_ns();
 }

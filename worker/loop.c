@@ -37,6 +37,8 @@ struct loop {
     struct arena arena;
     struct buf out;
     bool refused;
+    struct msg_from_worker standing; /* the last Ready or Linked, repeated until Steps come */
+    bool stands;
     struct errmsg *em;
 };
 
@@ -73,6 +75,8 @@ static void send_heartbeat(struct loop *l)
     exec_heartbeat(l->exec, &m);
     m.heartbeat.resident_bytes = resident_bytes();
     send_up(l, &m);
+    /* A control connection may break and lose what was on its way. */
+    if (l->stands && m.heartbeat.step_received == 0) send_up(l, &l->standing);
 }
 
 /* "tcp://:PORT" is the coordinator's own: it cannot know under which address it is reached. */
@@ -107,6 +111,7 @@ static void on_control(struct loop *l)
         } else if (m.type == TO_WHO) {
             send_hello(l);
         } else {
+            if (m.type == TO_ASSIGN) l->stands = false;
             if (m.type == TO_ASSIGN)
                 log_info("generation %" PRIu32 ": layers %" PRIu32 "-%" PRIu32 " of %s",
                          m.epoch.generation, m.assign.layer_first, m.assign.layer_last,
@@ -132,6 +137,12 @@ static void on_exec(struct loop *l)
         }
         send_up(l, &m);
         if (m.type == FROM_READY) send_heartbeat(l);
+        if (m.type == FROM_READY || m.type == FROM_LINKED) {
+            l->standing = m;
+            l->stands = true;
+        } else if (m.type == FROM_FAULT) {
+            l->stands = false;
+        }
     }
 }
 
@@ -176,7 +187,6 @@ static int introduce(struct loop *l, struct errmsg *em)
     (void)snprintf(l->hello.isa, sizeof l->hello.isa, "%s", kern->name);
     l->hello.threads = l->o->threads;
     l->hello.pid = (uint32_t)getpid();
-    l->hello.memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     return 0;
 }
 

@@ -10,9 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
+_Static_assert(LIMIT_PAGE == KV_PAGE && LIMIT_STEP_ROWS <= ENG_ROWS_MAX,
+               "what a Step may carry, the engine can run");
+
 /* A request's sampling state on the last stage, from its first row that wants logits to its end. */
 struct sampler {
-    uint64_t request;
     struct sample_params params;
 };
 
@@ -112,6 +114,11 @@ void stage_work_reset(struct stage_work *w)
     for (uint32_t i = 0; i < w->n_free; i++) w->free_samplers[i] = i;
 }
 
+struct msg_holding stage_work_holding(const struct stage_work *w)
+{
+    return (struct msg_holding){w->assign.model_digest, w->assign.layer_first, w->assign.layer_last};
+}
+
 uint32_t stage_work_width(const struct stage_work *w)
 {
     return eng_dims(w->engine)->hidden;
@@ -139,7 +146,6 @@ static void open_sampler(struct stage_work *w, const struct msg_run *r)
     uint32_t slot = known ? *known : w->free_samplers[--w->n_free];
     if (!known) imap_put(&w->by_request, r->request, slot);
     w->samplers[slot] = (struct sampler){
-        r->request,
         {r->open.temp, r->open.top_k, r->open.top_p, r->open.min_p, r->open.seed}};
 }
 

@@ -39,8 +39,30 @@ void *arena_alloc(struct arena *a, size_t bytes)
     return p;
 }
 
+static void free_chunks(struct arena *a)
+{
+    while (a->first) {
+        struct arena_chunk *next = a->first->next;
+        mem_free(a->first);
+        a->first = next;
+    }
+    a->at = NULL;
+}
+
+/* Several chunks become one of their size, so that the same message fits it next time; what is kept
+ * is bounded, whatever the largest message was. */
 void arena_reset(struct arena *a)
 {
+    size_t total = 0;
+    for (struct arena_chunk *c = a->first; c; c = c->next) total += c->size;
+    if (total > ARENA_KEEP_BYTES) {
+        free_chunks(a);
+    } else if (a->first && a->first->next) {
+        struct arena_chunk *one = mem_try(sizeof *one + total);
+        free_chunks(a);
+        if (one) *one = (struct arena_chunk){.size = total};
+        a->first = one;
+    }
     a->at = a->first;
     a->used = 0;
     if (a->at) a->at->used = 0;
@@ -48,10 +70,6 @@ void arena_reset(struct arena *a)
 
 void arena_close(struct arena *a)
 {
-    while (a->first) {
-        struct arena_chunk *next = a->first->next;
-        mem_free(a->first);
-        a->first = next;
-    }
+    free_chunks(a);
     *a = (struct arena){0};
 }

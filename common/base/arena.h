@@ -1,9 +1,12 @@
 /* Memory for one message or request, freed as one. Allocation fails above the budget: sizes that a
- * peer chose cannot take more. Chunks are kept over a reset, so a warm arena allocates nothing. */
+ * peer chose cannot take more. Up to ARENA_KEEP_BYTES are kept over a reset, so a warm arena allocates
+ * nothing for ordinary messages. */
 #ifndef FLOTILLA_BASE_ARENA_H
 #define FLOTILLA_BASE_ARENA_H
 
 #include <stddef.h>
+
+#define ARENA_KEEP_BYTES ((size_t)4 << 20)
 
 struct arena {
     struct arena_chunk *first, *at; /* private */

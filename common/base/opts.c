@@ -38,6 +38,7 @@ static int set_number(const struct opt *o, const char *value, struct errmsg *em)
     unsigned long long v = strtoull(value, &end, 10);
     if (*end || errno) return bad(o, value, em);
     if (o->kind == OPT_U64) {
+        if (v > (UINT64_C(1) << 53)) return bad(o, value, em);
         *(uint64_t *)o->value = v;
         return 0;
     }

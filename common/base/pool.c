@@ -140,14 +140,10 @@ void pool_close(struct pool *p)
     mem_free(p);
 }
 
-unsigned pool_threads(const struct pool *p)
-{
-    return p->n_threads;
-}
-
 unsigned pool_cores(void)
 {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    return (unsigned)CPU_COUNT(&set);
+    unsigned n = (unsigned)CPU_COUNT(&set);
+    return n < POOL_THREADS_MAX ? n : POOL_THREADS_MAX;
 }

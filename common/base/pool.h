@@ -19,7 +19,6 @@ typedef void (*pool_fn)(void *arg, unsigned thread_idx, unsigned n_threads);
 /* Starts n_threads - 1 threads. ERR_RANGE, or ERR_AGAIN when a thread cannot be had. */
 int pool_open(unsigned n_threads, struct pool **ret_pool, struct errmsg *em);
 void pool_close(struct pool *p);
-unsigned pool_threads(const struct pool *p);
 
 /* Runs fn on every thread and returns when all have come back. */
 void pool_run(struct pool *p, pool_fn fn, void *arg);
@@ -27,7 +26,7 @@ void pool_run(struct pool *p, pool_fn fn, void *arg);
 /* Inside fn: returns when all threads of the pool have called it. */
 void pool_barrier(struct pool *p);
 
-/* Cores this process may run on. */
+/* Cores this process may run on, at most POOL_THREADS_MAX. */
 unsigned pool_cores(void);
 
 #endif

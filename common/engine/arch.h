@@ -12,7 +12,6 @@
 #define ARCH_WIDTH_MAX (1u << 20)
 
 struct arch_dims {
-    char arch[32];
     uint32_t n_layers;
     uint32_t hidden;     /* width of the residual stream, and of what stages hand on */
     uint32_t n_heads;

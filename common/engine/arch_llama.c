@@ -70,19 +70,57 @@ static float read_float(struct reader *r, const char *name, float fallback)
     return v;
 }
 
-/* What a llama file may ask for and this engine does not compute. */
-static void refuse_variants(struct reader *r)
+/* Scaled positions: by a named type, or by a bare factor, which older files mean as linear. */
+static void refuse_rope_scaling(struct reader *r)
 {
     char key[128];
     const char *type;
     size_t len;
-    if (r->rc < 0) return;
+    float factor = 1.0f;
     key_of(r, "rope.scaling.type", key, sizeof key);
-    if (gguf_get_string(r->g, key, &type, &len, NULL) == 0 && !(len == 4 && !memcmp(type, "none", 4)))
-        r->rc = err_set(r->em, ERR_UNSUPPORTED, "key '%s': '%.*s' is not supported", key, (int)len,
-                        type);
-    else if (gguf_tensor(r->g, "rope_freqs.weight"))
-        r->rc = err_set(r->em, ERR_UNSUPPORTED, "tensor 'rope_freqs.weight' is not supported");
+    if (gguf_get_string(r->g, key, &type, &len, NULL) == 0) {
+        if (len != 4 || memcmp(type, "none", 4) != 0)
+            r->rc = err_set(r->em, ERR_UNSUPPORTED, "key '%s': '%.*s' is not supported", key,
+                            (int)len, type);
+        return;
+    }
+    static const char *const factors[] = {"rope.scaling.factor", "rope.scale_linear"};
+    for (size_t i = 0; i < 2 && r->rc == 0; i++) {
+        key_of(r, factors[i], key, sizeof key);
+        if (gguf_get_f32(r->g, key, &factor, NULL) == 0 && factor != 0.0f && factor != 1.0f)
+            r->rc = err_set(r->em, ERR_UNSUPPORTED, "key '%s': %g is not supported", key,
+                            (double)factor);
+    }
+}
+
+/* A tensor that this engine would leave out would make the answer another one. */
+static void refuse_unknown_tensors(struct reader *r)
+{
+    static const char *const known[] = {"attn_norm.weight", "ffn_norm.weight"};
+    for (size_t i = 0; i < gguf_n_tensors(r->g) && r->rc == 0; i++) {
+        const char *name = gguf_tensor_at(r->g, i)->name, *rest;
+        if (strcmp(name, "rope_freqs.weight") == 0) {
+            r->rc = err_set(r->em, ERR_UNSUPPORTED, "tensor '%s' is not supported", name);
+        } else if (strncmp(name, "blk.", 4) == 0 && (rest = strchr(name + 4, '.'))) {
+            bool found = strcmp(rest + 1, known[0]) == 0 || strcmp(rest + 1, known[1]) == 0;
+            for (int m = 0; m < N_MATS && !found; m++) {
+                size_t n = strlen(arch_mat_name((enum arch_mat)m));
+                found = strncmp(rest + 1, arch_mat_name((enum arch_mat)m), n) == 0 &&
+                        strcmp(rest + 1 + n, ".weight") == 0;
+            }
+            if (!found)
+                r->rc = err_set(r->em, ERR_UNSUPPORTED, "tensor '%s' is not supported", name);
+        }
+    }
+}
+
+/* What a llama file may ask for and this engine does not compute. */
+static void refuse_variants(struct reader *r)
+{
+    char key[128];
+    if (r->rc < 0) return;
+    refuse_rope_scaling(r);
+    refuse_unknown_tensors(r);
     key_of(r, "expert_count", key, sizeof key);
     uint32_t n_experts = 0;
     if (r->rc == 0 && gguf_get_u32(r->g, key, &n_experts, NULL) == 0 && n_experts)
@@ -120,7 +158,7 @@ int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em)
     if (len != 5 || memcmp(arch, "llama", 5) != 0)
         return err_set(em, ERR_UNSUPPORTED, "architecture '%.*s' is not supported (llama is)",
                        len > 64 ? 64 : (int)len, arch);
-    struct arch_dims d = {.arch = "llama"};
+    struct arch_dims d = {0};
     struct reader r = {.g = g, .arch = "llama", .em = em};
     d.n_layers = read_count(&r, "block_count", ARCH_LAYERS_MAX, 0);
     d.hidden = read_count(&r, "embedding_length", ARCH_WIDTH_MAX, 0);

@@ -50,8 +50,6 @@ struct eng_stats {
     uint64_t weights_bytes;  /* packed weights in memory */
     uint64_t kv_bytes;
     uint64_t read_bytes;     /* of tensor data, at load */
-    uint64_t steps, rows;    /* computed so far */
-    uint64_t compute_ns;     /* time inside eng_step so far */
 };
 
 struct engine;
@@ -76,7 +74,6 @@ struct eng_stats eng_stats(const struct engine *e);
 size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_layers);
 /* "f32" or "f16"; false for another name. */
 bool eng_kv_parse(const char *name, enum kv_type *ret);
-const char *eng_kv_name(enum kv_type kv);
 /* Bytes in the file of the tensors that a slice needs. */
 int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);

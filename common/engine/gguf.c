@@ -299,7 +299,7 @@ static int read_more(int fd, struct gguf *g, size_t have, size_t want, struct er
 
 int gguf_open(const char *path, struct gguf **ret_gguf, struct errmsg *em)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up */
     if (fd < 0) return err_set(em, err_from_errno(errno), "%s: %s", path, strerror(errno));
     struct gguf *g = mem_zalloc(sizeof *g);
     struct stat st;

@@ -67,7 +67,7 @@ struct kern {
     void (*quantise)(const float *x, struct act *a, uint32_t token);
     /* out[token * ldo + row] for the rows of panels [panel0, panel1); writes whole panels, so each
      * out row has room for 16 * panels floats. Quantised types read `a`, F32 and F16 read
-     * x[token * ldx + i]. scratch: kern_scratch_bytes(k), 64-byte aligned. */
+     * x[token * ldx + i]. scratch: kern_scratch_bytes(k) for this thread alone. */
     void (*linear)(const struct mat *w, uint32_t panel0, uint32_t panel1, const struct act *a,
                    const float *x, size_t ldx, uint32_t n_tokens, float *out, size_t ldo,
                    void *scratch);

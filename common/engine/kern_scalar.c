@@ -116,8 +116,10 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
     size_t panel_bytes = quant_panel_bytes(w->type, w->k);
     bool floats = w->type == QTYPE_F32 || w->type == QTYPE_F16;
     struct plain_row row = {.w = scratch};
-    row.d = (float *)(void *)(row.w + w->k);
-    row.m = qtype_info((uint32_t)w->type)->has_min ? row.d + w->k / 32 : NULL;
+    if (!floats) {
+        row.d = (float *)(void *)(row.w + w->k);
+        row.m = qtype_info((uint32_t)w->type)->has_min ? row.d + w->k / 32 : NULL;
+    }
     for (uint32_t p = panel0; p < panel1; p++) {
         const uint8_t *panel = w->panels + p * panel_bytes;
         for (uint32_t r = 0; r < TILE_ROWS; r++) {

@@ -14,7 +14,6 @@
 #include "common/engine/engine.h"
 #include "common/engine/model.h"
 
-#include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/pool.h"
 #include "common/engine/cpu.h"
@@ -22,9 +21,12 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <unistd.h>
 
 /* Below this many rows for each thread, attention is also split by spans. */
 #define ROWS_FOR_SPLIT 4u
+/* Most memory for partial results of rows that are split so. */
+#define PARTS_BYTES ((size_t)32 << 20)
 
 struct row {
     uint32_t pos;
@@ -45,13 +47,14 @@ struct engine {
     /* the step at hand */
     struct row *rows;
     uint32_t *logit_rows;
-    uint32_t n_rows, n_logits, n_spans, parts_cap;
+    uint32_t n_rows, n_logits, n_spans, spans_max;
+    size_t n_parts;
     const uint8_t *in;
     /* buffers */
     float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs, *logits;
     size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
     struct act in_act, att_act, ffn_act, head_act; /* one buffer, four shapes: see set_shapes */
-    struct attn_part *parts; /* [row][head][span] when split by spans, else [thread][head][span] */
+    struct attn_part *parts; /* [row][span][head] when split by spans, else [thread][span][head] */
     uint8_t *scratch;        /* one for each thread */
     size_t scratch_bytes;
     struct eng_stats stats;
@@ -154,7 +157,8 @@ static void rotate_and_store(const struct worker *w, uint32_t layer)
 
 static bool split_by_spans(const struct engine *e, unsigned n_threads)
 {
-    return e->n_rows < ROWS_FOR_SPLIT * n_threads;
+    return e->n_rows < ROWS_FOR_SPLIT * n_threads &&
+           (size_t)e->n_rows * e->n_spans * e->model.dims.n_heads <= e->n_parts;
 }
 
 static uint32_t spans_of(const struct engine *e, uint32_t row)
@@ -342,7 +346,7 @@ static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *
     uint64_t end = (uint64_t)run->first_pos + run->n_rows;
     if (run->n_rows == 0 || run->n_rows > e->rows_max - e->n_rows)
         return err_set(em, ERR_RANGE, "a step of more than %" PRIu32 " rows", e->rows_max);
-    if (end > (uint64_t)e->n_pages * KV_PAGE || end / ATTN_SPAN >= e->parts_cap)
+    if (end > (uint64_t)e->n_pages * KV_PAGE || end / ATTN_SPAN >= e->spans_max)
         return err_set(em, ERR_RANGE, "position %" PRIu64 " is beyond the pool", end - 1);
     if (run->n_logits > run->n_rows || run->n_logits > e->logits_max - e->n_logits ||
         (run->n_logits && !e->model.last))
@@ -388,13 +392,9 @@ int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, cons
     }
     if (e->n_rows == 0 || (!in && !e->model.first))
         return err_set(em, ERR_RANGE, "a step without rows or input");
-    uint64_t start = clock_ns();
     e->in = in;
     set_shapes(e);
     pool_run(e->pool, run_step, e);
-    e->stats.compute_ns += clock_ns() - start;
-    e->stats.steps++;
-    e->stats.rows += e->n_rows;
     *ret_out = e->model.last ? e->logits : e->x;
     return 0;
 }
@@ -413,6 +413,12 @@ static int open_kv(struct engine *e, struct errmsg *em)
     e->head_bytes = e->page_bytes / d->n_kv_heads;
     e->layer_bytes = e->page_bytes * e->n_pages;
     e->stats.kv_bytes = (uint64_t)e->layer_bytes * n_layers;
+    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (e->stats.kv_bytes > memory || e->model.weights_bytes > memory - e->stats.kv_bytes)
+        return err_set(em, ERR_NOMEM,
+                       "weights of %zu bytes and a KV pool of %" PRIu64 " bytes (%" PRIu32
+                       " tokens) do not fit this machine's %" PRIu64,
+                       e->model.weights_bytes, e->stats.kv_bytes, e->n_pages * KV_PAGE, memory);
     e->pool_kv = mem_pages((size_t)e->stats.kv_bytes);
     if (!e->pool_kv)
         return err_set(em, ERR_NOMEM, "KV pool of %" PRIu64 " bytes", e->stats.kv_bytes);
@@ -420,9 +426,17 @@ static int open_kv(struct engine *e, struct errmsg *em)
     return 0;
 }
 
+/* Sizes follow from the file's dimensions: none of them may abort the process. */
+static void *try_zero(size_t n, size_t size)
+{
+    if (n > SIZE_MAX / size) return NULL;
+    void *p = mem_try(n * size);
+    return p ? memset(p, 0, n * size) : NULL;
+}
+
 static float *floats(size_t n)
 {
-    return mem_zalloc(n * sizeof(float));
+    return try_zero(n, sizeof(float));
 }
 
 static uint32_t widest(const struct arch_dims *d)
@@ -431,8 +445,8 @@ static uint32_t widest(const struct arch_dims *d)
     return q > w ? q : w;
 }
 
-/* Everything a step needs, for the largest step; sizes follow from the file's own dimensions. */
-static void open_buffers(struct engine *e, unsigned threads)
+/* Everything a step needs, for the largest step. */
+static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
 {
     const struct arch_dims *d = &e->model.dims;
     size_t rows = e->rows_max, q = (size_t)d->n_heads * d->head_size;
@@ -442,8 +456,8 @@ static void open_buffers(struct engine *e, unsigned threads)
     e->ld_ffn = round16(d->ffn);
     e->ld_tmp = round16(d->hidden);
     e->ld_logits = round16(d->vocab);
-    e->rows = mem_zalloc(rows * sizeof *e->rows);
-    e->logit_rows = mem_zalloc(rows * sizeof *e->logit_rows);
+    e->rows = try_zero(rows, sizeof *e->rows);
+    e->logit_rows = try_zero(rows, sizeof *e->logit_rows);
     e->x = floats(rows * d->hidden);
     e->norm = floats(rows * d->hidden);
     e->qkv = floats(rows * e->ld_qkv);
@@ -454,20 +468,27 @@ static void open_buffers(struct engine *e, unsigned threads)
     e->cs = floats(rows * d->rope_dims);
     if (e->model.last) e->logits = floats(e->logits_max * e->ld_logits);
     size_t k = widest(d), blocks = k / ACT_BLOCK + 1;
-    e->in_act.q = mem_zalloc(rows * k);
+    e->in_act.q = try_zero(rows, k);
     e->in_act.x = floats(rows * blocks);
     e->in_act.y = floats(rows * blocks);
-    e->in_act.s = mem_zalloc(rows * blocks * sizeof *e->in_act.s);
+    e->in_act.s = try_zero(rows * blocks, sizeof *e->in_act.s);
     e->att_act = e->ffn_act = e->head_act = e->in_act;
     e->scratch_bytes = (kern_scratch_bytes((uint32_t)k) + 63) & ~(size_t)63;
-    e->scratch = mem_zalloc(threads * e->scratch_bytes);
-    e->parts_cap = e->n_pages * KV_PAGE / ATTN_SPAN + 2;
-    size_t few = (size_t)(ROWS_FOR_SPLIT * threads) * d->n_heads * e->parts_cap;
-    size_t many = (size_t)threads * (d->n_heads / d->n_kv_heads) * e->parts_cap;
-    e->parts = mem_zalloc((few > many ? few : many) * sizeof *e->parts);
-    e->inv_freq = mem_zalloc(d->rope_dims * sizeof *e->inv_freq);
+    e->scratch = try_zero(threads, e->scratch_bytes);
+    e->spans_max = e->n_pages * KV_PAGE / ATTN_SPAN + 2;
+    size_t few = (size_t)(ROWS_FOR_SPLIT * threads) * d->n_heads * e->spans_max;
+    size_t many = (size_t)threads * (d->n_heads / d->n_kv_heads) * e->spans_max;
+    if (few > PARTS_BYTES / sizeof *e->parts) few = PARTS_BYTES / sizeof *e->parts;
+    e->n_parts = few > many ? few : many;
+    e->parts = try_zero(e->n_parts, sizeof *e->parts);
+    e->inv_freq = try_zero(d->rope_dims, sizeof *e->inv_freq);
+    if (!e->rows || !e->logit_rows || !e->x || !e->norm || !e->qkv || !e->att || !e->gate || !e->up ||
+        !e->tmp || !e->cs || (e->model.last && !e->logits) || !e->in_act.q || !e->in_act.x ||
+        !e->in_act.y || !e->in_act.s || !e->scratch || !e->parts || !e->inv_freq)
+        return err_set(em, ERR_NOMEM, "buffers for steps of %zu rows", rows);
     rope_frequencies(d->rope_dims, d->rope_base, e->inv_freq);
     e->q_scale = 1.0f / sqrtf((float)d->head_size);
+    return 0;
 }
 
 int eng_open(const struct eng_options *o, struct engine **ret_engine, struct errmsg *em)
@@ -485,11 +506,11 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
     if (rc == 0) rc = pool_open(o->threads, &e->pool, em);
     if (rc == 0) rc = model_load(o, &e->model, em);
     if (rc == 0) rc = open_kv(e, em);
+    if (rc == 0) rc = open_buffers(e, o->threads, em);
     if (rc < 0) {
         eng_close(e);
         return rc;
     }
-    open_buffers(e, o->threads);
     e->stats.weights_bytes = e->model.weights_bytes;
     e->stats.read_bytes = e->model.read_bytes;
     *ret_engine = e;
@@ -538,9 +559,4 @@ bool eng_kv_parse(const char *name, enum kv_type *ret)
     else
         return false;
     return true;
-}
-
-const char *eng_kv_name(enum kv_type kv)
-{
-    return kv == KV_F32 ? "f32" : "f16";
 }

@@ -108,6 +108,9 @@ static int read_pair(struct reader *r, const char *section)
     if (n < 0 || (size_t)n >= sizeof key) return fail(r, NULL, "a key is too long");
     size_t i = 0;
     while (r->table[i].name && strcmp(r->table[i].name, key) != 0) i++;
+    if (strlen((const char *)r->event.data.scalar.value) != r->event.data.scalar.length ||
+        r->event.data.scalar.anchor || r->event.data.scalar.tag)
+        return fail(r, NULL, "a key with an anchor, a tag or a NUL");
     bool section_key = !section[0] && is_section(r->table, key);
     if (!r->table[i].name && !section_key) return fail(r, key, "unknown");
     if (r->table[i].name && r->seen[i]) return fail(r, key, "appears twice");
@@ -115,7 +118,9 @@ static int read_pair(struct reader *r, const char *section)
     int rc = next(r);
     if (rc < 0) return rc;
     if (!section_key) return set_value(r, &r->table[i]);
-    if (r->event.type != YAML_MAPPING_START_EVENT) return fail(r, key, "needs a mapping of keys");
+    if (r->event.type != YAML_MAPPING_START_EVENT || r->event.data.mapping_start.anchor ||
+        r->event.data.mapping_start.tag)
+        return fail(r, key, "needs a mapping of keys, without anchor or tag");
     return read_mapping(r, key);
 }
 

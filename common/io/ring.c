@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define ALIGN 4096u
@@ -34,7 +35,8 @@ struct reading {
     size_t n, next;
     source_sink_fn sink;
     void *sink_arg;
-    int fd, fd_direct; /* fd_direct is -1 where O_DIRECT is refused */
+    int fd, fd_direct;     /* fd_direct is -1 where O_DIRECT is refused */
+    bool direct, may_ask;  /* direct reads work; the kernel tells us what it has cached */
     struct slot slots[RING_DEPTH];
     unsigned in_flight;
     struct errmsg *em;
@@ -58,6 +60,7 @@ static int cut_error(struct reading *r, const struct extent *x, uint64_t have)
 static bool is_cached(const struct reading *r, const struct extent *x)
 {
     uint8_t resident[RING_EXTENT_BYTES_MAX / ALIGN + 2];
+    if (!r->may_ask) return false;
     uint64_t start = x->offset / ALIGN * ALIGN, bytes = x->offset + x->bytes - start;
     void *map = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, r->fd, (off_t)start);
     if (map == MAP_FAILED) return false;
@@ -89,7 +92,7 @@ static void aim(struct reading *r, struct slot *s, size_t idx)
 {
     const struct extent *x = &r->extents[idx];
     s->idx = idx;
-    s->direct = r->fd_direct >= 0;
+    s->direct = r->direct;
     s->start = s->direct ? x->offset / ALIGN * ALIGN : x->offset;
     uint64_t end = x->offset + x->bytes;
     s->want = (s->direct ? (end + ALIGN - 1) / ALIGN * ALIGN : end) - s->start;
@@ -143,8 +146,7 @@ static int complete(struct reading *r, struct io_uring *ring, struct slot *s, in
     s->busy = false;
     r->in_flight--;
     if (res == -EINVAL && s->direct) { /* a file system that takes the flag but not the read */
-        (void)close(r->fd_direct);
-        r->fd_direct = -1;
+        r->direct = false;
         aim(r, s, s->idx);
         res = 0;
     } else if (res == -EINTR || res == -EAGAIN) {
@@ -172,8 +174,13 @@ static int complete(struct reading *r, struct io_uring *ring, struct slot *s, in
 static void drain(struct reading *r, struct io_uring *ring)
 {
     struct io_uring_cqe *cqe;
-    (void)io_uring_submit(ring);
-    while (r->in_flight && io_uring_wait_cqe(ring, &cqe) == 0) {
+    int rc;
+    while ((rc = io_uring_submit(ring)) == -EINTR) continue;
+    r->in_flight -= io_uring_sq_ready(ring); /* what the kernel did not take, it does not own */
+    while (r->in_flight) {
+        rc = io_uring_wait_cqe(ring, &cqe);
+        if (rc == -EINTR) continue; /* a signal, or a process that was stopped and goes on */
+        if (rc < 0) break;
         io_uring_cqe_seen(ring, cqe);
         r->in_flight--;
     }
@@ -236,6 +243,14 @@ static int open_buffers(struct reading *r, unsigned n)
     return 0;
 }
 
+/* To who neither owns a file nor may write it, mincore says that all of it is cached (Linux 5.2). */
+static bool may_ask(const struct reading *r)
+{
+    struct stat st;
+    return fstat(r->fd, &st) == 0 &&
+           (st.st_uid == geteuid() || faccessat(AT_FDCWD, r->f->path, W_OK, AT_EACCESS) == 0);
+}
+
 static int run(struct reading *r)
 {
     struct io_uring ring;
@@ -246,6 +261,8 @@ static int run(struct reading *r)
     int rc = open_buffers(r, failed < 0 ? 1 : RING_DEPTH);
     if (failed < 0) return rc < 0 ? rc : run_pread(r);
     r->fd_direct = open(r->f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    r->direct = r->fd_direct >= 0;
+    r->may_ask = may_ask(r);
     if (rc == 0) rc = run_uring(r, &ring);
     io_uring_queue_exit(&ring);
     if (r->fd_direct >= 0) (void)close(r->fd_direct);

@@ -34,7 +34,7 @@ static enum sequence sequence_at(const uint8_t *s, size_t n, size_t *ret_len)
                  : b >= 0xf0 && b <= 0xf4                ? 4
                                                          : 0;
     *ret_len = 1;
-    if (len == 0) return SEQ_BROKEN;
+    if (len == 0 || b == 0) return SEQ_BROKEN; /* a NUL would end the text for who reads C strings */
     if (b == 0xe0) lo = 0xa0;
     if (b == 0xed) hi = 0x9f;
     if (b == 0xf0) lo = 0x90;

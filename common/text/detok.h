@@ -11,7 +11,6 @@
 #include <stddef.h>
 
 #define DETOK_STOPS_MAX 16u
-#define DETOK_STOP_BYTES_MAX 1024u
 
 struct detok {
     struct buf pending;  /* private: up to 3 bytes of an unfinished character */
@@ -22,7 +21,7 @@ struct detok {
     bool stopped; /* public: a stop string was found; nothing comes after it */
 };
 
-/* Stops are copied; empty ones are ignored. At most DETOK_STOPS_MAX of DETOK_STOP_BYTES_MAX. */
+/* Stops are copied; empty ones and those beyond DETOK_STOPS_MAX are ignored. */
 void detok_init(struct detok *d, const char *const *stops, size_t n_stops);
 void detok_close(struct detok *d);
 

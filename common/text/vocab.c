@@ -399,13 +399,23 @@ static void consider(struct word *w, int32_t left)
     if (m) heap_push(w, (struct pair){m->rank, left, a, b});
 }
 
-static void encode_word(struct word *w, const uint8_t *s, size_t n, struct tokens *ret)
+/* Room for n symbols; a merge adds at most two pairs and removes a symbol, so 3n bounds the heap. */
+static int word_room(struct word *w, size_t n, struct errmsg *em)
 {
-    if (n > w->cap) { /* a merge adds at most two pairs and removes a symbol: 3n bounds the heap */
-        w->cap = n * 2;
-        w->symbols = mem_realloc(w->symbols, w->cap * sizeof *w->symbols);
-        w->heap = mem_realloc(w->heap, 3 * w->cap * sizeof *w->heap);
-    }
+    if (n <= w->cap) return 0;
+    mem_free(w->symbols);
+    mem_free(w->heap);
+    w->symbols = mem_try(n * sizeof *w->symbols);
+    w->heap = mem_try(3 * n * sizeof *w->heap);
+    w->cap = w->symbols && w->heap ? n : 0;
+    return w->cap ? 0 : err_set(em, ERR_NOMEM, "a word of %zu bytes", n);
+}
+
+static int encode_word(struct word *w, const uint8_t *s, size_t n, struct tokens *ret,
+                       struct errmsg *em)
+{
+    int rc = word_room(w, n, em);
+    if (rc < 0) return rc;
     for (size_t i = 0; i < n; i++)
         w->symbols[i] = (struct symbol){w->v->byte_token[s[i]], (int32_t)i - 1,
                                         i + 1 < n ? (int32_t)i + 1 : -1};
@@ -428,6 +438,7 @@ static void encode_word(struct word *w, const uint8_t *s, size_t n, struct token
         if (id < 0) id = w->v->unknown;
         if (id >= 0) tokens_push(ret, id);
     }
+    return 0;
 }
 
 /* Cuts s by pattern `level` and its followers, and encodes what is left whole. */
@@ -435,8 +446,7 @@ static int encode_pieces(struct word *w, pcre2_match_data *match, uint32_t level
                          size_t n, struct tokens *ret, struct errmsg *em)
 {
     if (level >= w->v->n_patterns || level >= PATTERNS_MAX) {
-        encode_word(w, (const uint8_t *)s, n, ret);
-        return 0;
+        return encode_word(w, (const uint8_t *)s, n, ret, em);
     }
     size_t at = 0;
     while (at < n) {
@@ -476,7 +486,10 @@ static int encode_text(struct word *w, pcre2_match_data *match, const char *s, s
         while (at < n && utf8proc_iterate((const utf8proc_uint8_t *)s + at,
                                           (utf8proc_ssize_t)(n - at), &c) <= 0)
             at++;
-        if (at > start) encode_word(w, (const uint8_t *)s + start, at - start, ret);
+        if (at > start) {
+            int rc = encode_word(w, (const uint8_t *)s + start, at - start, ret, em);
+            if (rc < 0) return rc;
+        }
         start = at;
     }
     return 0;

@@ -171,7 +171,7 @@ int cmd_tokenize(int argc, char **argv)
     int rc = model_file_open(path, false, &f, &em);
     if (rc == 0 && f.warning[0]) (void)fprintf(stderr, "flotilla tokenize: %s\n", f.warning);
     if (rc == 0) rc = read_all(stdin, &text, &em);
-    if (rc == 0) rc = vocab_encode(f.vocab, text.data, text.len, special, &t, &em);
+    if (rc == 0) rc = vocab_encode(f.vocab, text.data ? text.data : "", text.len, special, &t, &em);
     if (rc == 0 && json) {
         struct json *j = json_new_object();
         json_put(j, "tokens", json_tokens(t.ids, t.n));

@@ -31,7 +31,8 @@ static struct json *worker_json(const struct msg_worker_status *w)
     json_put_int(j, "rows", (int64_t)h->rows);
     json_put_int(j, "activation_bytes_in", (int64_t)h->activation_bytes_in);
     json_put_int(j, "activation_bytes_out", (int64_t)h->activation_bytes_out);
-    json_put_int(j, "compute_ns", (int64_t)h->compute_ns);
+    json_put_int(j, "compute_ns", (int64_t)w->compute_ns);
+    json_put_int(j, "idle_ns", (int64_t)w->idle_ns);
     json_put_int(j, "messages_dropped", (int64_t)h->messages_dropped);
     json_put_int(j, "load_done", (int64_t)w->load_done);
     json_put_int(j, "load_total", (int64_t)w->load_total);

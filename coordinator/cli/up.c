@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define WORKERS_MAX 32
@@ -145,7 +146,13 @@ static void stop_all(struct up *u)
     for (uint32_t i = 0; i < u->workers; i++)
         if (u->children[i] > 0) (void)kill(u->children[i], SIGTERM);
     if (u->coordinator > 0) (void)kill(u->coordinator, SIGTERM);
-    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) continue;
+    /* In order within five seconds; a child that is stopped or stuck gets no longer. */
+    struct timespec pause = {0, 20 * 1000000};
+    for (int i = 0; i < 250 && waitpid(-1, NULL, WNOHANG) >= 0; i++) (void)nanosleep(&pause, NULL);
+    for (uint32_t i = 0; i < u->workers; i++)
+        if (u->children[i] > 0) (void)kill(u->children[i], SIGKILL);
+    if (u->coordinator > 0) (void)kill(u->coordinator, SIGKILL);
+    while (waitpid(-1, NULL, 0) > 0) continue;
     if (u->from_coordinator) (void)fclose(u->from_coordinator);
 }
 
@@ -179,6 +186,7 @@ int cmd_up(int argc, char **argv)
         return cmd_fail("up", ERR_CONF, &em);
     }
     struct sigaction action = {.sa_handler = on_signal};
+    (void)signal(SIGPIPE, SIG_IGN); /* a coordinator that ends early is told by its output */
     (void)sigaction(SIGTERM, &action, NULL);
     (void)sigaction(SIGINT, &action, NULL);
     char coordinator[256];

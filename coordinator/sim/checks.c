@@ -87,6 +87,31 @@ static void check_tokens(struct world *w, const struct action *a)
     }
 }
 
+/* Every status has its reason. */
+static void check_reason(struct world *w, const struct world_request *r, enum status status)
+{
+    const char *wrong = NULL;
+    switch (status) {
+    case STATUS_OK: break;
+    case STATUS_CANCELLED: wrong = r->cancelled ? NULL : "cancelled by nobody"; break;
+    case STATUS_DEADLINE_EXCEEDED:
+        wrong = w->now_ns >= r->deadline_at_ns ? NULL : "ended before its deadline";
+        break;
+    case STATUS_UNAVAILABLE:
+        wrong = w->was_ready && r->lost == 0 ? "unavailable while all was well" : NULL;
+        break;
+    case STATUS_INTERNAL: wrong = r->lost < ATTEMPTS_MAX ? "given up too early" : NULL; break;
+    case STATUS_RESOURCE_EXHAUSTED:
+        wrong = core_n_sequences(w->core) < w->cfg.max_live ? "refused with room to spare" : NULL;
+        break;
+    case STATUS_INVALID_ARGUMENT:
+        wrong = r->n_prompt < w->cfg.ctx ? "refused though it fits" : NULL;
+        break;
+    default: wrong = "a status that nothing asks for"; break;
+    }
+    if (wrong) world__fail(w, "request %" PRIu64 ": %s", r->id, wrong);
+}
+
 static void check_terminal(struct world *w, const struct action *a)
 {
     struct world_request *r = check__find(w, a->end.request);
@@ -99,8 +124,7 @@ static void check_terminal(struct world *w, const struct action *a)
     if (a->end.status == STATUS_OK && !complete && !r->stopped_by_us)
         world__fail(w, "request %" PRIu64 ": OK after %" PRIu32 " of %" PRIu32 " tokens", r->id,
                     r->n_tokens, r->n_oracle);
-    if (a->end.status == STATUS_CANCELLED && !r->cancelled)
-        world__fail(w, "request %" PRIu64 ": cancelled by nobody", r->id);
+    check_reason(w, r, a->end.status);
     if (a->end.status == STATUS_OK) w->report->completed++;
     w->report->requests++;
 }
@@ -187,15 +211,12 @@ void check__state(struct world *w)
         world__fail(w, "%" PRIu32 " requests live", core_n_sequences(w->core));
 }
 
-/* Once faults have stopped for long enough, all have ended and all pages are free. */
+/* Once faults have stopped for long enough, all have ended and a replica is ready. */
 void check__end(struct world *w)
 {
-    const uint32_t *pages;
     for (uint32_t i = 0; i < w->n_requests && !w->failed; i++)
         if (w->requests[i].submitted && !w->requests[i].ended)
             world__fail(w, "request %" PRIu64 " never ended", w->requests[i].id);
-    if (!w->failed && core_free_pages(w->core, &pages) != w->cfg.n_pages)
-        world__fail(w, "idle, but not all pages are free");
     struct msg_status s;
     core_status(w->core, &s);
     if (!w->failed && w->faultless && s.replica.generation != 1)

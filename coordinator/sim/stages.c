@@ -20,12 +20,22 @@ void stage__tell(struct world *w, uint32_t who, struct msg_from_worker *m)
     uint64_t at = w->now_ns + world__latency(w);
     if (at <= s->last_control_ns) at = s->last_control_ns + 1;
     s->last_control_ns = at;
+    if (w->now_ns < s->deaf_until_ns) return;
     struct occurrence *o = world__schedule(w, at - w->now_ns, HAPPEN_TO_CORE);
     o->who = who;
     o->from = mem_alloc(sizeof *o->from);
     m->version = PROTO_VERSION;
     m->instance = s->instance;
     *o->from = *m;
+}
+
+/* Said again with each heartbeat until Steps come. */
+static void stand(struct world *w, uint32_t who, struct msg_from_worker *m)
+{
+    m->has_epoch = true;
+    m->epoch = w->workers[who].gate.epoch;
+    w->workers[who].standing = *m;
+    w->workers[who].stands = true;
 }
 
 static void tell_of_epoch(struct world *w, uint32_t who, struct msg_from_worker *m)
@@ -55,7 +65,9 @@ void stage__start(struct world *w, uint32_t who)
     s->life = ++w->next_life;
     s->instance = (struct instance){rng_u64(&w->rng), rng_u64(&w->rng)};
     s->gate = (struct gate){0};
-    s->loaded = s->busy = s->stopped = s->cut = false;
+    s->loaded = s->busy = s->stopped = s->cut = s->stands = false;
+    s->deaf_until_ns = 0;
+    memset(s->open, 0, sizeof s->open);
     s->downstream = -2;
     s->inbox_n = 0;
     s->heartbeat = (struct msg_heartbeat){0};
@@ -69,7 +81,7 @@ void stage__start(struct world *w, uint32_t who)
 /* Everybody who sends to a dead worker sees the link close soon after. */
 void stage__kill(struct world *w, uint32_t who)
 {
-    w->workers[who].alive = false;
+    w->workers[who].alive = w->workers[who].stopped = false;
     for (uint32_t i = 0; i < w->n_workers; i++) {
         struct world_worker *up = &w->workers[i];
         if (!up->alive || up->downstream != (int)who) continue;
@@ -103,6 +115,8 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
         gate_open(&s->gate, m->epoch);
         s->assign = m->assign;
         s->ran = 0;
+        s->stands = false;
+        memset(s->open, 0, sizeof s->open);
         s->downstream = -2;
         s->cut = false;
         s->heartbeat = (struct msg_heartbeat){0};
@@ -113,13 +127,14 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
         o->epoch = m->epoch;
         break;
     case TO_CONNECT:
-        if (!epoch_eq(m->epoch, s->gate.epoch)) return;
+        if (!epoch_eq(m->epoch, s->gate.epoch) || s->downstream != -2) return;
         s->downstream = strncmp(m->text, "tcp://w", 7) == 0 ? atoi(m->text + 7) : -1;
         if (s->downstream >= 0 && !w->workers[s->downstream].alive) {
             s->downstream = -2;
             answer.type = FROM_FAULT;
             answer.downstream = true;
         }
+        if (answer.type == FROM_LINKED) stand(w, who, &answer);
         tell_of_epoch(w, who, &answer);
         break;
     case TO_WHO: say_hello(w, who); break;
@@ -134,6 +149,7 @@ void stage__loaded(struct world *w, uint32_t who, struct epoch epoch)
     struct msg_from_worker m = {.type = FROM_READY};
     s->loaded = true;
     (void)snprintf(m.endpoint, sizeof m.endpoint, "tcp://w%" PRIu32 ":1", who);
+    stand(w, who, &m);
     tell_of_epoch(w, who, &m);
 }
 
@@ -148,6 +164,29 @@ static void check_fence(struct world *w, struct world_worker *s, const struct ms
     else if (m->number != s->ran + 1)
         world__fail(w, "a stage runs Step %" PRIu64 " after %" PRIu64, m->number, s->ran);
     s->ran = m->number;
+}
+
+/* The last stage has a request's parameters from its first row that wants logits until it is closed. */
+static void check_open(struct world *w, struct world_worker *s, const struct msg_step *m)
+{
+    for (uint32_t i = 0; i < m->n_runs; i++) {
+        const struct msg_run *x = &m->runs[i];
+        const struct world_request *q = check__find(w, x->request);
+        if (!q || !x->n_logits) continue;
+        if (x->has_open == s->open[q->id - 1])
+            world__fail(w, "request %" PRIu64 ": parameters %s", q->id,
+                        x->has_open ? "told twice" : "never told");
+        else if (x->has_open && (x->open.seed != q->seed || x->open.boundary != q->n_prompt))
+            world__fail(w, "request %" PRIu64 ": other parameters than asked for", q->id);
+        s->open[q->id - 1] = true;
+    }
+    for (uint32_t i = 0; i < m->n_closed; i++) {
+        const struct world_request *q = check__find(w, m->closed[i]);
+        if (!q || !q->ended || !s->open[q->id - 1])
+            world__fail(w, "request %" PRIu64 " is closed, but was not open", m->closed[i]);
+        else
+            s->open[q->id - 1] = false;
+    }
 }
 
 static void make_result(struct world *w, struct world_worker *s, const struct msg_step *m)
@@ -193,6 +232,7 @@ static void run(struct world *w, uint32_t who, struct buf *bytes)
     }
     s->outgoing_result = s->assign.layer_last == w->cfg.n_layers - 1;
     if (s->outgoing_result) {
+        check_open(w, s, &m);
         make_result(w, s, &m);
     } else {
         m.frame_bytes = (uint64_t)m.rows * m.width * sizeof(float);

@@ -98,6 +98,7 @@ static void send_control(struct world *w, const struct action *a)
 {
     uint32_t who = worker_of(w, a->to_worker.instance);
     if (who == UINT32_MAX || !w->workers[who].alive) return;
+    if (w->now_ns < w->workers[who].deaf_until_ns) return;
     struct occurrence *o = world__schedule(w, world__latency(w), HAPPEN_TO_WORKER);
     o->who = who;
     o->life = w->workers[who].life;
@@ -155,7 +156,10 @@ static void carry_out(struct world *w, struct actions actions)
         case ACT_LINK_OPEN: open_link(w, a); break;
         case ACT_LINK_CLOSE:
             w->link_open = false;
-            for (uint32_t k = 0; k < w->n_requests; k++) w->requests[k].issued = 0;
+            for (uint32_t k = 0; k < w->n_requests; k++) {
+                w->requests[k].issued = 0;
+                w->requests[k].lost += w->requests[k].submitted;
+            }
             w->report->generations++;
             break;
         case ACT_STEP: send_step(w, a->step); break;
@@ -172,6 +176,9 @@ static void carry_out(struct world *w, struct actions actions)
 
 void world__core(struct world *w, struct event *e)
 {
+    struct msg_status s;
+    core_status(w->core, &s);
+    w->was_ready = s.ready;
     e->now_ns = w->now_ns;
     w->report->events++;
     carry_out(w, core_step(w->core, e));
@@ -186,7 +193,7 @@ static void break_something(struct world *w)
     struct world_worker *s = &w->workers[who];
     struct occurrence *o;
     w->report->faults++;
-    switch (rng_below(&w->rng, 5)) {
+    switch (rng_below(&w->rng, 6)) {
     case 0: /* kill -9, and started again later */
         if (!s->alive) break;
         stage__kill(w, who);
@@ -196,7 +203,8 @@ static void break_something(struct world *w)
     case 1: /* kill -STOP, and continued */
         if (!s->alive || s->stopped) break;
         s->stopped = true;
-        o = world__schedule(w, NS_PER_MS * (10 + rng_below(&w->rng, 4000)), HAPPEN_CONTINUE);
+        s->continue_ns = w->now_ns + NS_PER_MS * (10 + rng_below(&w->rng, 4000));
+        o = world__schedule(w, s->continue_ns - w->now_ns, HAPPEN_CONTINUE);
         o->who = who;
         o->life = s->life;
         break;
@@ -204,6 +212,9 @@ static void break_something(struct world *w)
         if (s->alive) s->cut = true;
         break;
     case 3: w->link_cut = true; break;
+    case 4: /* the control connection breaks and is made anew: what was on its way is lost */
+        s->deaf_until_ns = w->now_ns + NS_PER_MS * (50 + rng_below(&w->rng, 1300));
+        break;
     default: /* the coordinator itself does not run for a while */
         w->stalled_until_ns = w->now_ns + NS_PER_MS * (50 + rng_below(&w->rng, 2500));
         break;
@@ -221,8 +232,8 @@ static void submit(struct world *w, uint32_t idx)
     r->submitted = true;
     r->id = idx + 1;
     r->seed = rng_u64(&w->rng);
-    r->n_prompt = (uint32_t)(1 + rng_below(&w->rng, 100));
-    r->max_new = (uint32_t)(1 + rng_below(&w->rng, 60));
+    r->n_prompt = (uint32_t)(1 + rng_below(&w->rng, rng_below(&w->rng, 10) ? 100 : 180));
+    r->max_new = (uint32_t)rng_below(&w->rng, 60);
     for (uint32_t i = 0; i < r->n_prompt; i++)
         r->tokens[i] = (int32_t)rng_below(&w->rng, WORLD_VOCAB);
     r->n_tokens = r->n_prompt;
@@ -285,7 +296,9 @@ static void heartbeat(struct world *w, const struct occurrence *o)
                                     .has_epoch = s->gate.epoch.generation != 0,
                                     .epoch = s->gate.epoch,
                                     .heartbeat = s->heartbeat};
+        struct msg_from_worker again = s->standing;
         stage__tell(w, o->who, &m);
+        if (s->stands && s->heartbeat.step_received == 0) stage__tell(w, o->who, &again);
     }
     uint64_t life = o->life;
     uint32_t who = o->who;
@@ -362,7 +375,7 @@ static bool postpone(struct world *w, struct occurrence *o)
     if (to_core(o->what) && w->now_ns < w->stalled_until_ns)
         until = w->stalled_until_ns;
     else if (to_worker(o->what) && w->workers[o->who].stopped)
-        until = w->now_ns + 5 * NS_PER_MS;
+        until = w->workers[o->who].continue_ns; /* all at once, in the order in which they came */
     if (!until) return false;
     struct occurrence keep = *o, *again = world__schedule(w, until - w->now_ns, o->what);
     uint64_t at = again->at_ns, order = again->order;
@@ -397,7 +410,7 @@ static void open_world(struct world *w)
     uint32_t n_stages = (uint32_t)(1 + rng_below(&w->rng, 4));
     uint32_t pages = (uint32_t)(16 + rng_below(&w->rng, WORLD_PAGES_MAX - 15));
     static const uint64_t waits[] = {0, 2, 30};
-    static const uint64_t rows_ns[] = {50000, 50000, 2 * NS_PER_MS, 30 * NS_PER_MS};
+    static const uint64_t rows_ns[] = {50000, 50000, 2 * NS_PER_MS, 10 * NS_PER_MS};
     w->cfg = (struct core_config){.incarnation = rng_u64(&w->rng),
                                   .n_stages = n_stages,
                                   .n_layers = 4 + (uint32_t)rng_below(&w->rng, 8),
@@ -408,7 +421,8 @@ static void open_world(struct world *w)
                                   .eog = &eog,
                                   .n_eog = 1,
                                   .n_pages = pages,
-                                  .ctx = pages * LIMIT_PAGE < 160 ? pages * LIMIT_PAGE : 160,
+                                  .vocab = WORLD_VOCAB,
+                                  .ctx = 160,
                                   .rows_max = (uint32_t)(1 + rng_below(&w->rng, 64)),
                                   .logits_max = (uint32_t)(1 + rng_below(&w->rng, 8)),
                                   .window = (uint32_t)(1 + rng_below(&w->rng, n_stages + 2)),

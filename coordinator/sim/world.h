@@ -57,6 +57,11 @@ struct world_worker {
     uint64_t ran;                /* number of the last Step run in the present epoch, by our count */
     int downstream;              /* worker, -1: results, -2: none */
     bool cut;                    /* its outgoing data link swallows everything */
+    uint64_t continue_ns;        /* when a stopped one goes on */
+    uint64_t deaf_until_ns;      /* its control connection is broken: messages both ways are lost */
+    struct msg_from_worker standing; /* Ready or Linked, said again with each heartbeat */
+    bool stands;
+    bool open[WORLD_REQUESTS];   /* requests whose parameters it has, as the last stage */
     uint64_t tags[WORLD_PAGES_MAX * LIMIT_PAGE];
     struct buf inbox[WORLD_INBOX]; /* Steps that wait, a ring */
     uint32_t inbox_at, inbox_n;
@@ -75,6 +80,7 @@ struct world_request {
     uint64_t tags[WORLD_TOKENS_MAX];
     uint32_t n_oracle;                    /* tokens until the limit or the end token (not included) */
     bool stopped_by_us, cancelled;
+    uint32_t lost;                        /* generations lost since it was submitted */
     uint32_t issued;                      /* end of its last run in this generation */
 };
 
@@ -95,10 +101,10 @@ struct world {
     struct epoch link_epoch;
     uint64_t last_link_ns, next_life, stalled_until_ns, next_tick_ns;
     bool link_cut;
-    uint32_t generation;
     struct arena arena;
     uint64_t row_ns;  /* a stage's time for a row */
     bool faultless;   /* nothing breaks in this world: no generation may be lost */
+    bool was_ready;   /* before the core's present event */
     bool failed;
 };
 

@@ -1,10 +1,18 @@
 """What a lost worker, a stopped one, and a vanished client do, with real processes."""
-import os, signal, sys, time, unittest
+import json, os, signal, socket, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import Cluster, local
+from cluster import MODEL, Cluster, Generation, Namespace, local, program, run
 
 LONG_RUN = dict(tokens=4000, ignore_eos=True)
+
+
+def free_ports(n):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
 
 
 def running(n):
@@ -92,6 +100,71 @@ class Failures(unittest.TestCase):
             self.assertTrue(all("RESOURCE_EXHAUSTED" in e for e in refused), refused)
             self.assertGreaterEqual(sum(r is not None and len(r["tokens"]) == 150 for r in results), 6)
             c.wait(all_free, 5)
+
+    def test_coordinator_killed(self):
+        """Workers that are left running serve the next coordinator, and load nothing again."""
+        want = local("Once upon a time", tokens=12)["tokens"]
+        ports = free_ports(3)
+        config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\n" \
+                 f"ports: {{clients: {ports[0]}, workers: {ports[1]}, results: {ports[2]}}}\n"
+        client = f"tcp://127.0.0.1:{ports[0]}"
+
+        def start():
+            p = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            p.stdin.write(config)
+            p.stdin.close()
+            self.assertTrue(p.stdout.readline().startswith("listening"))
+            return p
+
+        with tempfile.TemporaryFile("w+") as log:
+            c = start()
+            workers = [subprocess.Popen([program("flotilla-worker"), "--coordinator", f"tcp://127.0.0.1:{ports[1]}",
+                                         "--name", f"w{i}", "--threads", "1"], stderr=log) for i in range(2)]
+            try:
+                self.assertTrue(c.stdout.readline().startswith("ready"))
+                stream = Generation(client, "Once upon a time", **LONG_RUN)
+                time.sleep(1)
+                c.kill()
+                c.wait()
+                c.stdout.close()
+                c = start()
+                self.assertTrue(c.stdout.readline().startswith("ready"))
+                at = time.monotonic()
+                self.assertIsNone(stream.result(timeout=30))  # it is told that its call is unknown
+                self.assertLess(time.monotonic() - at, 8)
+                r = run("generate", "--cluster", client, "--prompt", "Once upon a time", "--tokens", "12", "--json")
+                self.assertEqual(json.loads(r.stdout)["tokens"], want)
+                s = json.loads(run("status", "--cluster", client, "--json").stdout)
+                # Load progress is told once a load: a kept slice has none in this coordinator's life.
+                self.assertEqual([w["load_total"] for w in s["replicas"][0]["workers"]], [0, 0])
+            finally:
+                for p in (*workers, c):
+                    p.terminate()
+                for p in (*workers, c):
+                    self.assertEqual(p.wait(timeout=20), 0)
+                c.stdout.close()
+
+    def test_blocked_links(self):
+        """A firewall swallows a link for ten seconds: data between workers, then a worker's control."""
+        want = local("Once upon a time", tokens=12)["tokens"]
+        with Namespace() as ns, Cluster(workers=2, replica_wait=0, kv_tokens=32768, threads=1, prefix=ns.prefix) as c:
+            for link in ("data", "control"):
+                stream = c.start("Once upon a time", **LONG_RUN)
+                c.wait(running(1), 10)
+                w = next(w for w in c.workers() if w["name"] == "w2")
+                port = ns.listening(w["pid"])[0] if link == "data" else int(c.join.rsplit(":", 1)[1])
+                at = time.monotonic()
+                ns.block(port)
+                self.assertIsNone(stream.result(timeout=30))
+                self.assertIn("UNAVAILABLE", stream.error)
+                self.assertIn("worker w", stream.error)
+                self.assertLess(stream.ended - at, 3 * 2.0)  # step_timeout_ms, real processes: three times
+                c.status()
+                time.sleep(max(0, 10 - (time.monotonic() - at)))
+                ns.unblock()
+                c.wait(ready, 30)
+                self.assertEqual(c.generate("Once upon a time", tokens=12)["tokens"], want)
 
     def test_orderly_end(self):
         c = Cluster(workers=2, kv_tokens=1024)

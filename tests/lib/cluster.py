@@ -27,8 +27,37 @@ def options(kw):
     return words
 
 
-def run(*words, **kw):
-    return subprocess.run([program("flotilla"), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=600, **kw)
+def run(*words, prefix=(), **kw):
+    return subprocess.run([*prefix, program("flotilla"), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=600, **kw)
+
+
+class Namespace:
+    """A network of its own on this machine, with a loopback and a packet filter. Needs root."""
+
+    def __enter__(self):
+        self.name = f"flotilla-{os.getpid()}"
+        self.prefix = ["ip", "netns", "exec", self.name]
+        subprocess.run(["ip", "netns", "add", self.name], check=True)
+        for words in ("ip link set lo up", "nft add table inet t",
+                      "nft add chain inet t in { type filter hook input priority 0 ; }"):
+            subprocess.run([*self.prefix, *words.split()], check=True)
+        return self
+
+    def __exit__(self, *_):
+        subprocess.run(["ip", "netns", "del", self.name], check=True)
+
+    def block(self, port):
+        """Packets to and from the port vanish, without a word to either side."""
+        for side in ("dport", "sport"):
+            subprocess.run([*self.prefix, "nft", "add", "rule", "inet", "t", "in", "tcp", side, str(port), "drop"], check=True)
+
+    def unblock(self):
+        subprocess.run([*self.prefix, "nft", "flush", "chain", "inet", "t", "in"], check=True)
+
+    def listening(self, pid):
+        """TCP ports at which a process listens."""
+        r = subprocess.run([*self.prefix, "ss", "-ltnpH"], stdout=subprocess.PIPE, text=True, check=True)
+        return [int(l.split()[3].rsplit(":", 1)[1]) for l in r.stdout.splitlines() if f"pid={pid}," in l]
 
 
 def local(prompt, model=MODEL, **kw):
@@ -42,9 +71,9 @@ def local(prompt, model=MODEL, **kw):
 class Generation:
     """A `generate --cluster` in the background."""
 
-    def __init__(self, address, prompt, **kw):
+    def __init__(self, address, prompt, prefix=(), **kw):
         self.process = subprocess.Popen(
-            [program("flotilla"), "generate", "--cluster", address, "--prompt", prompt, "--json", *options(kw)],
+            [*prefix, program("flotilla"), "generate", "--cluster", address, "--prompt", prompt, "--json", *options(kw)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def result(self, timeout=600):
@@ -56,9 +85,10 @@ class Generation:
 class Cluster:
     """`flotilla up`, until the end of the with block. Logs go to self.log."""
 
-    def __init__(self, model=MODEL, env=None, **kw):
+    def __init__(self, model=MODEL, env=None, prefix=(), **kw):
+        self.prefix = prefix
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
-        self.up = subprocess.Popen([program("flotilla"), "up", "--model", model, *options(kw)],
+        self.up = subprocess.Popen([*prefix, program("flotilla"), "up", "--model", model, *options(kw)],
                                    stdout=subprocess.PIPE, stderr=self.log, text=True,
                                    env={**os.environ, **(env or {})})
         line = self.up.stdout.readline()
@@ -88,7 +118,7 @@ class Cluster:
             return f.read()
 
     def status(self):
-        r = run("status", "--cluster", self.address, "--json")
+        r = run("status", "--cluster", self.address, "--json", prefix=self.prefix)
         if r.returncode != 0:
             raise RuntimeError(r.stderr.decode())
         return json.loads(r.stdout)
@@ -97,7 +127,7 @@ class Cluster:
         return self.status()["replicas"][0]["workers"]
 
     def start(self, prompt, **kw):
-        return Generation(self.address, prompt, **kw)
+        return Generation(self.address, prompt, prefix=self.prefix, **kw)
 
     def generate(self, prompt, **kw):
         g = self.start(prompt, **kw)
@@ -108,7 +138,7 @@ class Cluster:
 
     def worker(self, name, **kw):
         """Starts one more worker by hand."""
-        p = subprocess.Popen([program("flotilla-worker"), "--coordinator", self.join, "--name", name, *options(kw)],
+        p = subprocess.Popen([*self.prefix, program("flotilla-worker"), "--coordinator", self.join, "--name", name, *options(kw)],
                              stderr=self.log)
         self.extra.append(p)
         return p

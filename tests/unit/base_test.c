@@ -49,7 +49,18 @@ static void test_arena(void **state)
     assert_non_null(arena_alloc(&a, 9990));
     assert_null(arena_alloc(&a, SIZE_MAX));
     arena_reset(&a);
-    assert_ptr_equal(arena_alloc(&a, 10), first); /* chunks are kept */
+    assert_non_null(arena_alloc(&a, 90000)); /* the chunks became one, which holds it */
+    arena_reset(&a);
+    first = arena_alloc(&a, 10);
+    assert_non_null(arena_alloc(&a, 90000));
+    arena_reset(&a);
+    assert_ptr_equal(arena_alloc(&a, 10), first); /* and stays */
+    /* Messages that grow do not pile up chunks of every size. */
+    a.budget = (size_t)64 << 20;
+    for (size_t n = 1000; n < 20000000; n += 77777) {
+        arena_reset(&a);
+        assert_non_null(arena_alloc(&a, n));
+    }
     arena_close(&a);
 }
 

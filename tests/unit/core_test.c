@@ -21,7 +21,7 @@ struct fixture {
 static struct core_config config(void)
 {
     static const int32_t eog = 2;
-    return (struct core_config){.incarnation = 77, .n_stages = 2, .n_layers = 5, .width = 8,
+    return (struct core_config){.incarnation = 77, .n_stages = 2, .n_layers = 5, .width = 8, .vocab = 50,
                                 .model_digest = 9, .model_path = "/m", .results_endpoint = "tcp://:9",
                                 .eog = &eog, .n_eog = 1, .n_pages = 8, .ctx = 100, .rows_max = 16,
                                 .logits_max = 4, .window = 2, .max_live = 3,
@@ -254,13 +254,106 @@ static void test_probe_digest(void **state)
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "differ"));
 }
 
+/* A result that skips a Step, has fewer tokens than asked for, or foreign ones, ends the generation. */
+static void test_results_that_are_not_asked_for(void **state)
+{
+    struct fixture *f = *state;
+    static const int32_t right = 7, foreign = 50;
+    const struct msg_run_result good = {.request = 9, .attempt = 1, .first_pos = 20, .n_tokens = 1,
+                                        .tokens = &right};
+    struct msg_run_result bad = good;
+    bad.tokens = &foreign;
+    const struct msg_result wrong[] = {
+        {.number = 3, .n_runs = 1, .runs = &good}, /* Step 2's is missing */
+        {.number = 2, .n_runs = 1, .runs = &good}, /* Step 2 wants none */
+        {.number = 3, .n_runs = 0},
+        {.number = 3, .n_runs = 1, .runs = &bad},
+    };
+    for (size_t i = 0; i < 4; i++) {
+        if (i) {
+            close_fixture(state);
+            open_fixture(state);
+        }
+        make_ready(f);
+        (void)submit(f, 9, 20, 3); /* Step 2: 16 rows, no token; Step 3: 4 rows, one */
+        (void)feed(f, (struct event){.type = EV_COMPOSE});
+        struct msg_result r = {.epoch = f->epoch, .number = 2};
+        if (i >= 2) (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
+        r = wrong[i];
+        r.epoch = f->epoch;
+        struct actions a = feed(f, (struct event){.type = EV_RESULT, .result = &r});
+        assert_non_null(first(a, ACT_LINK_CLOSE));
+        assert_null(first(a, ACT_TOKENS));
+    }
+}
+
+/* A coordinator that was stopped in mid-Step comes back to a healthy generation, and keeps it. */
+static void test_stalled_coordinator(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)submit(f, 9, 4, 30);
+    int32_t token = 7;
+    uint64_t number = 0;
+    for (uint32_t i = 0; i < 12; i++) {
+        struct actions a = feed(f, (struct event){.type = EV_COMPOSE});
+        number = first(a, ACT_STEP)->step->number;
+        uint64_t stall = i == 5 ? 30000 * MS : 0;
+        f->now_ns += 10 * MS + stall;
+        struct msg_run_result run = {.request = 9, .attempt = 1, .first_pos = 4 + i, .n_tokens = 1,
+                                     .tokens = &token};
+        struct msg_result r = {.epoch = f->epoch, .number = number, .n_runs = 1, .runs = &run};
+        (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
+        for (uint64_t w = 1; w <= 2; w++)
+            (void)from(f, w, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+        a = feed(f, (struct event){.type = EV_TICK, .tick = {stall}});
+        assert_null(first(a, ACT_LINK_CLOSE));
+        if (i == 5) f->now_ns = f->now_ns + 10 * MS;
+    }
+    /* And it is not blind afterwards: silence counts from now. */
+    f->now_ns += 1600 * MS;
+    assert_non_null(first(feed(f, (struct event){.type = EV_TICK}), ACT_LINK_CLOSE));
+}
+
+/* An Assign that got lost is sent again; stages that never link are given up. */
+static void test_beginnings(void **state)
+{
+    struct fixture *f = *state;
+    (void)hello(f, 1, "a");
+    struct actions a = hello(f, 2, "b");
+    f->epoch = first(a, ACT_TO_WORKER)->to_worker.msg->epoch;
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    f->now_ns += 1100 * MS;
+    struct msg_from_worker old = {.type = FROM_HEARTBEAT, .version = PROTO_VERSION, .instance = {2, 2}};
+    (void)feed(f, (struct event){.type = EV_FROM_WORKER, .from = {&old, "10.0.0.1"}});
+    a = feed(f, (struct event){.type = EV_TICK});
+    assert_int_equal(a.n, 1);
+    assert_int_equal(a.items[0].to_worker.msg->type, TO_ASSIGN);
+    assert_int_equal(a.items[0].to_worker.instance.hi, 2);
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    a = from(f, 1, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    assert_int_equal(first(a, ACT_TO_WORKER)->to_worker.msg->type, TO_CONNECT); /* once more */
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_LINKED});
+    for (int i = 0; i < 11; i++) {
+        f->now_ns += 1000 * MS;
+        for (uint64_t w = 1; w <= 2; w++)
+            (void)from(f, w, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+        a = feed(f, (struct event){.type = EV_TICK});
+        if (first(a, ACT_LINK_CLOSE)) break;
+    }
+    assert_non_null(first(a, ACT_LINK_CLOSE));
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "worker b does not reach"));
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
         TEST(test_slices),       TEST(test_limits),       TEST(test_one_request),
         TEST(test_silent_worker), TEST(test_overdue_step), TEST(test_other_version),
-        TEST(test_probe_digest),
+        TEST(test_probe_digest), TEST(test_results_that_are_not_asked_for),
+        TEST(test_stalled_coordinator), TEST(test_beginnings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

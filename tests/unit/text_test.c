@@ -36,6 +36,8 @@ static void test_characters_over_tokens(void **state)
     expect(&d, "\xf0\x9f\xa6\x99");
     detok_push(&d, " \x85", 2); /* a lone continuation byte */
     expect(&d, " \xef\xbf\xbd");
+    detok_push(&d, "a\0b", 3);
+    expect(&d, "a\xef\xbf\xbd" "b");
     detok_push(&d, "\xf0\x9f", 2); /* cut by the limit */
     expect(&d, "");
     detok_finish(&d);
