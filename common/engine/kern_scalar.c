@@ -51,12 +51,20 @@ static void quantise(const float *x, struct act *a, uint32_t token)
     }
 }
 
-/* One row of a quantised panel in plain arrays: weights less their bias, scales, minima. */
+/* One row of a quantised panel in plain arrays: stored integers, scales, minima. */
 struct plain_row {
     int16_t *w; /* k */
     float *d;   /* k / 32 */
     float *m;   /* k / 32, or NULL */
 };
+
+/* Four bytes to four int16, in order. */
+static uint64_t widen(uint32_t bytes)
+{
+    uint64_t x = bytes;
+    x = (x | x << 16) & 0x0000ffff0000ffff;
+    return (x | x << 8) & 0x00ff00ff00ff00ff;
+}
 
 static void unpack_row(const struct mat *w, const uint8_t *tile, uint32_t lane,
                        const struct plain_row *to)
@@ -66,27 +74,33 @@ static void unpack_row(const struct mat *w, const uint8_t *tile, uint32_t lane,
     for (uint32_t b = 0; b < w->k / 32; b++, tile += (size_t)t->bytes * TILE_ROWS) {
         int16_t *out = to->w + 32 * b;
         const uint8_t *four = tile + 4 * lane; /* of every 64-byte vector, this row's four bytes */
-        if (w->type == QTYPE_Q8_0)
-            for (uint32_t k = 0; k < 32; k++) out[k] = (int8_t)four[k / 4 * 64 + k % 4];
-        else
-            for (uint32_t i = 0; i < 16; i++) {
-                uint8_t byte = four[i / 4 * 64 + i % 4];
-                out[i / 4 * 8 + i % 4] = (int16_t)((byte & 15) - t->bias);
-                out[i / 4 * 8 + 4 + i % 4] = (int16_t)((byte >> 4) - t->bias);
+        if (w->type == QTYPE_Q8_0) {
+            for (uint32_t v = 0; v < 8; v++)
+                for (uint32_t j = 0; j < 4; j++) out[4 * v + j] = (int8_t)four[64 * v + j];
+        } else {
+            for (uint32_t v = 0; v < 4; v++) {
+                uint32_t bytes;
+                memcpy(&bytes, four + 64 * v, sizeof bytes);
+                uint64_t low = widen(bytes & 0x0f0f0f0f), high = widen(bytes >> 4 & 0x0f0f0f0f);
+                memcpy(out + 8 * v, &low, sizeof low);
+                memcpy(out + 8 * v + 4, &high, sizeof high);
             }
+        }
         to->d[b] = half_at(tile + d_at + 2 * lane);
         if (to->m) to->m[b] = half_at(tile + d_at + 32 + 2 * lane);
     }
 }
 
-static float dot_quantised(const struct plain_row *row, const struct act *a, uint32_t token)
+/* The sum of (w - bias) q is the sum of w q less bias times the sum of q: integers, so exactly. */
+static float dot_quantised(const struct plain_row *row, int32_t bias, const struct act *a,
+                           uint32_t token)
 {
     float dot = 0.0f, off = 0.0f;
     for (uint32_t b = 0; b < a->k / 32; b++) {
         size_t at = act_index(a, token, b);
         const int8_t *q = a->q + at * 32;
         const int16_t *w = row->w + 32 * b;
-        int32_t sum = 0; /* exact, so in any order */
+        int32_t sum = -bias * a->s[at];
         for (uint32_t k = 0; k < 32; k++) sum += w[k] * q[k];
         dot = fmaf((float)sum * row->d[b], a->x[at], dot);
         if (row->m) off = fmaf(row->m[b], a->y[at], off);
@@ -116,8 +130,9 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
     size_t panel_bytes = quant_panel_bytes(w->type, w->k);
     bool floats = w->type == QTYPE_F32 || w->type == QTYPE_F16;
     struct plain_row row = {.w = scratch};
+    int32_t bias = qtype_info((uint32_t)w->type)->bias;
     if (!floats) {
-        row.d = (float *)(void *)(row.w + w->k);
+        row.d = (float *)(void *)(row.w + w->k); /* k is a multiple of 32 */
         row.m = qtype_info((uint32_t)w->type)->has_min ? row.d + w->k / 32 : NULL;
     }
     for (uint32_t p = panel0; p < panel1; p++) {
@@ -127,7 +142,7 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
             for (uint32_t t = 0; t < n_tokens; t++)
                 out[t * ldo + p * TILE_ROWS + r] = floats
                                                        ? dot_floats(w, panel, r, x + t * ldx)
-                                                       : dot_quantised(&row, a, t);
+                                                       : dot_quantised(&row, bias, a, t);
         }
     }
 }

@@ -47,20 +47,6 @@ const struct qtype_info *qtype_info(uint32_t type)
     return &types[type];
 }
 
-float f16_to_f32(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = (h >> 10) & 31, man = h & 0x3ff;
-    if (exp == 31) return fm_float(sign | 0x7f800000 | man << 13 | (man ? 0x400000 : 0));
-    if (exp) return fm_float(sign | (exp + 112) << 23 | man << 13);
-    if (man == 0) return fm_float(sign);
-    uint32_t shift = 0;
-    while (!(man & 0x400)) {
-        man <<= 1;
-        shift++;
-    }
-    return fm_float(sign | (113 - shift) << 23 | (man & 0x3ff) << 13);
-}
-
 uint16_t f16_from_f32(float f)
 {
     uint32_t u = fm_bits(f), sign = (u >> 16) & 0x8000, a = u & 0x7fffffff;

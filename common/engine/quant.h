@@ -13,6 +13,8 @@
 #ifndef FLOTILLA_ENGINE_QUANT_H
 #define FLOTILLA_ENGINE_QUANT_H
 
+#include "common/base/fmath.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -56,7 +58,20 @@ void quant_unpack_row(enum qtype type, const uint8_t *panel, uint32_t lane, uint
 void quant_dequantise(enum qtype type, const uint8_t *row, uint32_t n, float *ret_row);
 
 /* IEEE half precision, in integers: exact one way, round to nearest even the other, NaN quieted. */
-float f16_to_f32(uint16_t h);
+static inline float f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = (h >> 10) & 31, man = h & 0x3ff;
+    if (exp == 31) return fm_float(sign | 0x7f800000 | man << 13 | (man ? 0x400000 : 0));
+    if (exp) return fm_float(sign | (exp + 112) << 23 | man << 13);
+    if (man == 0) return fm_float(sign);
+    uint32_t shift = 0;
+    while (!(man & 0x400)) {
+        man <<= 1;
+        shift++;
+    }
+    return fm_float(sign | (113 - shift) << 23 | (man & 0x3ff) << 13);
+}
+
 uint16_t f16_from_f32(float f);
 
 #endif
