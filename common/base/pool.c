@@ -42,14 +42,14 @@ static void futex(atomic_uint *word, int op, unsigned value)
     (void)syscall(SYS_futex, word, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
 }
 
-static void word_wait(struct gate_word *w, unsigned seen)
+static void word_wait(struct gate_word *w, unsigned seen, uint64_t spin_ns)
 {
     uint64_t deadline = 0;
     for (unsigned i = 0; atomic_load_explicit(&w->value, memory_order_acquire) == seen; i++) {
         _mm_pause();
-        if (i % 64 != 63) continue;
+        if (i % 32 != 31) continue;
         uint64_t now = clock_ns();
-        if (deadline == 0) deadline = now + POOL_SPIN_NS;
+        if (deadline == 0) deadline = now + spin_ns;
         if (now < deadline) continue;
         atomic_fetch_add(&w->sleepers, 1);
         while (atomic_load(&w->value) == seen) futex(&w->value, FUTEX_WAIT, seen);
@@ -71,7 +71,7 @@ void pool_barrier(struct pool *p)
         atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
         word_advance(&p->barrier);
     } else {
-        word_wait(&p->barrier, seen);
+        word_wait(&p->barrier, seen, POOL_SPIN_NS);
     }
 }
 
@@ -88,7 +88,7 @@ static void *member_main(void *arg)
     struct pool *p = m->pool;
     set_rounding();
     for (unsigned seen = 0;; seen++) {
-        word_wait(&p->job, seen);
+        word_wait(&p->job, seen, POOL_IDLE_SPIN_NS);
         if (p->stop) return NULL;
         p->fn(p->arg, m->idx, p->n_threads);
         pool_barrier(p);

@@ -1,7 +1,8 @@
 /* A fixed team of threads that run one function together (fork and join), with a barrier.
  *
- * The caller is thread 0. A waiting thread spins for at most POOL_SPIN_NS, then sleeps on a futex,
- * so that an idle pool costs its neighbours nothing. Owned by the thread that calls pool_run. */
+ * The caller is thread 0. A thread that waits at a barrier spins for at most POOL_SPIN_NS, one that
+ * waits for the next job for POOL_IDLE_SPIN_NS; then it sleeps on a futex. The second is short because
+ * the core is wanted: in a chain of workers the next one starts when this one has finished. Owned by the thread that calls pool_run. */
 #ifndef FLOTILLA_BASE_POOL_H
 #define FLOTILLA_BASE_POOL_H
 
@@ -10,6 +11,7 @@
 #include <stdint.h>
 
 #define POOL_SPIN_NS 50000
+#define POOL_IDLE_SPIN_NS 5000
 #define POOL_THREADS_MAX 256
 
 struct pool;
