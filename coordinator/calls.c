@@ -205,7 +205,9 @@ static struct call *new_call(struct shell *s, const struct msg_call *h, const st
                            .request = s->next_request++,
                            .heard_ns = s->now_ns,
                            .replied_ns = s->now_ns,
-                           .deadline_ns = s->now_ns + (ms < LIMIT_DEADLINE_MS ? ms : LIMIT_DEADLINE_MS) * NS_PER_MS};
+                           .deadline_ns =
+                               s->now_ns +
+                               (ms < LIMIT_DEADLINE_MS ? ms : LIMIT_DEADLINE_MS) * NS_PER_MS};
         return c;
     }
     return NULL;
@@ -279,7 +281,8 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
         why = check_generate(s, &g, &status);
     if (why) {
         char text[LIMIT_TEXT_BYTES];
-        (void)snprintf(text, sizeof text, status == STATUS_UNIMPLEMENTED ? "field '%s' is not served" : "%s", why);
+        (void)snprintf(text, sizeof text,
+                       status == STATUS_UNIMPLEMENTED ? "field '%s' is not served" : "%s", why);
         answer(s, from, h->call, status, text, NULL);
         return;
     }
@@ -299,7 +302,8 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
     }
     detok_init(&c->detok, g.stops, g.n_stops);
     if (g.n_prompt_tokens) {
-        for (uint32_t i = 0; i < g.n_prompt_tokens; i++) tokens_push(&c->prompt, g.prompt_tokens[i]);
+        for (uint32_t i = 0; i < g.n_prompt_tokens; i++)
+            tokens_push(&c->prompt, g.prompt_tokens[i]);
         submit(s, c);
     } else {
         start_text(s, c, g.prompt, g.prompt_len, g.special, true);
@@ -410,8 +414,9 @@ void calls__message(struct shell *s, const struct net_msg *m)
     struct net_frame body = net_msg_frame(m, 2);
     char text[LIMIT_TEXT_BYTES];
     if (h.version != PROTO_VERSION) {
-        (void)snprintf(text, sizeof text, "this server speaks protocol version %u, the call %" PRIu32,
-                       PROTO_VERSION, h.version);
+        (void)snprintf(text, sizeof text,
+                       "this server speaks protocol version %u, the call %" PRIu32, PROTO_VERSION,
+                       h.version);
         answer(s, &from, h.call, STATUS_FAILED_PRECONDITION, text, NULL);
     } else if (strcmp(h.method, "Generate") == 0) {
         generate(s, &h, &from, body);

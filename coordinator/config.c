@@ -38,9 +38,11 @@ static void fill_table(struct config *c, struct conf_key *table)
 static int check(const char *path, const struct config *c, struct errmsg *em)
 {
     if (!addr_is_loopback(c->listen) && !c->plaintext)
-        return err_set(em, ERR_CONF, "%s: key 'listen': %s is not loopback, and nothing on these "
+        return err_set(em, ERR_CONF,
+                       "%s: key 'listen': %s is not loopback, and nothing on these "
                        "links is encrypted or authenticated: set 'plaintext: true' if the network "
-                       "is yours alone", path, c->listen);
+                       "is yours alone",
+                       path, c->listen);
     if (c->name && strlen(c->name) >= LIMIT_NAME_BYTES)
         return err_set(em, ERR_CONF, "%s: key 'name': longer than %u bytes", path,
                        LIMIT_NAME_BYTES - 1);

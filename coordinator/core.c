@@ -90,8 +90,8 @@ const char *core__no_replica(struct core *c)
 {
     const struct replica *r = &c->replica;
     bool more = r->lost[0] && strcmp(r->lost, r->why) != 0;
-    return core__text(c, "no replica is ready: %.240s%s%.240s", r->why, more ? "; before that: " : "",
-                      more ? r->lost : "");
+    return core__text(c, "no replica is ready: %.240s%s%.240s", r->why,
+                      more ? "; before that: " : "", more ? r->lost : "");
 }
 
 void core__note(struct core *c, const char *format, ...)
@@ -139,9 +139,8 @@ static const char *worker_state(const struct core *c, const struct worker *w)
 void core_status(const struct core *c, struct msg_status *ret)
 {
     const struct replica *r = &c->replica;
-    *ret = (struct msg_status){.ready = r->state == REPLICA_READY,
-                               .model = c->model_path,
-                               .messages_dropped = c->dropped};
+    *ret = (struct msg_status){
+        .ready = r->state == REPLICA_READY, .model = c->model_path, .messages_dropped = c->dropped};
     for (uint32_t i = 0; i < c->n_live; i++)
         if (c->requests[c->order[i]].running)
             ret->running++;

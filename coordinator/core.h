@@ -6,7 +6,8 @@
  * The shell (loop.c) turns sockets into events and actions into messages; the simulator (sim/) does
  * the same in virtual time. The rules it keeps are in coordinator/README.md, "Order".
  *
- * Owned by one thread. Pointers in actions and in core_status are valid until the next core_step. */
+ * Owned by one thread. Pointers in actions and in core_status are valid until the next core_step.
+ */
 #ifndef FLOTILLA_COORDINATOR_CORE_H
 #define FLOTILLA_COORDINATOR_CORE_H
 
@@ -16,13 +17,13 @@
 #include <stdint.h>
 
 struct core_config {
-    uint64_t incarnation;          /* random, one for each process */
-    uint32_t n_stages;             /* workers of the replica, 1..LIMIT_STAGES, at most n_layers */
+    uint64_t incarnation;            /* random, one for each process */
+    uint32_t n_stages;               /* workers of the replica, 1..LIMIT_STAGES, at most n_layers */
     uint32_t n_layers, width, vocab; /* of the model */
     uint64_t model_digest;
-    const char *model_path;        /* copied, like all strings and arrays here */
+    const char *model_path; /* copied, like all strings and arrays here */
     const char *results_endpoint;
-    const int32_t *eog;            /* end-of-generation tokens */
+    const int32_t *eog; /* end-of-generation tokens */
     uint32_t n_eog;
     uint32_t kv_type, n_pages;
     uint32_t ctx;                  /* positions of a sequence, at most n_pages * page */
@@ -30,10 +31,10 @@ struct core_config {
     uint32_t window;               /* Steps in flight, 1..LIMIT_WINDOW */
     uint32_t max_live;             /* requests, 1..LIMIT_LIVE */
     bool plaintext;
-    uint64_t replica_wait_ns;      /* how long a request waits for a replica; 0: not at all */
-    uint64_t deadline_ns;          /* of requests that name none */
-    uint64_t worker_timeout_ns;    /* silence after which a worker is lost */
-    uint64_t step_timeout_ns;      /* least age at which a Step is overdue */
+    uint64_t replica_wait_ns;   /* how long a request waits for a replica; 0: not at all */
+    uint64_t deadline_ns;       /* of requests that name none */
+    uint64_t worker_timeout_ns; /* silence after which a worker is lost */
+    uint64_t step_timeout_ns;   /* least age at which a Step is overdue */
 };
 
 enum event_type {
@@ -42,10 +43,10 @@ enum event_type {
     EV_LINK_LOST,   /* it broke */
     EV_RESULT,
     EV_SUBMIT,
-    EV_CANCEL,      /* by the client, or because the client is silent */
-    EV_STOP,        /* the text met a stop string */
-    EV_TICK,        /* time; lost_ns: time that the shell itself was not running */
-    EV_COMPOSE,     /* form the next Steps: once a turn, after all else */
+    EV_CANCEL,  /* by the client, or because the client is silent */
+    EV_STOP,    /* the text met a stop string */
+    EV_TICK,    /* time; lost_ns: time that the shell itself was not running */
+    EV_COMPOSE, /* form the next Steps: once a turn, after all else */
 };
 
 struct event {
@@ -80,12 +81,12 @@ struct event {
 
 enum action_type {
     ACT_TO_WORKER,
-    ACT_LINK_OPEN,  /* connect to the first stage; answer with EV_LINK_UP or EV_LINK_LOST */
+    ACT_LINK_OPEN, /* connect to the first stage; answer with EV_LINK_UP or EV_LINK_LOST */
     ACT_LINK_CLOSE,
     ACT_STEP,
-    ACT_TOKENS,     /* next tokens of a request: each once, in order */
-    ACT_END,        /* the request's one last action */
-    ACT_NOTE,       /* a change worth a line in the log */
+    ACT_TOKENS, /* next tokens of a request: each once, in order */
+    ACT_END,    /* the request's one last action */
+    ACT_NOTE,   /* a change worth a line in the log */
 };
 
 struct action {

@@ -22,8 +22,13 @@
 #define NO_WORKER UINT32_MAX
 #define STEP_SIZES 14u /* powers of two up to LIMIT_STEP_ROWS, and one */
 
-enum replica_state { REPLICA_WAITING, REPLICA_LOADING, REPLICA_LINKING, REPLICA_PROBING,
-                     REPLICA_READY };
+enum replica_state {
+    REPLICA_WAITING,
+    REPLICA_LOADING,
+    REPLICA_LINKING,
+    REPLICA_PROBING,
+    REPLICA_READY
+};
 
 struct worker {
     bool used;
@@ -48,7 +53,7 @@ struct in_flight {
 
 struct replica {
     enum replica_state state;
-    uint32_t generation; /* of the present or the last generation */
+    uint32_t generation;          /* of the present or the last generation */
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
     bool link_up;
@@ -57,13 +62,13 @@ struct replica {
     uint32_t n_flight;
     bool has_digest;
     uint64_t digest;
-    uint64_t retry_ns;   /* not before this time is a generation begun */
-    uint64_t pause_ns;   /* between failed beginnings; doubles */
-    uint64_t moved_ns;   /* when the last result came: Steps wait for those before them */
+    uint64_t retry_ns;            /* not before this time is a generation begun */
+    uint64_t pause_ns;            /* between failed beginnings; doubles */
+    uint64_t moved_ns;            /* when the last result came: Steps wait for those before them */
     uint64_t took_ns[STEP_SIZES]; /* the slowest Step of late, by the logarithm of its rows */
-    uint64_t since_ns;   /* the state was entered, or something moved in it */
-    char why[LIMIT_TEXT_BYTES];  /* what it waits for */
-    char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
+    uint64_t since_ns;            /* the state was entered, or something moved in it */
+    char why[LIMIT_TEXT_BYTES];   /* what it waits for */
+    char lost[LIMIT_TEXT_BYTES];  /* what ended the last generation; empty once ready again */
     uint64_t steps, steps_mixed;
     uint32_t sequences_max;
 };
@@ -72,10 +77,10 @@ struct request {
     bool used, running, opened, ignore_eos;
     uint64_t id, deadline_ns, wait_since_ns;
     uint32_t attempt;
-    int32_t *tokens;     /* prompt, then what was generated; room for n_prompt + max_new */
+    int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
     uint32_t n_prompt, n_tokens, max_new;
-    uint32_t n_issued;   /* positions whose rows were issued in this generation */
-    uint32_t *pages;     /* room for n_reserved */
+    uint32_t n_issued; /* positions whose rows were issued in this generation */
+    uint32_t *pages;   /* room for n_reserved */
     uint32_t n_pages, n_reserved;
     struct msg_sampling sampling;
 };
@@ -91,9 +96,9 @@ struct core {
     uint32_t *order;          /* live slots by arrival */
     uint32_t n_live;
     struct imap by_id;
-    uint32_t *free_pages; /* a stack */
+    uint32_t *free_pages;        /* a stack */
     uint32_t n_free, n_reserved; /* reserved: promised to running requests, held or not */
-    uint64_t *closed;     /* ended requests whose sampling state the last stage may drop */
+    uint64_t *closed;            /* ended requests whose sampling state the last stage may drop */
     uint32_t n_closed;
     uint64_t dropped;
     struct action *actions;
@@ -126,8 +131,8 @@ void request__generation_lost(struct core *c, const char *why);
 void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address);
 void replica__link(struct core *c, struct epoch epoch, bool up);
 void replica__tick(struct core *c, uint64_t lost_ns);
-/* Takes a result's Step out of flight. False: it was not the next in flight or is not what was asked
- * for, and nothing in it counts. */
+/* Takes a result's Step out of flight. False: it was not the next in flight or is not what was
+ * asked for, and nothing in it counts. */
 bool replica__result(struct core *c, const struct msg_result *m);
 struct epoch replica__epoch(const struct core *c);
 

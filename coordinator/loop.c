@@ -237,9 +237,10 @@ static void tell_when_ready(struct shell *s)
 
 static void turn(struct shell *s, uint64_t *next_tick_ns)
 {
-    struct net_poll items[] = {{.sock = s->results}, {.sock = s->workers}, {.sock = s->link_monitor},
-                               {.sock = textjobs_socket(s->text)}, {.sock = s->clients},
-                               {.sock = s->step_n ? s->link : NULL, .want_write = true}};
+    struct net_poll items[] = {
+        {.sock = s->results},      {.sock = s->workers},
+        {.sock = s->link_monitor}, {.sock = textjobs_socket(s->text)},
+        {.sock = s->clients},      {.sock = s->step_n ? s->link : NULL, .want_write = true}};
     uint64_t before = clock_ns();
     long wait_ms = *next_tick_ns > before ? (long)((*next_tick_ns - before) / NS_PER_MS) + 1 : 0;
     (void)net_poll(items, 6, wait_ms);

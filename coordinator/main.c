@@ -36,8 +36,10 @@ int main(int argc, char **argv)
     const char *path = NULL;
     bool check_only = false, help = false;
     const struct opt table[] = {
-        {"--config", 'c', OPT_STRING, &path, 0, 0, NULL, "FILE  the cluster file (deploy/cluster.example.yaml); - reads stdin"},
-        {"--check", 0, OPT_FLAG, &check_only, 0, 0, NULL, "check the file and the model's header, and stop"},
+        {"--config", 'c', OPT_STRING, &path, 0, 0, NULL,
+         "FILE  the cluster file (deploy/cluster.example.yaml); - reads stdin"},
+        {"--check", 0, OPT_FLAG, &check_only, 0, 0, NULL,
+         "check the file and the model's header, and stop"},
         {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},
         {0},
     };
@@ -46,8 +48,9 @@ int main(int argc, char **argv)
     size_t n_rest;
     int rc = opts_parse(table, argc, argv, NULL, 0, &n_rest, &em);
     if (rc == 0 && help) {
-        (void)printf("usage: flotilla-coordinator --config FILE [--check]\n\n"
-                     "Takes requests, forms Steps, and keeps the workers' chain alive.\n\noptions:\n");
+        (void)printf(
+            "usage: flotilla-coordinator --config FILE [--check]\n\n"
+            "Takes requests, forms Steps, and keeps the workers' chain alive.\n\noptions:\n");
         opts_help(table);
         (void)printf("\nexamples:\n%s", examples);
         return 0;

@@ -19,7 +19,8 @@ static int strings(const struct gguf *g, const char *key, struct vocab_string **
     *ret = NULL;
     *ret_n = 0;
     if (!kv) return 0;
-    if (kv->type != GGUF_ARRAY || kv->item_type != GGUF_STRING || kv->n_items > 4 * VOCAB_TOKENS_MAX)
+    if (kv->type != GGUF_ARRAY || kv->item_type != GGUF_STRING ||
+        kv->n_items > 4 * VOCAB_TOKENS_MAX)
         return err_set(em, ERR_FORMAT, "key '%s' is not an array of at most %u strings", key,
                        4 * VOCAB_TOKENS_MAX);
     struct vocab_string *s = mem_try((size_t)kv->n_items * sizeof *s + 1);

@@ -12,7 +12,7 @@ struct model_file {
     struct gguf *gguf;
     struct arch_dims dims; /* all zero when only the vocabulary was asked for */
     struct vocab *vocab;
-    char warning[256];     /* empty, or what the reader of logs should know */
+    char warning[256]; /* empty, or what the reader of logs should know */
 };
 
 /* `with_model` false: the file may be a vocabulary without tensors. */

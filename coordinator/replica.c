@@ -1,5 +1,5 @@
-/* Workers and the replica's generations: who is there, who holds which layers, when it is ready, and
- * what ends it. */
+/* Workers and the replica's generations: who is there, who holds which layers, when it is ready,
+ * and what ends it. */
 #include "coordinator/core_state.h"
 
 #include "common/base/addr.h"
@@ -13,9 +13,9 @@
 #define PAUSE_FIRST_NS (100 * NS_PER_MS)
 #define PAUSE_MOST_NS (10 * NS_PER_S)
 #define PROBE_MOST_NS (30 * NS_PER_S)
-#define LINK_MOST_NS (10 * NS_PER_S)  /* a link that is not up by then will not be */
+#define LINK_MOST_NS (10 * NS_PER_S)   /* a link that is not up by then will not be */
 #define LOAD_STILL_NS (120 * NS_PER_S) /* loading without a sign of progress */
-#define ASK_AGAIN_NS (1 * NS_PER_S)   /* an Assign that nobody speaks of is sent again */
+#define ASK_AGAIN_NS (1 * NS_PER_S)    /* an Assign that nobody speaks of is sent again */
 #define OVERDUE_FACTOR 5u
 
 struct epoch replica__epoch(const struct core *c)
@@ -43,7 +43,8 @@ static struct worker *at_stage(struct core *c, uint32_t stage)
     return &c->workers[c->replica.stage[stage]];
 }
 
-static struct msg_to_worker *to_worker(struct core *c, struct instance instance, enum to_worker type)
+static struct msg_to_worker *to_worker(struct core *c, struct instance instance,
+                                       enum to_worker type)
 {
     struct msg_to_worker *m = core__alloc(c, sizeof *m);
     *m = (struct msg_to_worker){.version = PROTO_VERSION, .type = type, .epoch = replica__epoch(c)};
@@ -115,7 +116,8 @@ static bool taken(const struct core *c, uint32_t worker)
     return false;
 }
 
-/* The next free worker, by faults and name; `must_hold`: one that holds the stage's layers already. */
+/* The next free worker, by faults and name; `must_hold`: one that holds the stage's layers already.
+ */
 static uint32_t pick(const struct core *c, uint32_t stage, bool must_hold)
 {
     uint32_t best = NO_WORKER;
@@ -190,8 +192,8 @@ static bool all(struct core *c, bool linked)
     return true;
 }
 
-/* "tcp://HOST:PORT" as stage's upstream neighbour must dial it: the worker may leave HOST empty, and
- * is then where the coordinator sees it. */
+/* "tcp://HOST:PORT" as stage's upstream neighbour must dial it: the worker may leave HOST empty,
+ * and is then where the coordinator sees it. */
 static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
 {
     const struct worker *w = at_stage(c, stage);
@@ -208,8 +210,10 @@ static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
         (void)snprintf(host, sizeof host, "%.*s", (int)(colon - rest), rest);
     const char *dialler = stage ? at_stage(c, stage - 1)->address : w->address;
     if (addr_is_loopback(host) && !(addr_is_loopback(dialler) && addr_is_loopback(w->address))) {
-        lose(c, core__text(c, "worker %s advertises %s, which %s cannot reach: start it with "
-                           "--listen and --advertise HOST:PORT", w->hello.name, host,
+        lose(c, core__text(c,
+                           "worker %s advertises %s, which %s cannot reach: start it with "
+                           "--listen and --advertise HOST:PORT",
+                           w->hello.name, host,
                            stage ? at_stage(c, stage - 1)->hello.name : "the coordinator"));
         return -1;
     }
@@ -318,8 +322,8 @@ static bool is_what_was_asked(const struct core *c, const struct msg_result *m,
     for (uint32_t i = 0; i < m->n_runs; i++) {
         const struct msg_run_result *x = &m->runs[i];
         bool failed = x->error && x->error[0];
-        if (!failed && (x->n_tokens != 1 || x->tokens[0] < 0 ||
-                        (uint32_t)x->tokens[0] >= c->cfg.vocab))
+        if (!failed &&
+            (x->n_tokens != 1 || x->tokens[0] < 0 || (uint32_t)x->tokens[0] >= c->cfg.vocab))
             return false;
     }
     return true;
@@ -427,9 +431,8 @@ static void of_this_epoch(struct core *c, struct worker *w, const struct msg_fro
         w->ready = true;
         c->replica.since_ns = c->now_ns;
         w->hello.holds = true;
-        w->hello.holding = (struct msg_holding){c->cfg.model_digest,
-                                                c->replica.first[stage_of(c, w)],
-                                                c->replica.last[stage_of(c, w)]};
+        w->hello.holding = (struct msg_holding){
+            c->cfg.model_digest, c->replica.first[stage_of(c, w)], c->replica.last[stage_of(c, w)]};
         memcpy(w->endpoint, m->endpoint, sizeof w->endpoint);
         link_stages(c);
         break;
@@ -483,8 +486,8 @@ static void blame(struct core *c, uint64_t number)
             return;
         }
         if (w->heartbeat.step_done < number) {
-            lose(c, core__text(c, "Step %" PRIu64 " is overdue at worker %s", number,
-                               w->hello.name));
+            lose(c,
+                 core__text(c, "Step %" PRIu64 " is overdue at worker %s", number, w->hello.name));
             return;
         }
     }
@@ -525,8 +528,9 @@ static void check_beginning(struct core *c)
         struct worker *w = at_stage(c, i);
         if (r->state == REPLICA_LOADING ? w->ready : w->linked) continue;
         w->faults++;
-        lose(c, core__text(c, "worker %s does not %s", w->hello.name,
-                           r->state == REPLICA_LOADING ? "load its layers" : "reach the next stage"));
+        lose(c,
+             core__text(c, "worker %s does not %s", w->hello.name,
+                        r->state == REPLICA_LOADING ? "load its layers" : "reach the next stage"));
         return;
     }
     lose(c, "the first stage cannot be reached");
@@ -542,8 +546,9 @@ void replica__tick(struct core *c, uint64_t lost_ns)
     for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
         struct worker *w = &c->workers[i];
         if (w->used && c->now_ns >= w->heard_ns + c->cfg.worker_timeout_ns)
-            lose_worker(c, w, core__text(c, "silent for %" PRIu64 " ms",
-                                         (c->now_ns - w->heard_ns) / NS_PER_MS));
+            lose_worker(
+                c, w,
+                core__text(c, "silent for %" PRIu64 " ms", (c->now_ns - w->heard_ns) / NS_PER_MS));
     }
     check_overdue(c);
     check_beginning(c);

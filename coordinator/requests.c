@@ -78,8 +78,7 @@ void request__submit(struct core *c, const struct event *e)
     if (max_new == 0)
         request__end(c, r, STATUS_OK, "length", "");
     else if (c->replica.state != REPLICA_READY && c->cfg.replica_wait_ns == 0)
-        request__end(c, r, STATUS_UNAVAILABLE, "",
-                     core__no_replica(c));
+        request__end(c, r, STATUS_UNAVAILABLE, "", core__no_replica(c));
 }
 
 void request__end(struct core *c, struct request *r, enum status status, const char *finish_reason,

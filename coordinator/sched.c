@@ -1,6 +1,6 @@
-/* Composing Steps: decodes first, then prefill chunks in order of arrival, up to the row limit, while
- * the window has room. And the pages behind them: a request is admitted when all the pages it can
- * ever need can be promised, and takes them one by one as its rows are issued. */
+/* Composing Steps: decodes first, then prefill chunks in order of arrival, up to the row limit,
+ * while the window has room. And the pages behind them: a request is admitted when all the pages it
+ * can ever need can be promised, and takes them one by one as its rows are issued. */
 #include "coordinator/core_state.h"
 
 #include "common/base/mem.h"
@@ -69,7 +69,8 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
     d->n_results += run->n_logits > 0;
     d->decodes |= decode;
     d->prefills |= !decode;
-    if (MUTATED(PAGE_EARLY) && !decode && end >= r->n_prompt) c->free_pages[c->n_free++] = r->pages[0];
+    if (MUTATED(PAGE_EARLY) && !decode && end >= r->n_prompt)
+        c->free_pages[c->n_free++] = r->pages[0];
 }
 
 /* Rows of r that may be issued now: all its known tokens' positions. */

@@ -11,12 +11,12 @@
 #include <stdint.h>
 
 struct textjob {
-    uint64_t id;  /* the caller's */
-    char *text;   /* freed with the job */
+    uint64_t id; /* the caller's */
+    char *text;  /* freed with the job */
     size_t len;
     bool special;
-    bool bos;     /* begin with BOS where the model wants that */
-    int rc;       /* result */
+    bool bos; /* begin with BOS where the model wants that */
+    int rc;   /* result */
     struct errmsg em;
     struct tokens tokens;
     struct textjob *next; /* private */

@@ -5,14 +5,14 @@
 
 #define PROTO_VERSION 1u
 
-#define LIMIT_STAGES 32u            /* workers of a replica */
-#define LIMIT_WORKERS 64u           /* known at once */
-#define LIMIT_WINDOW 64u            /* Steps of a replica in flight */
+#define LIMIT_STAGES 32u  /* workers of a replica */
+#define LIMIT_WORKERS 64u /* known at once */
+#define LIMIT_WINDOW 64u  /* Steps of a replica in flight */
 #define LIMIT_STEP_ROWS 4096u
 #define LIMIT_STEP_RUNS 256u
 #define LIMIT_STEP_LOGITS 256u
-#define LIMIT_CONTEXT (1u << 20)    /* positions of a sequence */
-#define LIMIT_PAGE 16u              /* positions of a KV page in service */
+#define LIMIT_CONTEXT (1u << 20) /* positions of a sequence */
+#define LIMIT_PAGE 16u           /* positions of a KV page in service */
 #define LIMIT_SEQ_PAGES (LIMIT_CONTEXT / LIMIT_PAGE)
 #define LIMIT_WIDTH (1u << 20)      /* of the residual stream */
 #define LIMIT_LIVE 4096u            /* requests */
@@ -21,14 +21,14 @@
 #define LIMIT_STOPS 16u
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_NAME_BYTES 64u
-#define LIMIT_TEXT_BYTES 512u       /* of an error's text, an endpoint, a path is twice that */
+#define LIMIT_TEXT_BYTES 512u /* of an error's text, an endpoint, a path is twice that */
 #define LIMIT_PATH_BYTES 1024u
 #define LIMIT_PROMPT_BYTES (16u << 20)
 #define LIMIT_MAX_TOKENS LIMIT_CONTEXT
 
-#define LIMIT_CONTROL_BYTES (64u << 10)  /* a control message */
-#define LIMIT_STEP_BYTES (16u << 20)     /* a Step's header frame */
-#define LIMIT_CLIENT_BYTES (20u << 20)   /* a client's message */
-#define LIMIT_UNPACK_FACTOR 8u           /* memory that unpacking may take, per byte received */
+#define LIMIT_CONTROL_BYTES (64u << 10) /* a control message */
+#define LIMIT_STEP_BYTES (16u << 20)    /* a Step's header frame */
+#define LIMIT_CLIENT_BYTES (20u << 20)  /* a client's message */
+#define LIMIT_UNPACK_FACTOR 8u          /* memory that unpacking may take, per byte received */
 
 #endif

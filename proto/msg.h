@@ -58,8 +58,8 @@ struct msg_run {
     uint32_t attempt, sample;
     enum run_kind kind;
     uint32_t first_pos, n_rows, n_logits, n_pages;
-    const int32_t *tokens;  /* n_rows */
-    const uint32_t *pages;  /* n_pages */
+    const int32_t *tokens; /* n_rows */
+    const uint32_t *pages; /* n_pages */
     bool has_open;
     struct msg_sampling open;
 };
@@ -99,7 +99,12 @@ struct msg_result {
 /* ---- control plane ---- */
 
 enum from_worker {
-    FROM_HELLO, FROM_LOAD_PROGRESS, FROM_READY, FROM_LINKED, FROM_HEARTBEAT, FROM_FAULT,
+    FROM_HELLO,
+    FROM_LOAD_PROGRESS,
+    FROM_READY,
+    FROM_LINKED,
+    FROM_HEARTBEAT,
+    FROM_FAULT,
     FROM_GOODBYE
 };
 
@@ -126,13 +131,13 @@ struct msg_from_worker {
     struct instance instance;
     enum from_worker type;
     bool has_epoch;
-    struct epoch epoch;                   /* load progress, ready, linked, heartbeat, fault */
+    struct epoch epoch; /* load progress, ready, linked, heartbeat, fault */
     struct msg_hello hello;
-    uint64_t bytes_done, bytes_total;     /* load progress */
-    char endpoint[LIMIT_TEXT_BYTES];      /* ready */
+    uint64_t bytes_done, bytes_total; /* load progress */
+    char endpoint[LIMIT_TEXT_BYTES];  /* ready */
     struct msg_heartbeat heartbeat;
-    bool downstream;                      /* fault */
-    char text[LIMIT_TEXT_BYTES];          /* fault */
+    bool downstream;             /* fault */
+    char text[LIMIT_TEXT_BYTES]; /* fault */
 };
 
 enum to_worker { TO_ASSIGN, TO_CONNECT, TO_REFUSE, TO_WHO };
@@ -147,9 +152,9 @@ struct msg_assign {
 struct msg_to_worker {
     uint32_t version;
     enum to_worker type;
-    struct epoch epoch;              /* assign, connect */
+    struct epoch epoch; /* assign, connect */
     struct msg_assign assign;
-    char text[LIMIT_TEXT_BYTES];     /* connect: endpoint; refuse: why */
+    char text[LIMIT_TEXT_BYTES]; /* connect: endpoint; refuse: why */
 };
 
 /* ---- clients ---- */
@@ -188,7 +193,7 @@ struct msg_generate {
 struct msg_generate_reply {
     uint32_t first_index, n_tokens;
     const int32_t *tokens;
-    const char *text; /* NUL-terminated */
+    const char *text;          /* NUL-terminated */
     const char *finish_reason; /* "" but in the last reply */
     bool has_usage;
     const int32_t *prompt_tokens;

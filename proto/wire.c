@@ -1,6 +1,6 @@
 /* Encoding goes through structures on the stack or in a scratch arena; protobuf-c packs them.
- * Decoding unpacks into the caller's arena, whose budget is a multiple of the bytes received, checks
- * every field, and hands out plain structures that point into it. */
+ * Decoding unpacks into the caller's arena, whose budget is a multiple of the bytes received,
+ * checks every field, and hands out plain structures that point into it. */
 #include "proto/wire.h"
 
 #include "common/base/mem.h"
@@ -313,8 +313,9 @@ int wire_get_result(const void *data, size_t n, struct arena *a, struct msg_resu
         const PbRunResult *x = r->runs[i];
         if (!x->has_request || x->first_pos > LIMIT_CONTEXT || x->n_tokens > LIMIT_STEP_LOGITS)
             return bad(em, "runs");
-        runs[i] = (struct msg_run_result){x->request,  x->attempt, x->sample, x->first_pos,
-                                          (uint32_t)x->n_tokens, x->tokens, x->dead, x->error};
+        runs[i] = (struct msg_run_result){
+            x->request, x->attempt, x->sample, x->first_pos, (uint32_t)x->n_tokens,
+            x->tokens,  x->dead,    x->error};
     }
     *ret = (struct msg_result){
         .number = r->number, .digest = r->digest, .n_runs = (uint32_t)r->n_runs, .runs = runs};
@@ -544,7 +545,8 @@ static int get_assign(const Flotilla__Cluster__Assign *p, struct msg_to_worker *
 {
     struct msg_assign *a = &ret->assign;
     int rc = get_epoch(p->epoch, &ret->epoch, em);
-    if (rc == 0) rc = copy_text(p->model_path, a->model_path, sizeof a->model_path, "model_path", em);
+    if (rc == 0)
+        rc = copy_text(p->model_path, a->model_path, sizeof a->model_path, "model_path", em);
     if (rc < 0) return rc;
     a->model_digest = p->model_digest;
     a->layer_first = p->layer_first;
@@ -578,8 +580,9 @@ int wire_get_to_worker(const void *data, size_t n, struct arena *a, struct msg_t
     case FLOTILLA__CLUSTER__TO_WORKER__BODY_CONNECT:
         ret->type = TO_CONNECT;
         rc = get_epoch(t->connect->epoch, &ret->epoch, em);
-        return rc < 0 ? rc
-                      : copy_text(t->connect->endpoint, ret->text, sizeof ret->text, "endpoint", em);
+        return rc < 0
+                   ? rc
+                   : copy_text(t->connect->endpoint, ret->text, sizeof ret->text, "endpoint", em);
     case FLOTILLA__CLUSTER__TO_WORKER__BODY_REFUSE:
         ret->type = TO_REFUSE;
         return copy_text(t->refuse->text, ret->text, sizeof ret->text, "text", em);
@@ -638,10 +641,8 @@ int wire_get_reply(const void *data, size_t n, struct arena *a, struct msg_reply
     if (h->version != PROTO_VERSION)
         return err_set(em, ERR_PROTO, "the server speaks protocol version %" PRIu32 ", not %u",
                        h->version, PROTO_VERSION);
-    *ret = (struct msg_reply){.call = h->call,
-                              .end = h->end,
-                              .status = (enum status)h->status,
-                              .retry_ms = h->retry_ms};
+    *ret = (struct msg_reply){
+        .call = h->call, .end = h->end, .status = (enum status)h->status, .retry_ms = h->retry_ms};
     return copy_text(h->message, ret->message, sizeof ret->message, "message", em);
 }
 
@@ -721,7 +722,8 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
     r.n_tokens = m->n_tokens;
     r.tokens = (int32_t *)(uintptr_t)m->tokens;
     r.text = (char *)(uintptr_t)m->text;
-    if (m->finish_reason && m->finish_reason[0]) r.finish_reason = (char *)(uintptr_t)m->finish_reason;
+    if (m->finish_reason && m->finish_reason[0])
+        r.finish_reason = (char *)(uintptr_t)m->finish_reason;
     if (m->has_usage) {
         u.n_prompt_tokens = m->n_prompt_tokens;
         u.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
@@ -734,7 +736,8 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
 int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                             struct msg_generate_reply *ret, struct errmsg *em)
 {
-    const PbGenerateReply *r = unpack(&flotilla__client__generate_reply__descriptor, data, n, a, em);
+    const PbGenerateReply *r =
+        unpack(&flotilla__client__generate_reply__descriptor, data, n, a, em);
     if (!r) return ERR_PROTO;
     *ret = (struct msg_generate_reply){.first_index = r->first_index,
                                        .n_tokens = (uint32_t)r->n_tokens,

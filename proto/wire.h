@@ -1,6 +1,7 @@
 /* Messages to bytes and back: the only module that knows protobuf-c. Decoding validates: what comes
- * out of here is within limits.h and consistent in itself, or it is ERR_PROTO with a text that names
- * the field. What needs the receiver's state (epochs, page counts) is the receiver's to check. */
+ * out of here is within limits.h and consistent in itself, or it is ERR_PROTO with a text that
+ * names the field. What needs the receiver's state (epochs, page counts) is the receiver's to
+ * check. */
 #ifndef FLOTILLA_PROTO_WIRE_H
 #define FLOTILLA_PROTO_WIRE_H
 

@@ -90,7 +90,8 @@ static void close_links(struct exec *e)
     e->in = NULL;
 }
 
-/* The port of an epoch before may be in use a little longer: libzmq closes sockets on its own time. */
+/* The port of an epoch before may be in use a little longer: libzmq closes sockets on its own time.
+ */
 static int bind_fixed(struct net_sock *s, const char *endpoint, struct errmsg *em)
 {
     int rc = net_bind(s, endpoint, em);
@@ -106,7 +107,8 @@ static int bind_in(struct exec *e, char *ret_endpoint, size_t size, struct errms
     char endpoint[NET_ENDPOINT_MAX], bound[NET_ENDPOINT_MAX];
     const char *port = e->o.advertise ? strrchr(e->o.advertise, ':') : NULL;
     struct net_limits limits = {(int)e->assign.window + 2, (int64_t)LIMIT_STEP_BYTES * 4};
-    int64_t frame = (int64_t)e->assign.rows_max * stage_work_width(e->work) * (int64_t)sizeof(float);
+    int64_t frame =
+        (int64_t)e->assign.rows_max * stage_work_width(e->work) * (int64_t)sizeof(float);
     if (frame > limits.frame_max) limits.frame_max = frame;
     int rc = net_socket(e->net, NET_PULL, limits, &e->in, em);
     if (rc < 0) return rc;
@@ -216,8 +218,8 @@ static void publish_epoch(struct exec *e)
     (void)pthread_mutex_lock(&e->lock);
     e->shared.has_epoch = true;
     e->shared.epoch = e->gate.epoch;
-    e->shared.heartbeat = (struct msg_heartbeat){
-        .messages_dropped = e->shared.heartbeat.messages_dropped};
+    e->shared.heartbeat =
+        (struct msg_heartbeat){.messages_dropped = e->shared.heartbeat.messages_dropped};
     (void)pthread_mutex_unlock(&e->lock);
 }
 
@@ -360,9 +362,10 @@ static void *exec_main(void *arg)
 {
     struct exec *e = arg;
     while (!atomic_load(&e->stop)) {
-        struct net_poll items[] = {
-            {.sock = e->pair}, {.sock = e->in}, {.sock = e->monitor},
-            {.sock = e->queue_n ? e->out : NULL, .want_write = true}};
+        struct net_poll items[] = {{.sock = e->pair},
+                                   {.sock = e->in},
+                                   {.sock = e->monitor},
+                                   {.sock = e->queue_n ? e->out : NULL, .want_write = true}};
         if (net_poll(items, 4, -1) < 0) break;
         if (items[2].readable) watch_link(e);
         if (items[3].writable) flush_queue(e);

@@ -106,8 +106,9 @@ static void on_control(struct loop *l)
             (void)err_set(l->em, ERR_CONF, "refused: %s", m.text);
         } else if (m.version != PROTO_VERSION) {
             l->refused = true;
-            (void)err_set(l->em, ERR_CONF, "the coordinator speaks protocol version %" PRIu32
-                          ", this worker %u", m.version, PROTO_VERSION);
+            (void)err_set(l->em, ERR_CONF,
+                          "the coordinator speaks protocol version %" PRIu32 ", this worker %u",
+                          m.version, PROTO_VERSION);
         } else if (m.type == TO_WHO) {
             send_hello(l);
         } else {

@@ -18,12 +18,18 @@ int main(int argc, char **argv)
     struct loop_options o = {.threads = pool_cores()};
     bool help = false;
     const struct opt table[] = {
-        {"--coordinator", 'c', OPT_STRING, &o.coordinator, 0, 0, NULL, "ADDR  where the coordinator takes workers: tcp://HOST:PORT"},
-        {"--name", 0, OPT_STRING, &o.name, 0, 0, NULL, "NAME  label in plans and status (HOST-PID)"},
-        {"--listen", 0, OPT_STRING, &o.listen, 0, 0, NULL, "HOST  address at which other workers reach this one"},
-        {"--advertise", 0, OPT_STRING, &o.advertise, 0, 0, NULL, "HOST:PORT  what they are told instead, behind NAT"},
-        {"--models", 0, OPT_STRING, &o.models, 0, 0, NULL, "DIR  where model files lie here, by name"},
-        {"--threads", 't', OPT_U32, &o.threads, 1, POOL_THREADS_MAX, NULL, "N  compute threads (all cores)"},
+        {"--coordinator", 'c', OPT_STRING, &o.coordinator, 0, 0, NULL,
+         "ADDR  where the coordinator takes workers: tcp://HOST:PORT"},
+        {"--name", 0, OPT_STRING, &o.name, 0, 0, NULL,
+         "NAME  label in plans and status (HOST-PID)"},
+        {"--listen", 0, OPT_STRING, &o.listen, 0, 0, NULL,
+         "HOST  address at which other workers reach this one"},
+        {"--advertise", 0, OPT_STRING, &o.advertise, 0, 0, NULL,
+         "HOST:PORT  what they are told instead, behind NAT"},
+        {"--models", 0, OPT_STRING, &o.models, 0, 0, NULL,
+         "DIR  where model files lie here, by name"},
+        {"--threads", 't', OPT_U32, &o.threads, 1, POOL_THREADS_MAX, NULL,
+         "N  compute threads (all cores)"},
         {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL, "NAME  force scalar or avx2 (the best)"},
         {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},
         {0},
@@ -33,8 +39,9 @@ int main(int argc, char **argv)
     size_t n_rest;
     int rc = opts_parse(table, argc, argv, NULL, 0, &n_rest, &em);
     if (rc == 0 && help) {
-        (void)printf("usage: flotilla-worker --coordinator ADDR [options]\n\n"
-                     "Joins a cluster: computes the layers that the coordinator assigns.\n\noptions:\n");
+        (void)printf(
+            "usage: flotilla-worker --coordinator ADDR [options]\n\n"
+            "Joins a cluster: computes the layers that the coordinator assigns.\n\noptions:\n");
         opts_help(table);
         (void)printf("\nexamples:\n%s", examples);
         return 0;

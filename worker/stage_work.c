@@ -116,7 +116,8 @@ void stage_work_reset(struct stage_work *w)
 
 struct msg_holding stage_work_holding(const struct stage_work *w)
 {
-    return (struct msg_holding){w->assign.model_digest, w->assign.layer_first, w->assign.layer_last};
+    return (struct msg_holding){w->assign.model_digest, w->assign.layer_first,
+                                w->assign.layer_last};
 }
 
 uint32_t stage_work_width(const struct stage_work *w)
@@ -145,8 +146,8 @@ static void open_sampler(struct stage_work *w, const struct msg_run *r)
     if (!known && w->n_free == 0) return; /* beyond every limit: the run then has no state */
     uint32_t slot = known ? *known : w->free_samplers[--w->n_free];
     if (!known) imap_put(&w->by_request, r->request, slot);
-    w->samplers[slot] = (struct sampler){
-        {r->open.temp, r->open.top_k, r->open.top_p, r->open.min_p, r->open.seed}};
+    w->samplers[slot] =
+        (struct sampler){{r->open.temp, r->open.top_k, r->open.top_p, r->open.min_p, r->open.seed}};
 }
 
 static void close_samplers(struct stage_work *w, const struct msg_step *s)
@@ -207,12 +208,14 @@ int stage_work_step(struct stage_work *w, const struct msg_step *s, const void *
 {
     bool first = w->assign.layer_first == 0, last = stage_work_is_last(w);
     if (s->width != stage_work_width(w) || (s->frame_bytes != 0) == first)
-        return err_set(em, ERR_PROTO, "Step %" PRIu64 " does not fit this stage: width %" PRIu32
-                       ", %" PRIu64 " bytes", s->number, s->width, s->frame_bytes);
+        return err_set(em, ERR_PROTO,
+                       "Step %" PRIu64 " does not fit this stage: width %" PRIu32 ", %" PRIu64
+                       " bytes",
+                       s->number, s->width, s->frame_bytes);
     for (uint32_t i = 0; i < s->n_runs; i++) {
         const struct msg_run *r = &s->runs[i];
-        w->runs[i] = (struct eng_run){r->first_pos, r->n_rows, last ? r->n_logits : 0, r->tokens,
-                                      r->pages};
+        w->runs[i] =
+            (struct eng_run){r->first_pos, r->n_rows, last ? r->n_logits : 0, r->tokens, r->pages};
         if (last && r->has_open) open_sampler(w, r);
     }
     const float *out;

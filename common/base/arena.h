@@ -1,6 +1,6 @@
 /* Memory for one message or request, freed as one. Allocation fails above the budget: sizes that a
- * peer chose cannot take more. Up to ARENA_KEEP_BYTES are kept over a reset, so a warm arena allocates
- * nothing for ordinary messages. */
+ * peer chose cannot take more. Up to ARENA_KEEP_BYTES are kept over a reset, so a warm arena
+ * allocates nothing for ordinary messages. */
 #ifndef FLOTILLA_BASE_ARENA_H
 #define FLOTILLA_BASE_ARENA_H
 

@@ -5,10 +5,10 @@
 #include <stddef.h>
 
 struct buf {
-    char *data;  /* public, read-only; NUL-terminated once something was appended */
-    size_t len;  /* public, read-only; without the NUL */
-    size_t cap;  /* private */
-    size_t max;  /* public; 0 means no limit */
+    char *data; /* public, read-only; NUL-terminated once something was appended */
+    size_t len; /* public, read-only; without the NUL */
+    size_t cap; /* private */
+    size_t max; /* public; 0 means no limit */
 };
 
 /* 0, or ERR_LIMIT. */

@@ -26,13 +26,13 @@ struct opt_list {
 };
 
 struct opt {
-    const char *name;  /* "--tokens"; a table ends with NULL */
-    char short_name;   /* 'n' for -n, or 0 */
+    const char *name; /* "--tokens"; a table ends with NULL */
+    char short_name;  /* 'n' for -n, or 0 */
     enum opt_kind kind;
     void *value;
-    double min, max;   /* of OPT_U32 and OPT_F32 */
-    bool *given;       /* set when the option appears; may be NULL */
-    const char *help;  /* "N  how many tokens to generate" */
+    double min, max;  /* of OPT_U32 and OPT_F32 */
+    bool *given;      /* set when the option appears; may be NULL */
+    const char *help; /* "N  how many tokens to generate" */
 };
 
 /* Reads argv[1..]; "--name value" and "--name=value". What is no option goes to rest (at most

@@ -4,8 +4,8 @@
 #include "common/base/mem.h"
 
 #include <immintrin.h>
-#include <linux/futex.h>
 #include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -34,7 +34,7 @@ struct pool {
     struct member {
         struct pool *pool;
         unsigned idx;
-    } *members;
+    } * members;
 };
 
 static void futex(atomic_uint *word, int op, unsigned value)

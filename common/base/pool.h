@@ -1,8 +1,9 @@
 /* A fixed team of threads that run one function together (fork and join), with a barrier.
  *
  * The caller is thread 0. A thread that waits at a barrier spins for at most POOL_SPIN_NS, one that
- * waits for the next job for POOL_IDLE_SPIN_NS; then it sleeps on a futex. The second is short because
- * the core is wanted: in a chain of workers the next one starts when this one has finished. Owned by the thread that calls pool_run. */
+ * waits for the next job for POOL_IDLE_SPIN_NS; then it sleeps on a futex. The second is short
+ * because the core is wanted: in a chain of workers the next one starts when this one has finished.
+ * Owned by the thread that calls pool_run. */
 #ifndef FLOTILLA_BASE_POOL_H
 #define FLOTILLA_BASE_POOL_H
 

@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 struct progress {
-    const char *what;   /* public: borrowed, "loading layers 0-14" */
-    uint32_t shown;     /* private: permille on a terminal, tenths elsewhere */
+    const char *what; /* public: borrowed, "loading layers 0-14" */
+    uint32_t shown;   /* private: permille on a terminal, tenths elsewhere */
 };
 
 /* `arg` is a struct progress. Always true: go on. */

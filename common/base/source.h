@@ -15,8 +15,7 @@ struct extent {
 
 /* Called once for each extent, in any order, from the reading thread. `data` is valid during the
  * call. A negative result ends the reading with that error. */
-typedef int (*source_sink_fn)(void *arg, size_t extent_idx, const uint8_t *data,
-                              struct errmsg *em);
+typedef int (*source_sink_fn)(void *arg, size_t extent_idx, const uint8_t *data, struct errmsg *em);
 
 /* Reads all extents of an open file and hands each to the sink. */
 typedef int (*source_read_fn)(void *ctx, const struct extent *extents, size_t n_extents,

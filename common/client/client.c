@@ -56,8 +56,8 @@ void client_close(struct client *c)
 static int send_call(struct client *c, uint32_t version, const char *method, uint64_t call,
                      uint64_t deadline_ms, const void *body, size_t body_bytes, struct errmsg *em)
 {
-    struct msg_call h = {.version = version, .client = c->instance, .call = call,
-                         .deadline_ms = deadline_ms};
+    struct msg_call h = {
+        .version = version, .client = c->instance, .call = call, .deadline_ms = deadline_ms};
     (void)snprintf(h.method, sizeof h.method, "%s", method);
     wire_put_call(&h, &c->header);
     struct net_frame f[2] = {{c->header.data, c->header.len}, {body, body_bytes}};
@@ -90,8 +90,8 @@ static int next_reply(struct client *c, long timeout_ms, struct net_msg *m, stru
 
 static void ping(struct client *c, uint64_t call, uint64_t of)
 {
-    struct msg_call h = {.version = PROTO_VERSION, .method = "Ping", .client = c->instance,
-                         .call = call};
+    struct msg_call h = {
+        .version = PROTO_VERSION, .method = "Ping", .client = c->instance, .call = call};
     wire_put_call(&h, &c->header);
     wire_put_ping(&of, 1, &c->body);
     struct net_frame f[2] = {{c->header.data, c->header.len}, {c->body.data, c->body.len}};
@@ -145,11 +145,16 @@ int client_generate(struct client *c, const struct msg_generate *request, uint64
                     client_reply_fn on_reply, void *arg, struct client_end *ret_end,
                     struct errmsg *em)
 {
-    struct running r = {.c = c, .call = c->next_call++, .ping_call = c->next_call++,
-                        .on_reply = on_reply, .arg = arg, .end = ret_end, .em = em};
+    struct running r = {.c = c,
+                        .call = c->next_call++,
+                        .ping_call = c->next_call++,
+                        .on_reply = on_reply,
+                        .arg = arg,
+                        .end = ret_end,
+                        .em = em};
     wire_put_generate(request, &c->body);
-    int rc = send_call(c, PROTO_VERSION, "Generate", r.call, deadline_ms, c->body.data,
-                       c->body.len, em);
+    int rc =
+        send_call(c, PROTO_VERSION, "Generate", r.call, deadline_ms, c->body.data, c->body.len, em);
     uint64_t heard_ns = clock_ns(), ping_ns = heard_ns + PING_NS;
     while (rc == 0) {
         struct net_msg m;
@@ -236,9 +241,9 @@ int client_tokenize(struct client *c, const char *text, bool special, const int3
     int rc = unary(c, PROTO_VERSION, "Tokenize", request.data, request.len, &end, em);
     buf_close(&request);
     if (rc == 0) rc = ok_or_text(&end, em);
-    return rc < 0 ? rc
-                  : wire_get_tokens(c->body.data, c->body.len, &c->body_arena, ret_tokens, ret_n,
-                                    em);
+    return rc < 0
+               ? rc
+               : wire_get_tokens(c->body.data, c->body.len, &c->body_arena, ret_tokens, ret_n, em);
 }
 
 int client_raw(struct client *c, uint32_t version, const char *method, const void *body,

@@ -13,14 +13,14 @@
 
 struct arch_dims {
     uint32_t n_layers;
-    uint32_t hidden;     /* width of the residual stream, and of what stages hand on */
+    uint32_t hidden; /* width of the residual stream, and of what stages hand on */
     uint32_t n_heads;
     uint32_t n_kv_heads; /* divides n_heads */
     uint32_t head_size;
     uint32_t ffn;
-    uint32_t vocab;      /* rows of the embedding */
-    uint32_t ctx_train;  /* the model's own context limit */
-    uint32_t rope_dims;  /* rotated elements of a head, even */
+    uint32_t vocab;     /* rows of the embedding */
+    uint32_t ctx_train; /* the model's own context limit */
+    uint32_t rope_dims; /* rotated elements of a head, even */
     float rope_base;
     float norm_eps;
 };
@@ -34,6 +34,7 @@ int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em);
 
 /* Tensor name of a layer's matrix ("attn_q"), and its shape [rows][k]. */
 const char *arch_mat_name(enum arch_mat m);
-void arch_mat_shape(const struct arch_dims *d, enum arch_mat m, uint32_t *ret_rows, uint32_t *ret_k);
+void arch_mat_shape(const struct arch_dims *d, enum arch_mat m, uint32_t *ret_rows,
+                    uint32_t *ret_k);
 
 #endif

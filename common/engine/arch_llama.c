@@ -17,9 +17,10 @@ void arch_mat_shape(const struct arch_dims *d, enum arch_mat m, uint32_t *ret_ro
 {
     uint32_t q = d->n_heads * d->head_size, kv = d->n_kv_heads * d->head_size;
     const uint32_t shapes[N_MATS][2] = {
-        [MAT_Q] = {q, d->hidden},        [MAT_K] = {kv, d->hidden},    [MAT_V] = {kv, d->hidden},
-        [MAT_O] = {d->hidden, q},        [MAT_GATE] = {d->ffn, d->hidden},
-        [MAT_UP] = {d->ffn, d->hidden},  [MAT_DOWN] = {d->hidden, d->ffn},
+        [MAT_Q] = {q, d->hidden},         [MAT_K] = {kv, d->hidden},
+        [MAT_V] = {kv, d->hidden},        [MAT_O] = {d->hidden, q},
+        [MAT_GATE] = {d->ffn, d->hidden}, [MAT_UP] = {d->ffn, d->hidden},
+        [MAT_DOWN] = {d->hidden, d->ffn},
     };
     *ret_rows = shapes[m][0];
     *ret_k = shapes[m][1];
@@ -50,8 +51,8 @@ static uint32_t read_count(struct reader *r, const char *name, uint32_t max, uin
         return 1;
     }
     if (v == 0 || v > max) {
-        r->rc = err_set(r->em, ERR_FORMAT, "key '%s' is %" PRIu32 ", not in 1..%" PRIu32, key, v,
-                        max);
+        r->rc =
+            err_set(r->em, ERR_FORMAT, "key '%s' is %" PRIu32 ", not in 1..%" PRIu32, key, v, max);
         return 1;
     }
     return v;
@@ -124,8 +125,8 @@ static void refuse_variants(struct reader *r)
     key_of(r, "expert_count", key, sizeof key);
     uint32_t n_experts = 0;
     if (r->rc == 0 && gguf_get_u32(r->g, key, &n_experts, NULL) == 0 && n_experts)
-        r->rc = err_set(r->em, ERR_UNSUPPORTED, "key '%s': mixtures of experts are not supported",
-                        key);
+        r->rc =
+            err_set(r->em, ERR_UNSUPPORTED, "key '%s': mixtures of experts are not supported", key);
 }
 
 static void read_vocab(struct reader *r, struct arch_dims *d)
@@ -137,13 +138,14 @@ static void read_vocab(struct reader *r, struct arch_dims *d)
         r->rc = err_set(r->em, ERR_FORMAT, "tensor 'token_embd.weight' is missing");
     } else if (t->n_dims != 2 || t->dims[0] != d->hidden || t->dims[1] > ARCH_WIDTH_MAX) {
         r->rc = err_set(r->em, ERR_FORMAT,
-                        "tensor 'token_embd.weight' is %" PRIu64 " x %" PRIu64
-                        ", not %" PRIu32 " x the vocabulary (at most %u)",
+                        "tensor 'token_embd.weight' is %" PRIu64 " x %" PRIu64 ", not %" PRIu32
+                        " x the vocabulary (at most %u)",
                         t->dims[0], t->dims[1], d->hidden, ARCH_WIDTH_MAX);
     } else if (tokens && tokens->type == GGUF_ARRAY && tokens->n_items != t->dims[1]) {
         r->rc = err_set(r->em, ERR_FORMAT,
                         "tensor 'token_embd.weight' has %" PRIu64 " rows, the vocabulary %" PRIu64
-                        " tokens", t->dims[1], tokens->n_items);
+                        " tokens",
+                        t->dims[1], tokens->n_items);
     } else {
         d->vocab = (uint32_t)t->dims[1];
     }
@@ -178,14 +180,14 @@ int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em)
     if (d.n_heads % d.n_kv_heads || d.n_heads / d.n_kv_heads > ATTN_GROUP_MAX)
         return err_set(em, ERR_FORMAT,
                        "key 'llama.attention.head_count_kv': %" PRIu32 " KV heads for %" PRIu32
-                       " heads (1 to %u heads share one)", d.n_kv_heads, d.n_heads, ATTN_GROUP_MAX);
+                       " heads (1 to %u heads share one)",
+                       d.n_kv_heads, d.n_heads, ATTN_GROUP_MAX);
     if (d.head_size > HEAD_SIZE_MAX || value_size != d.head_size || d.rope_dims > d.head_size ||
         d.rope_dims % 2)
         return err_set(em, ERR_UNSUPPORTED,
                        "head size %" PRIu32 " (values %" PRIu32 ", rotated %" PRIu32 ")",
                        d.head_size, value_size, d.rope_dims);
-    if (d.rope_base < 1.0f)
-        return err_set(em, ERR_FORMAT, "key 'llama.rope.freq_base' is below 1");
+    if (d.rope_base < 1.0f) return err_set(em, ERR_FORMAT, "key 'llama.rope.freq_base' is below 1");
     *ret = d;
     return 0;
 }

@@ -26,14 +26,15 @@ struct eng_options {
     uint32_t layer_first, layer_last; /* inclusive; the first layer brings the embedding, the last
                                          the output head */
     enum kv_type kv;
-    uint32_t n_pages;                 /* KV pages of KV_PAGE positions */
-    uint32_t rows_max;                /* rows of a step, 1..ENG_ROWS_MAX */
-    uint32_t logits_max;              /* rows of a step that want logits, 1..rows_max */
+    uint32_t n_pages;    /* KV pages of KV_PAGE positions */
+    uint32_t rows_max;   /* rows of a step, 1..ENG_ROWS_MAX */
+    uint32_t logits_max; /* rows of a step that want logits, 1..rows_max */
     unsigned threads;
-    const char *isa;                  /* NULL: the best */
-    source_read_fn read;              /* reads extents of `path`; read_ctx is its first argument */
+    const char *isa;     /* NULL: the best */
+    source_read_fn read; /* reads extents of `path`; read_ctx is its first argument */
     void *read_ctx;
-    /* Called while loading, from the loading thread; false ends it with ERR_CANCELLED. May be NULL. */
+    /* Called while loading, from the loading thread; false ends it with ERR_CANCELLED. May be NULL.
+     */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
     void *progress_arg;
 };
@@ -41,15 +42,15 @@ struct eng_options {
 struct eng_run {
     uint32_t first_pos;
     uint32_t n_rows;
-    uint32_t n_logits;       /* the last n_logits rows want logits; 0 but on the last slice */
-    const int32_t *tokens;   /* n_rows; read by the first slice only */
-    const uint32_t *pages;   /* page ids of positions 0 .. first_pos + n_rows - 1 */
+    uint32_t n_logits;     /* the last n_logits rows want logits; 0 but on the last slice */
+    const int32_t *tokens; /* n_rows; read by the first slice only */
+    const uint32_t *pages; /* page ids of positions 0 .. first_pos + n_rows - 1 */
 };
 
 struct eng_stats {
-    uint64_t weights_bytes;  /* packed weights in memory */
+    uint64_t weights_bytes; /* packed weights in memory */
     uint64_t kv_bytes;
-    uint64_t read_bytes;     /* of tensor data, at load */
+    uint64_t read_bytes; /* of tensor data, at load */
 };
 
 struct engine;
@@ -58,10 +59,10 @@ struct engine;
 int eng_open(const struct eng_options *o, struct engine **ret_engine, struct errmsg *em);
 void eng_close(struct engine *e);
 
-/* Runs a step. `in`: rows x hidden floats at any alignment, NULL on the first slice. *ret_out: rows x hidden for the next
- * slice, or on the last one logits: row i of all rows that want them is at i * eng_logits_stride.
- * Valid until the next step. ERR_RANGE (nothing computed) for a token, page or count out of range.
- * Allocates nothing. */
+/* Runs a step. `in`: rows x hidden floats at any alignment, NULL on the first slice. *ret_out: rows
+ * x hidden for the next slice, or on the last one logits: row i of all rows that want them is at i
+ * * eng_logits_stride. Valid until the next step. ERR_RANGE (nothing computed) for a token, page or
+ * count out of range. Allocates nothing. */
 int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
              const float **ret_out, struct errmsg *em);
 

@@ -27,7 +27,7 @@ struct gguf {
 };
 
 static const uint8_t type_bytes[GGUF_N_TYPES] = {
-    [GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2,  [GGUF_I16] = 2, [GGUF_U32] = 4, [GGUF_I32] = 4,
+    [GGUF_U8] = 1,  [GGUF_I8] = 1,   [GGUF_U16] = 2, [GGUF_I16] = 2, [GGUF_U32] = 4, [GGUF_I32] = 4,
     [GGUF_F32] = 4, [GGUF_BOOL] = 1, [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_F64] = 8,
 };
 
@@ -138,8 +138,9 @@ static int parse_tensor(struct gguf *g, struct cursor *c, struct gguf_tensor *t,
     size_t start = c->pos;
     uint64_t len = cursor_u64(c);
     if (!c->bad && (len == 0 || len > GGUF_NAME_BYTES_MAX))
-        return err_set(em, ERR_FORMAT, "tensor name at byte %zu: length %" PRIu64
-                       " is not in 1..%u", start, len, GGUF_NAME_BYTES_MAX);
+        return err_set(em, ERR_FORMAT,
+                       "tensor name at byte %zu: length %" PRIu64 " is not in 1..%u", start, len,
+                       GGUF_NAME_BYTES_MAX);
     const uint8_t *name = cursor_take(c, len);
     t->n_dims = cursor_u32(c);
     if (c->bad) return short_header(c, "the tensor table", em);
@@ -158,8 +159,9 @@ static int parse_tensor(struct gguf *g, struct cursor *c, struct gguf_tensor *t,
     if (c->bad) return short_header(c, "the tensor table", em);
     int rc = tensor_size(t, em);
     if (rc == 0 && t->offset % g->alignment)
-        rc = err_set(em, ERR_FORMAT, "data offset %" PRIu64 " is not a multiple of the alignment %"
-                     PRIu32, t->offset, g->alignment);
+        rc = err_set(em, ERR_FORMAT,
+                     "data offset %" PRIu64 " is not a multiple of the alignment %" PRIu32,
+                     t->offset, g->alignment);
     if (rc == 0 && !smap_put(&g->by_name, t->name, (size_t)len, (uint32_t)(t - g->tensors)))
         rc = err_set(em, ERR_FORMAT, "appears twice");
     return rc < 0 ? err_wrap(em, rc, "tensor '%s' at byte %zu", t->name, start) : 0;
@@ -190,8 +192,9 @@ static int read_alignment(struct gguf *g, struct errmsg *em)
     if (rc < 0 && rc != ERR_NOTFOUND) return rc;
     uint32_t a = g->alignment;
     if (a < 8 || a > 1u << 20 || (a & (a - 1)))
-        return err_set(em, ERR_FORMAT, "key 'general.alignment': %" PRIu32
-                       " is not a power of two in 8..1048576", a);
+        return err_set(em, ERR_FORMAT,
+                       "key 'general.alignment': %" PRIu32 " is not a power of two in 8..1048576",
+                       a);
     return 0;
 }
 
@@ -209,8 +212,10 @@ static int parse_counts(struct gguf *g, struct cursor *c, struct errmsg *em)
     uint64_t n_tensors = cursor_u64(c), n_kvs = cursor_u64(c);
     if (c->bad) return short_header(c, "the counts", em);
     if (n_tensors > GGUF_TENSORS_MAX || n_kvs > GGUF_KEYS_MAX)
-        return err_set(em, ERR_LIMIT, "%" PRIu64 " tensors and %" PRIu64 " keys at byte 8: the "
-                       "limits are %u and %u", n_tensors, n_kvs, GGUF_TENSORS_MAX, GGUF_KEYS_MAX);
+        return err_set(em, ERR_LIMIT,
+                       "%" PRIu64 " tensors and %" PRIu64 " keys at byte 8: the "
+                       "limits are %u and %u",
+                       n_tensors, n_kvs, GGUF_TENSORS_MAX, GGUF_KEYS_MAX);
     g->n_tensors = (size_t)n_tensors;
     g->n_kvs = (size_t)n_kvs;
     return 0;
@@ -304,8 +309,7 @@ int gguf_open(const char *path, struct gguf **ret_gguf, struct errmsg *em)
     struct gguf *g = mem_zalloc(sizeof *g);
     struct stat st;
     int rc = 0;
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
-        rc = err_set(em, ERR_IO, "not a regular file");
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) rc = err_set(em, ERR_IO, "not a regular file");
     g->file_bytes = rc == 0 ? (uint64_t)st.st_size : 0;
     /* Most headers fit the first read; a large vocabulary takes a few more, each twice as long. */
     size_t have = 0, want = (size_t)1 << 20;

@@ -11,10 +11,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ACT_BLOCK 32u     /* values that share a scale in a quantised activation row */
-#define ACT_GROUP 16u     /* tokens that lie together */
-#define ATTN_SPAN 256u    /* positions of one partial attention result, aligned to position 0 */
-#define KV_PAGE 16u       /* positions of a KV page */
+#define ACT_BLOCK 32u  /* values that share a scale in a quantised activation row */
+#define ACT_GROUP 16u  /* tokens that lie together */
+#define ATTN_SPAN 256u /* positions of one partial attention result, aligned to position 0 */
+#define KV_PAGE 16u    /* positions of a KV page */
 #define HEAD_SIZE_MAX 256u
 #define ATTN_GROUP_MAX 16u /* query heads that share one KV head */
 
@@ -74,12 +74,13 @@ struct kern {
     void (*rmsnorm)(const float *x, const float *w, float *y, uint32_t n, float eps);
     /* y = silu(g) * u */
     void (*silu_mul)(const float *g, const float *u, float *y, uint32_t n);
-    /* Rotates the n/2 neighbouring pairs of x by the angles whose cos, sin lie interleaved in cs. */
+    /* Rotates the n/2 neighbouring pairs of x by the angles whose cos, sin lie interleaved in cs.
+     */
     void (*rope)(float *x, const float *cs, uint32_t n);
     /* Writes one position of one KV head. */
     void (*kv_store)(const struct kv_view *kv, uint32_t pos, const float *k, const float *v);
-    /* n_heads query heads (q: [n_heads][head_size], scaled) over positions [pos0, pos1) of one span;
-     * writes n_heads parts. */
+    /* n_heads query heads (q: [n_heads][head_size], scaled) over positions [pos0, pos1) of one
+     * span; writes n_heads parts. */
     void (*attn_span)(const struct kv_view *kv, const float *q, uint32_t n_heads, uint32_t pos0,
                       uint32_t pos1, struct attn_part *ret_parts);
 };

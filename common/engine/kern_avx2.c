@@ -1,5 +1,5 @@
-/* The AVX2 + FMA + F16C level. Each function mirrors the one of the same name in kern_scalar.c; what
- * is said here is only how it is done. 16 rows of a tile are two ymm of 8 rows.
+/* The AVX2 + FMA + F16C level. Each function mirrors the one of the same name in kern_scalar.c;
+ * what is said here is only how it is done. 16 rows of a tile are two ymm of 8 rows.
  *
  * Integer dots use maddubs (u8 x s8 -> s16): 4-bit weights may add eight products (30,480) before
  * they are widened; 8-bit ones are taken as |w| with the sign moved to the activation (32,512).
@@ -168,8 +168,8 @@ static void decode(enum qtype type, const uint8_t *panel, const struct act *a, f
 
 /* w: 4-bit types as bytes [k/4][16 rows][4]; Q8_0 as int16 [k/2][16 rows][2].
  * d, m: [block][16 rows]. */
-static void unpack_panel(enum qtype type, const uint8_t *t, uint32_t n_blocks, uint8_t *w,
-                         float *d, float *m)
+static void unpack_panel(enum qtype type, const uint8_t *t, uint32_t n_blocks, uint8_t *w, float *d,
+                         float *m)
 {
     for (uint32_t b = 0; b < n_blocks; b++, d += 16, m += 16) {
         if (type == QTYPE_Q8_0) {
@@ -412,7 +412,8 @@ static void silu_mul(const float *g, const float *u, float *y, uint32_t n)
     uint32_t i = 0;
     for (; i + 16 <= n; i += 16) vec_store(y + i, silu_times(vec_load(g + i), vec_load(u + i)));
     int rest = (int)(n - i);
-    if (rest) vec_store_n(y + i, silu_times(vec_load_n(g + i, rest), vec_load_n(u + i, rest)), rest);
+    if (rest)
+        vec_store_n(y + i, silu_times(vec_load_n(g + i, rest), vec_load_n(u + i, rest)), rest);
 }
 
 static void rope(float *x, const float *cs, uint32_t n)
@@ -440,8 +441,7 @@ VEC_INLINE uint8_t *page_at(const struct kv_view *kv, uint32_t page)
 
 static uint16_t half_from(float f)
 {
-    return (uint16_t)_mm_extract_epi16(
-        _mm_cvtps_ph(_mm_set_ss(f), _MM_FROUND_TO_NEAREST_INT), 0);
+    return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(f), _MM_FROUND_TO_NEAREST_INT), 0);
 }
 
 static void kv_store(const struct kv_view *kv, uint32_t pos, const float *k, const float *v)
@@ -581,14 +581,22 @@ static void attn_span(const struct kv_view *kv, const float *q, uint32_t n_heads
     while (n_heads) {
         uint32_t n = n_heads >= 4 ? 4 : n_heads;
         switch (n) {
-        case 4: half ? heads(kv, true, q, 4, pos0, pos1, ret_parts)
-                     : heads(kv, false, q, 4, pos0, pos1, ret_parts); break;
-        case 3: half ? heads(kv, true, q, 3, pos0, pos1, ret_parts)
-                     : heads(kv, false, q, 3, pos0, pos1, ret_parts); break;
-        case 2: half ? heads(kv, true, q, 2, pos0, pos1, ret_parts)
-                     : heads(kv, false, q, 2, pos0, pos1, ret_parts); break;
-        default: half ? heads(kv, true, q, 1, pos0, pos1, ret_parts)
-                      : heads(kv, false, q, 1, pos0, pos1, ret_parts); break;
+        case 4:
+            half ? heads(kv, true, q, 4, pos0, pos1, ret_parts)
+                 : heads(kv, false, q, 4, pos0, pos1, ret_parts);
+            break;
+        case 3:
+            half ? heads(kv, true, q, 3, pos0, pos1, ret_parts)
+                 : heads(kv, false, q, 3, pos0, pos1, ret_parts);
+            break;
+        case 2:
+            half ? heads(kv, true, q, 2, pos0, pos1, ret_parts)
+                 : heads(kv, false, q, 2, pos0, pos1, ret_parts);
+            break;
+        default:
+            half ? heads(kv, true, q, 1, pos0, pos1, ret_parts)
+                 : heads(kv, false, q, 1, pos0, pos1, ret_parts);
+            break;
         }
         n_heads -= n;
         q += n * kv->head_size;

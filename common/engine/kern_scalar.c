@@ -140,9 +140,8 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
         for (uint32_t r = 0; r < TILE_ROWS; r++) {
             if (!floats) unpack_row(w, panel, r, &row);
             for (uint32_t t = 0; t < n_tokens; t++)
-                out[t * ldo + p * TILE_ROWS + r] = floats
-                                                       ? dot_floats(w, panel, r, x + t * ldx)
-                                                       : dot_quantised(&row, bias, a, t);
+                out[t * ldo + p * TILE_ROWS + r] =
+                    floats ? dot_floats(w, panel, r, x + t * ldx) : dot_quantised(&row, bias, a, t);
         }
     }
 }

@@ -13,8 +13,8 @@
 struct piece {
     const struct gguf_tensor *tensor;
     uint32_t rows, k;
-    bool vector;   /* a norm: kept as f32, not packed */
-    size_t at;     /* bytes from the start of the weights */
+    bool vector; /* a norm: kept as f32, not packed */
+    size_t at;   /* bytes from the start of the weights */
     size_t bytes;
     struct mat *mat;
     const float **vec;
@@ -69,8 +69,8 @@ static int bind_tensor(struct binding *b, const char *name, uint32_t rows, uint3
     return 0;
 }
 
-static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t layer,
-                      struct layer *l, struct errmsg *em)
+static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t layer, struct layer *l,
+                      struct errmsg *em)
 {
     char name[64];
     (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".attn_norm.weight", layer);
@@ -121,7 +121,7 @@ struct load {
     struct extent *extents;
     struct extent_of {
         uint32_t piece_idx, row0, n_rows;
-    } *of;
+    } * of;
     size_t n;
     const struct piece *pieces;
     uint64_t total;

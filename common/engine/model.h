@@ -23,7 +23,7 @@ struct model {
     const float *output_norm;         /* last stage */
     uint8_t *weights;                 /* one block for all of the above */
     size_t weights_bytes;
-    uint64_t read_bytes;              /* of tensor data, from the file */
+    uint64_t read_bytes; /* of tensor data, from the file */
 };
 
 int model_load(const struct eng_options *o, struct model *ret, struct errmsg *em);

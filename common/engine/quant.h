@@ -32,11 +32,11 @@ enum qtype {
 
 struct qtype_info {
     const char *name;
-    uint16_t block;     /* weights in a block */
-    uint16_t bytes;     /* bytes of a block */
-    bool computed;      /* this engine has kernels for it */
-    bool has_min;       /* w = d*q + m */
-    uint8_t bias;       /* subtracted from the stored integer */
+    uint16_t block; /* weights in a block */
+    uint16_t bytes; /* bytes of a block */
+    bool computed;  /* this engine has kernels for it */
+    bool has_min;   /* w = d*q + m */
+    uint8_t bias;   /* subtracted from the stored integer */
 };
 
 /* NULL for a number that GGUF does not define (or no longer does). */

@@ -40,7 +40,7 @@ struct engine {
     struct pool *pool;
     enum kv_type kv;
     uint32_t n_pages, rows_max, logits_max;
-    uint8_t *pool_kv;   /* [layer][page][kv head][keys, values] */
+    uint8_t *pool_kv; /* [layer][page][kv head][keys, values] */
     size_t head_bytes, page_bytes, layer_bytes;
     double *inv_freq;
     float q_scale;
@@ -87,8 +87,7 @@ struct worker {
 static void project(const struct worker *w, const struct mat *m, uint32_t p0, uint32_t p1,
                     const struct act *a, const float *x, size_t ldx, float *out, size_t ldo)
 {
-    if (p0 < p1)
-        w->e->kern->linear(m, p0, p1, a, x, ldx, a->n_tokens, out, ldo, w->scratch);
+    if (p0 < p1) w->e->kern->linear(m, p0, p1, a, x, ldx, a->n_tokens, out, ldo, w->scratch);
 }
 
 /* ---- phases split by rows ---- */
@@ -283,8 +282,9 @@ static void run_layer(const struct worker *w, uint32_t idx)
     const struct arch_dims *d = &e->model.dims;
     const struct layer *l = &e->model.layers[idx];
     size_t q_width = (size_t)d->n_heads * d->head_size;
-    norm_rows(w, l->attn_norm, quantised(&l->mats[MAT_Q]) || quantised(&l->mats[MAT_K]) ||
-                                   quantised(&l->mats[MAT_V]));
+    norm_rows(w, l->attn_norm,
+              quantised(&l->mats[MAT_Q]) || quantised(&l->mats[MAT_K]) ||
+                  quantised(&l->mats[MAT_V]));
     pool_barrier(e->pool);
     project_qkv(w, l);
     pool_barrier(e->pool);
@@ -482,9 +482,9 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->n_parts = few > many ? few : many;
     e->parts = try_zero(e->n_parts, sizeof *e->parts);
     e->inv_freq = try_zero(d->rope_dims, sizeof *e->inv_freq);
-    if (!e->rows || !e->logit_rows || !e->x || !e->norm || !e->qkv || !e->att || !e->gate || !e->up ||
-        !e->tmp || !e->cs || (e->model.last && !e->logits) || !e->in_act.q || !e->in_act.x ||
-        !e->in_act.y || !e->in_act.s || !e->scratch || !e->parts || !e->inv_freq)
+    if (!e->rows || !e->logit_rows || !e->x || !e->norm || !e->qkv || !e->att || !e->gate ||
+        !e->up || !e->tmp || !e->cs || (e->model.last && !e->logits) || !e->in_act.q ||
+        !e->in_act.x || !e->in_act.y || !e->in_act.s || !e->scratch || !e->parts || !e->inv_freq)
         return err_set(em, ERR_NOMEM, "buffers for steps of %zu rows", rows);
     rope_frequencies(d->rope_dims, d->rope_base, e->inv_freq);
     e->q_scale = 1.0f / sqrtf((float)d->head_size);
@@ -495,8 +495,9 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
 {
     if (o->rows_max == 0 || o->rows_max > ENG_ROWS_MAX || o->logits_max == 0 ||
         o->logits_max > o->rows_max || o->n_pages == 0 || o->n_pages > UINT32_MAX / KV_PAGE)
-        return err_set(em, ERR_RANGE, "rows %" PRIu32 " (1..%u), logits %" PRIu32
-                       ", pages %" PRIu32, o->rows_max, ENG_ROWS_MAX, o->logits_max, o->n_pages);
+        return err_set(em, ERR_RANGE,
+                       "rows %" PRIu32 " (1..%u), logits %" PRIu32 ", pages %" PRIu32, o->rows_max,
+                       ENG_ROWS_MAX, o->logits_max, o->n_pages);
     struct engine *e = mem_zalloc(sizeof *e);
     e->kv = o->kv;
     e->n_pages = o->n_pages;
@@ -523,9 +524,9 @@ void eng_close(struct engine *e)
     pool_close(e->pool);
     model_close(&e->model);
     mem_pages_free(e->pool_kv, (size_t)e->stats.kv_bytes);
-    void *buffers[] = {e->rows,  e->logit_rows, e->x,     e->norm,  e->qkv,    e->att,   e->gate,
-                       e->up,    e->tmp,        e->cs,    e->logits, e->in_act.q, e->in_act.x,
-                       e->in_act.y, e->in_act.s, e->scratch,    e->parts, e->inv_freq};
+    void *buffers[] = {e->rows,     e->logit_rows, e->x,        e->norm,    e->qkv,    e->att,
+                       e->gate,     e->up,         e->tmp,      e->cs,      e->logits, e->in_act.q,
+                       e->in_act.x, e->in_act.y,   e->in_act.s, e->scratch, e->parts,  e->inv_freq};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
     mem_free(e);
 }

@@ -105,8 +105,8 @@ VEC_INLINE float vec_tree(vec v)
 /* Adds t << 23 to the bits of y: the scaling step of exp. */
 VEC_INLINE __m256 vec__scale(__m256 y, __m256 t)
 {
-    return _mm256_castsi256_ps(_mm256_add_epi32(
-        _mm256_castps_si256(y), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(y), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 /* fm_exp in every lane. */
 VEC_INLINE vec vec_exp(vec x)

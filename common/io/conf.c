@@ -145,8 +145,7 @@ static int read_stream(struct reader *r)
     rc = read_mapping(r, "");
     if (rc == 0) rc = next(r); /* document end */
     if (rc == 0) rc = next(r);
-    if (rc == 0 && r->event.type != YAML_STREAM_END_EVENT)
-        rc = fail(r, NULL, "a second document");
+    if (rc == 0 && r->event.type != YAML_STREAM_END_EVENT) rc = fail(r, NULL, "a second document");
     for (size_t i = 0; rc == 0 && r->table[i].name; i++)
         if (r->table[i].needed && !r->seen[i])
             rc = err_set(r->em, ERR_CONF, "%s: key '%s' is missing", r->name, r->table[i].name);

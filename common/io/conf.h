@@ -21,9 +21,10 @@ enum conf_kind {
 };
 
 struct conf_key {
-    const char *name; /* "ports.clients" for a key inside the mapping `ports`; a table ends with NULL */
+    const char
+        *name; /* "ports.clients" for a key inside the mapping `ports`; a table ends with NULL */
     enum conf_kind kind;
-    void *value;      /* keeps its default where the file does not name the key */
+    void *value; /* keeps its default where the file does not name the key */
     uint32_t min, max;
     bool needed;
 };

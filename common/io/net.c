@@ -59,7 +59,8 @@ static bool set_options(void *s, enum net_kind kind, struct net_limits l)
         /* A reborn peer must get nothing that was meant for the one before it. */
         ok = ok && set_int(s, ZMQ_IMMEDIATE, 1) && set_int(s, ZMQ_RECONNECT_IVL, -1);
         break;
-    case NET_PULL: case NET_PAIR: break;
+    case NET_PULL:
+    case NET_PAIR: break;
     }
     return ok;
 }
@@ -67,8 +68,10 @@ static bool set_options(void *s, enum net_kind kind, struct net_limits l)
 int net_socket(struct net *n, enum net_kind kind, struct net_limits limits, struct net_sock **ret,
                struct errmsg *em)
 {
-    static const int types[] = {[NET_ROUTER] = ZMQ_ROUTER, [NET_DEALER] = ZMQ_DEALER,
-                                [NET_PUSH] = ZMQ_PUSH,     [NET_PULL] = ZMQ_PULL,
+    static const int types[] = {[NET_ROUTER] = ZMQ_ROUTER,
+                                [NET_DEALER] = ZMQ_DEALER,
+                                [NET_PUSH] = ZMQ_PUSH,
+                                [NET_PULL] = ZMQ_PULL,
                                 [NET_PAIR] = ZMQ_PAIR};
     void *z = zmq_socket(n->ctx, types[kind]);
     if (!z || !set_options(z, kind, limits)) {
@@ -212,9 +215,9 @@ int net_poll(struct net_poll *items, unsigned n, long timeout_ms)
         items[i].readable = items[i].writable = false;
         if (!items[i].sock) continue;
         of[used] = i;
-        z[used++] = (zmq_pollitem_t){.socket = items[i].sock->zmq,
-                                     .events = (short)(ZMQ_POLLIN |
-                                                       (items[i].want_write ? ZMQ_POLLOUT : 0))};
+        z[used++] = (zmq_pollitem_t){
+            .socket = items[i].sock->zmq,
+            .events = (short)(ZMQ_POLLIN | (items[i].want_write ? ZMQ_POLLOUT : 0))};
     }
     if (zmq_poll(z, used, timeout_ms) < 0) return errno == EINTR ? 0 : ERR_IO;
     for (int i = 0; i < used; i++) {

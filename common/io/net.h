@@ -1,7 +1,8 @@
 /* ZeroMQ sockets with every limit set, and their monitors. The only module that knows zmq.h.
  *
- * A socket belongs to the thread that opened it. No call blocks but net_poll and net_close's context.
- * What libzmq does when peers die was measured; common/io/README.md says which option answers what. */
+ * A socket belongs to the thread that opened it. No call blocks but net_poll and net_close's
+ * context. What libzmq does when peers die was measured; common/io/README.md says which option
+ * answers what. */
 #ifndef FLOTILLA_IO_NET_H
 #define FLOTILLA_IO_NET_H
 
@@ -14,7 +15,7 @@
 #define NET_FRAMES_MAX 4u
 #define NET_ENDPOINT_MAX 256u
 
-struct net;      /* a context: its I/O thread */
+struct net; /* a context: its I/O thread */
 struct net_sock;
 
 int net_open(struct net **ret_net, struct errmsg *em);
@@ -56,9 +57,9 @@ struct net_frame {
 int net_send(struct net_sock *s, const struct net_frame *frames, unsigned n);
 
 struct net_msg {
-    unsigned n;        /* public: frames */
-    char peer[64];     /* public: the host it came from; empty on inproc */
-    bool truncated;    /* public: it had more frames than NET_FRAMES_MAX, which were dropped */
+    unsigned n;     /* public: frames */
+    char peer[64];  /* public: the host it came from; empty on inproc */
+    bool truncated; /* public: it had more frames than NET_FRAMES_MAX, which were dropped */
     struct {
         _Alignas(8) uint8_t raw[64];
     } frames[NET_FRAMES_MAX]; /* private */
@@ -72,7 +73,8 @@ void net_msg_close(struct net_msg *m);
 /* Watches a socket's connections, from the same thread. */
 enum net_event { NET_EVENT_NONE, NET_EVENT_CONNECTED, NET_EVENT_LOST };
 
-int net_monitor(struct net *n, struct net_sock *s, struct net_sock **ret_monitor, struct errmsg *em);
+int net_monitor(struct net *n, struct net_sock *s, struct net_sock **ret_monitor,
+                struct errmsg *em);
 /* Ends it and closes the monitor (may be NULL), before the socket itself is closed: libzmq's I/O
  * thread sends events blocking, and would wait for ever on a monitor that nobody reads. */
 void net_monitor_close(struct net_sock *s, struct net_sock *monitor);

@@ -21,9 +21,9 @@
 
 struct slot {
     uint8_t *buf;
-    size_t idx;       /* extent */
-    uint64_t start;   /* file offset of buf[0] */
-    uint64_t want;    /* bytes of buf to fill */
+    size_t idx;     /* extent */
+    uint64_t start; /* file offset of buf[0] */
+    uint64_t want;  /* bytes of buf to fill */
     uint64_t have;
     bool direct;
     bool busy;
@@ -35,8 +35,8 @@ struct reading {
     size_t n, next;
     source_sink_fn sink;
     void *sink_arg;
-    int fd, fd_direct;     /* fd_direct is -1 where O_DIRECT is refused */
-    bool direct, may_ask;  /* direct reads work; the kernel tells us what it has cached */
+    int fd, fd_direct;    /* fd_direct is -1 where O_DIRECT is refused */
+    bool direct, may_ask; /* direct reads work; the kernel tells us what it has cached */
     struct slot slots[RING_DEPTH];
     unsigned in_flight;
     struct errmsg *em;
@@ -44,15 +44,17 @@ struct reading {
 
 static int io_error(struct reading *r, const struct extent *x, int errno_value)
 {
-    return err_set(r->em, err_from_errno(errno_value), "%s: read of %" PRIu64 " bytes at %" PRIu64
-                   ": %s", r->f->path, x->bytes, x->offset, strerror(errno_value));
+    return err_set(r->em, err_from_errno(errno_value),
+                   "%s: read of %" PRIu64 " bytes at %" PRIu64 ": %s", r->f->path, x->bytes,
+                   x->offset, strerror(errno_value));
 }
 
 static int cut_error(struct reading *r, const struct extent *x, uint64_t have)
 {
-    return err_set(r->em, ERR_FORMAT, "%s: the file ends inside bytes %" PRIu64 "+%" PRIu64 " (%"
-                   PRIu64 " bytes are missing): was it cut?", r->f->path, x->offset, x->bytes,
-                   x->bytes - have);
+    return err_set(r->em, ERR_FORMAT,
+                   "%s: the file ends inside bytes %" PRIu64 "+%" PRIu64 " (%" PRIu64
+                   " bytes are missing): was it cut?",
+                   r->f->path, x->offset, x->bytes, x->bytes - have);
 }
 
 /* Whether the page cache holds the whole extent. The mapping is never touched, only asked about: a
@@ -243,7 +245,8 @@ static int open_buffers(struct reading *r, unsigned n)
     return 0;
 }
 
-/* To who neither owns a file nor may write it, mincore says that all of it is cached (Linux 5.2). */
+/* To who neither owns a file nor may write it, mincore says that all of it is cached (Linux 5.2).
+ */
 static bool may_ask(const struct reading *r)
 {
     struct stat st;
@@ -283,8 +286,8 @@ int ring_read(void *ctx, const struct extent *extents, size_t n_extents, source_
                           .em = em};
     f->direct_bytes = f->cached_bytes = 0;
     r->fd = open(f->path, O_RDONLY | O_CLOEXEC);
-    int rc = r->fd < 0 ? err_set(em, err_from_errno(errno), "%s: %s", f->path, strerror(errno))
-                       : run(r);
+    int rc =
+        r->fd < 0 ? err_set(em, err_from_errno(errno), "%s: %s", f->path, strerror(errno)) : run(r);
     if (r->fd >= 0) (void)close(r->fd);
     for (unsigned i = 0; i < RING_DEPTH; i++) mem_free(r->slots[i].buf);
     mem_free(r);

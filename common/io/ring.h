@@ -20,8 +20,8 @@ enum ring_mode {
 };
 
 struct ring_file {
-    const char *path;    /* public: set before the call */
-    enum ring_mode mode; /* public */
+    const char *path;                    /* public: set before the call */
+    enum ring_mode mode;                 /* public */
     uint64_t direct_bytes, cached_bytes; /* results: read past the cache; through it */
     bool used_uring;                     /* result */
 };

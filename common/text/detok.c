@@ -30,11 +30,14 @@ enum sequence { SEQ_WHOLE, SEQ_UNFINISHED, SEQ_BROKEN };
 static enum sequence sequence_at(const uint8_t *s, size_t n, size_t *ret_len)
 {
     uint8_t b = s[0], lo = 0x80, hi = 0xbf;
-    size_t len = b < 0x80 ? 1 : b >= 0xc2 && b <= 0xdf ? 2 : b >= 0xe0 && b <= 0xef ? 3
-                 : b >= 0xf0 && b <= 0xf4                ? 4
-                                                         : 0;
+    size_t len = b < 0x80                 ? 1
+                 : b >= 0xc2 && b <= 0xdf ? 2
+                 : b >= 0xe0 && b <= 0xef ? 3
+                 : b >= 0xf0 && b <= 0xf4 ? 4
+                                          : 0;
     *ret_len = 1;
-    if (len == 0 || b == 0) return SEQ_BROKEN; /* a NUL would end the text for who reads C strings */
+    if (len == 0 || b == 0)
+        return SEQ_BROKEN; /* a NUL would end the text for who reads C strings */
     if (b == 0xe0) lo = 0xa0;
     if (b == 0xed) hi = 0x9f;
     if (b == 0xf0) lo = 0x90;

@@ -13,9 +13,9 @@
 #define DETOK_STOPS_MAX 16u
 
 struct detok {
-    struct buf pending;  /* private: up to 3 bytes of an unfinished character */
-    struct buf text;     /* public: characters that may be shown; take them with buf_drop */
-    struct buf held;     /* private: a suffix that a stop string may begin with */
+    struct buf pending; /* private: up to 3 bytes of an unfinished character */
+    struct buf text;    /* public: characters that may be shown; take them with buf_drop */
+    struct buf held;    /* private: a suffix that a stop string may begin with */
     char *stops[DETOK_STOPS_MAX];
     size_t n_stops;
     bool stopped; /* public: a stop string was found; nothing comes after it */

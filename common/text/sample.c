@@ -79,7 +79,8 @@ static int32_t largest(const float *logits, uint32_t n)
 /* Best score plus noise among c[0..n); a candidate that even the largest noise cannot lift above
  * the best so far is skipped. The order of the candidates does not matter. */
 static int32_t noisy_argmax(const struct sample_params *p, uint32_t sample_idx, uint32_t pos,
-                            const struct sample_candidate *c, uint32_t n, struct sample_candidate start)
+                            const struct sample_candidate *c, uint32_t n,
+                            struct sample_candidate start)
 {
     struct sample_candidate best = start;
     best.score += gumbel(p, sample_idx, pos, start.id);

@@ -29,9 +29,9 @@ static const struct pre {
 };
 
 /* Names by which files mark an end of generation that their metadata does not list. */
-static const char *const eog_names[] = {"<|endoftext|>", "<|im_end|>",    "<|eot_id|>",
-                                        "<|eom_id|>",    "<end_of_turn>", "<|end|>",
-                                        "<|end_of_text|>", "<EOT>",       "</s>"};
+static const char *const eog_names[] = {"<|endoftext|>",   "<|im_end|>",    "<|eot_id|>",
+                                        "<|eom_id|>",      "<end_of_turn>", "<|end|>",
+                                        "<|end_of_text|>", "<EOT>",         "</s>"};
 
 struct special {
     const char *text;
@@ -42,8 +42,8 @@ struct special {
 
 struct vocab {
     uint32_t n;
-    char *bytes;        /* all pieces */
-    uint32_t *offset;   /* n + 1 */
+    char *bytes;      /* all pieces */
+    uint32_t *offset; /* n + 1 */
     uint8_t *type;
     uint8_t *eog;
     int32_t bos, unknown;
@@ -53,7 +53,7 @@ struct vocab {
     struct merge {
         uint32_t rank;
         int32_t result;
-    } *merge;
+    } * merge;
     struct special *specials; /* by first byte, longest first */
     uint32_t special_first[257];
     pcre2_code *patterns[PATTERNS_MAX];
@@ -72,8 +72,7 @@ static void fill_alphabet(int16_t *byte_of)
 {
     int next = 256;
     memset(byte_of, 0xff, 0x144 * sizeof *byte_of);
-    for (int b = 0; b < 256; b++)
-        byte_of[printable(b) ? b : next++] = (int16_t)b;
+    for (int b = 0; b < 256; b++) byte_of[printable(b) ? b : next++] = (int16_t)b;
 }
 
 /* The bytes that a token's text stands for. False: it has a character outside the alphabet. */
@@ -178,7 +177,8 @@ static int by_first_byte(const void *a, const void *b)
 static void store_specials(struct vocab *v)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < v->n; i++) n += v->type[i] == TOKEN_CONTROL || v->type[i] == TOKEN_USER;
+    for (uint32_t i = 0; i < v->n; i++)
+        n += v->type[i] == TOKEN_CONTROL || v->type[i] == TOKEN_USER;
     v->specials = mem_alloc((n + 1) * sizeof *v->specials);
     n = 0;
     for (uint32_t i = 0; i < v->n; i++) {
@@ -217,15 +217,17 @@ static int compile_patterns(struct vocab *v, struct vocab_string name, struct er
     if (em) em->text[0] = 0;
     if (!pre) {
         pre = &pres[0];
-        (void)err_set(em, 0, "pre-tokeniser '%.*s' is unknown, using '%s': the token ids may differ "
-                      "from those the model was trained with", (int)name.len,
-                      name.len ? name.data : "", pre->name);
+        (void)err_set(em, 0,
+                      "pre-tokeniser '%.*s' is unknown, using '%s': the token ids may differ "
+                      "from those the model was trained with",
+                      (int)name.len, name.len ? name.data : "", pre->name);
     }
     for (int i = 0; i < PATTERNS_MAX && pre->patterns[i]; i++) {
         int code;
         PCRE2_SIZE at;
-        v->patterns[i] = pcre2_compile((PCRE2_SPTR)pre->patterns[i], PCRE2_ZERO_TERMINATED,
-                                       PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK, &code, &at, NULL);
+        v->patterns[i] =
+            pcre2_compile((PCRE2_SPTR)pre->patterns[i], PCRE2_ZERO_TERMINATED,
+                          PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK, &code, &at, NULL);
         if (!v->patterns[i])
             return err_set(em, ERR_UNSUPPORTED, "pre-tokeniser %s: PCRE2 error %d at %zu",
                            pre->name, code, (size_t)at);
@@ -314,8 +316,9 @@ bool vocab_is_eog(const struct vocab *v, int32_t token)
 
 bool vocab_is_control(const struct vocab *v, int32_t token)
 {
-    return in_range(v, token) && (v->type[token] == TOKEN_CONTROL || v->type[token] == TOKEN_UNUSED ||
-                                  v->type[token] == TOKEN_UNKNOWN);
+    return in_range(v, token) &&
+           (v->type[token] == TOKEN_CONTROL || v->type[token] == TOKEN_UNUSED ||
+            v->type[token] == TOKEN_UNKNOWN);
 }
 
 struct vocab_string vocab_piece(const struct vocab *v, int32_t token)
@@ -399,7 +402,8 @@ static void consider(struct word *w, int32_t left)
     if (m) heap_push(w, (struct pair){m->rank, left, a, b});
 }
 
-/* Room for n symbols; a merge adds at most two pairs and removes a symbol, so 3n bounds the heap. */
+/* Room for n symbols; a merge adds at most two pairs and removes a symbol, so 3n bounds the heap.
+ */
 static int word_room(struct word *w, size_t n, struct errmsg *em)
 {
     if (n <= w->cap) return 0;

@@ -16,8 +16,14 @@
 #define VOCAB_TEXT_BYTES_MAX ((size_t)16 << 20)
 
 /* Values of tokenizer.ggml.token_type. */
-enum token_type { TOKEN_NORMAL = 1, TOKEN_UNKNOWN, TOKEN_CONTROL, TOKEN_USER, TOKEN_UNUSED,
-                  TOKEN_BYTE };
+enum token_type {
+    TOKEN_NORMAL = 1,
+    TOKEN_UNKNOWN,
+    TOKEN_CONTROL,
+    TOKEN_USER,
+    TOKEN_UNUSED,
+    TOKEN_BYTE
+};
 
 struct vocab_string {
     const char *data;
@@ -44,16 +50,16 @@ int vocab_open(const struct vocab_spec *spec, struct vocab **ret_vocab, struct e
 void vocab_close(struct vocab *v);
 
 uint32_t vocab_size(const struct vocab *v);
-int32_t vocab_bos(const struct vocab *v);      /* -1: none */
-bool vocab_adds_bos(const struct vocab *v);    /* plain prompts of this model start with BOS */
+int32_t vocab_bos(const struct vocab *v);   /* -1: none */
+bool vocab_adds_bos(const struct vocab *v); /* plain prompts of this model start with BOS */
 bool vocab_is_eog(const struct vocab *v, int32_t token);
 bool vocab_is_control(const struct vocab *v, int32_t token);
 /* The token's bytes (a control token's: its name). Valid while the vocabulary is open. */
 struct vocab_string vocab_piece(const struct vocab *v, int32_t token);
 
 struct tokens {
-    int32_t *ids;    /* freed with mem_free */
-    size_t n, cap;   /* cap is private */
+    int32_t *ids;  /* freed with mem_free */
+    size_t n, cap; /* cap is private */
 };
 
 void tokens_push(struct tokens *t, int32_t id);

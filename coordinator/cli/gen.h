@@ -16,9 +16,9 @@ struct gen_options {
     const char *model;   /* path; NULL: the cluster */
     const char *cluster; /* address */
     const char *prompt;
-    bool special;        /* names of control tokens in the prompt are those tokens */
+    bool special; /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;
-    uint32_t tokens;     /* most tokens to generate */
+    uint32_t tokens; /* most tokens to generate */
     struct sample_params sampling;
     bool seed_given;
     struct opt_list stops;
@@ -42,8 +42,8 @@ typedef void (*gen_text_fn)(void *arg, const char *text, size_t len);
 
 int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
               struct errmsg *em);
-int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg,
-                struct gen_result *ret, struct errmsg *em);
+int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
+                struct errmsg *em);
 void gen_result_close(struct gen_result *r);
 
 #endif

@@ -57,8 +57,8 @@ static const char *status_name(enum status s)
     return "status unknown";
 }
 
-int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg,
-                struct gen_result *ret, struct errmsg *em)
+int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
+                struct errmsg *em)
 {
     struct client *c;
     int rc = client_open(o->cluster, &c, em);

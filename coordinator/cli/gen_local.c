@@ -32,8 +32,8 @@ static int encode_prompt(struct local *l, struct errmsg *em)
     int rc = vocab_encode(v, l->o->prompt, strlen(l->o->prompt), l->o->special, t, em);
     if (rc < 0) return rc;
     if (t->n == 0) return err_set(em, ERR_RANGE, "the prompt has no tokens");
-    uint32_t ctx = l->o->ctx && l->o->ctx < l->file.dims.ctx_train ? l->o->ctx
-                                                                    : l->file.dims.ctx_train;
+    uint32_t ctx =
+        l->o->ctx && l->o->ctx < l->file.dims.ctx_train ? l->o->ctx : l->file.dims.ctx_train;
     if (t->n >= ctx)
         return err_set(em, ERR_RANGE, "a prompt of %zu tokens does not fit the context of %" PRIu32,
                        t->n, ctx);
@@ -63,8 +63,10 @@ static int run_rows(struct local *l, uint32_t first, const int32_t *tokens, uint
     const float *logits;
     int rc = whole_step(&l->whole, first, tokens, n, choose ? &logits : NULL, em);
     if (rc < 0 || !choose) return rc;
-    *ret_token = sample_choose(&l->sampling, 0, first + n, logits, l->file.dims.vocab, l->candidates);
-    return *ret_token < 0 ? err_set(em, ERR_FORMAT, "the model gave logits that are not finite") : 0;
+    *ret_token =
+        sample_choose(&l->sampling, 0, first + n, logits, l->file.dims.vocab, l->candidates);
+    return *ret_token < 0 ? err_set(em, ERR_FORMAT, "the model gave logits that are not finite")
+                          : 0;
 }
 
 static int prefill(struct local *l, int32_t *ret_token, struct errmsg *em)

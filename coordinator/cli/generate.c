@@ -37,33 +37,51 @@ int cmd_generate(int argc, char **argv)
     struct gen_options o = {.tokens = 128, .sampling = {.top_p = 1.0f}, .chunk = 512};
     bool json = false;
     const struct opt table[] = {
-        {"--model", 'm', OPT_STRING, &o.model, 0, 0, NULL, "FILE  a GGUF file: the engine alone, in this process"},
-        {"--cluster", 0, OPT_STRING, &o.cluster, 0, 0, NULL, "ADDR  a running cluster, e.g. tcp://127.0.0.1:7070"},
-        {"--prompt", 'p', OPT_STRING, &o.prompt, 0, 0, NULL, "TEXT  what to continue; control tokens in it are text"},
-        {"--special", 0, OPT_FLAG, &o.special, 0, 0, NULL, "names of control tokens in the prompt are those tokens"},
+        {"--model", 'm', OPT_STRING, &o.model, 0, 0, NULL,
+         "FILE  a GGUF file: the engine alone, in this process"},
+        {"--cluster", 0, OPT_STRING, &o.cluster, 0, 0, NULL,
+         "ADDR  a running cluster, e.g. tcp://127.0.0.1:7070"},
+        {"--prompt", 'p', OPT_STRING, &o.prompt, 0, 0, NULL,
+         "TEXT  what to continue; control tokens in it are text"},
+        {"--special", 0, OPT_FLAG, &o.special, 0, 0, NULL,
+         "names of control tokens in the prompt are those tokens"},
         {"--tokens", 'n', OPT_U32, &o.tokens, 0, 1 << 20, NULL, "N  most tokens to generate (128)"},
-        {"--temp", 0, OPT_F32, &o.sampling.temp, 0, 1e6, NULL, "T  temperature; 0, the default, takes the likeliest token"},
-        {"--top-k", 0, OPT_U32, &o.sampling.top_k, 0, UINT32_MAX, NULL, "K  choose among the K likeliest; 0: no limit"},
-        {"--top-p", 0, OPT_F32, &o.sampling.top_p, 0, 1, NULL, "P  choose among the likeliest that hold P of the mass (1)"},
-        {"--min-p", 0, OPT_F32, &o.sampling.min_p, 0, 1, NULL, "P  drop tokens below P times the likeliest (0)"},
-        {"--seed", 0, OPT_U64, &o.sampling.seed, 0, 0, &o.seed_given, "S  same seed, same answer; drawn if not given"},
-        {"--stop", 0, OPT_LIST, &o.stops, 0, 0, NULL, "TEXT  end before this text; may be repeated"},
-        {"--ignore-eos", 0, OPT_FLAG, &o.ignore_eos, 0, 0, NULL, "go on after an end-of-generation token"},
-        {"--ctx", 0, OPT_U32, &o.ctx, 1, 1 << 30, NULL, "N  context limit; the model's if not given (--model)"},
-        {"--chunk", 0, OPT_U32, &o.chunk, 1, 4096, NULL, "N  prompt tokens computed at once (512, --model)"},
-        {"--threads", 't', OPT_U32, &o.threads, 1, 256, NULL, "N  threads; all cores if not given (--model)"},
-        {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL, "NAME  force scalar or avx2; the best if not given (--model)"},
-        {"--kv", 0, OPT_STRING, &o.kv, 0, 0, NULL, "TYPE  keys and values as f16 or f32 (f16, --model)"},
-        {"--deadline", 0, OPT_U32, &o.deadline_s, 1, 86400, NULL, "S  end the request after S seconds (600, --cluster)"},
+        {"--temp", 0, OPT_F32, &o.sampling.temp, 0, 1e6, NULL,
+         "T  temperature; 0, the default, takes the likeliest token"},
+        {"--top-k", 0, OPT_U32, &o.sampling.top_k, 0, UINT32_MAX, NULL,
+         "K  choose among the K likeliest; 0: no limit"},
+        {"--top-p", 0, OPT_F32, &o.sampling.top_p, 0, 1, NULL,
+         "P  choose among the likeliest that hold P of the mass (1)"},
+        {"--min-p", 0, OPT_F32, &o.sampling.min_p, 0, 1, NULL,
+         "P  drop tokens below P times the likeliest (0)"},
+        {"--seed", 0, OPT_U64, &o.sampling.seed, 0, 0, &o.seed_given,
+         "S  same seed, same answer; drawn if not given"},
+        {"--stop", 0, OPT_LIST, &o.stops, 0, 0, NULL,
+         "TEXT  end before this text; may be repeated"},
+        {"--ignore-eos", 0, OPT_FLAG, &o.ignore_eos, 0, 0, NULL,
+         "go on after an end-of-generation token"},
+        {"--ctx", 0, OPT_U32, &o.ctx, 1, 1 << 30, NULL,
+         "N  context limit; the model's if not given (--model)"},
+        {"--chunk", 0, OPT_U32, &o.chunk, 1, 4096, NULL,
+         "N  prompt tokens computed at once (512, --model)"},
+        {"--threads", 't', OPT_U32, &o.threads, 1, 256, NULL,
+         "N  threads; all cores if not given (--model)"},
+        {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL,
+         "NAME  force scalar or avx2; the best if not given (--model)"},
+        {"--kv", 0, OPT_STRING, &o.kv, 0, 0, NULL,
+         "TYPE  keys and values as f16 or f32 (f16, --model)"},
+        {"--deadline", 0, OPT_U32, &o.deadline_s, 1, 86400, NULL,
+         "S  end the request after S seconds (600, --cluster)"},
         {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document instead of text"},
         {0},
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("generate (--model FILE | --cluster ADDR) --prompt TEXT [options]",
-                     "  flotilla generate --model smol.gguf --prompt 'Once upon a time' --tokens 64\n"
-                     "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n",
-                     table, argc, argv, NULL, 0, &n_rest, &status))
+    if (!cmd_options(
+            "generate (--model FILE | --cluster ADDR) --prompt TEXT [options]",
+            "  flotilla generate --model smol.gguf --prompt 'Once upon a time' --tokens 64\n"
+            "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n",
+            table, argc, argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
     if (!o.model == !o.cluster || !o.prompt) {

@@ -18,7 +18,8 @@ static double number_of(const struct gguf_kv *kv)
     float f;
     double d;
     switch (kv->type) {
-    case GGUF_U8: case GGUF_BOOL: return cursor_u8(&c);
+    case GGUF_U8:
+    case GGUF_BOOL: return cursor_u8(&c);
     case GGUF_I8: return (int8_t)cursor_u8(&c);
     case GGUF_U16: return cursor_u16(&c);
     case GGUF_I16: return (int16_t)cursor_u16(&c);
@@ -33,9 +34,9 @@ static double number_of(const struct gguf_kv *kv)
 
 static const char *type_name(enum gguf_type t)
 {
-    static const char *const names[GGUF_N_TYPES] = {"u8",   "i8",     "u16",   "i16", "u32",
-                                                    "i32",  "f32",    "bool",  "string", "array",
-                                                    "u64",  "i64",    "f64"};
+    static const char *const names[GGUF_N_TYPES] = {"u8",  "i8",  "u16",  "i16",    "u32",
+                                                    "i32", "f32", "bool", "string", "array",
+                                                    "u64", "i64", "f64"};
     return names[t];
 }
 
@@ -45,7 +46,8 @@ static void kv_json(struct json *to, const struct gguf_kv *kv)
     (void)snprintf(key, sizeof key, "%.*s", (int)kv->key_len, kv->key);
     if (kv->type == GGUF_ARRAY) {
         char text[64];
-        int n = snprintf(text, sizeof text, "%s[%" PRIu64 "]", type_name(kv->item_type), kv->n_items);
+        int n =
+            snprintf(text, sizeof text, "%s[%" PRIu64 "]", type_name(kv->item_type), kv->n_items);
         json_put_string(to, key, text, (size_t)n);
     } else if (kv->type == GGUF_STRING) {
         json_put_string(to, key, (const char *)kv->data, (size_t)kv->data_bytes);
@@ -149,16 +151,18 @@ int cmd_tokenize(int argc, char **argv)
     const char *path = NULL;
     bool json = false, special = false;
     const struct opt table[] = {
-        {"--model", 'm', OPT_STRING, &path, 0, 0, NULL, "FILE  a GGUF file; one with a vocabulary alone will do"},
-        {"--special", 0, OPT_FLAG, &special, 0, 0, NULL, "names of control tokens are those tokens"},
+        {"--model", 'm', OPT_STRING, &path, 0, 0, NULL,
+         "FILE  a GGUF file; one with a vocabulary alone will do"},
+        {"--special", 0, OPT_FLAG, &special, 0, 0, NULL,
+         "names of control tokens are those tokens"},
         {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
         {0},
     };
     size_t n_rest;
     int status;
     if (!cmd_options("tokenize --model FILE < TEXT",
-                     "  printf 'Hello  world' | flotilla tokenize --model smol.gguf --json\n", table,
-                     argc, argv, NULL, 0, &n_rest, &status))
+                     "  printf 'Hello  world' | flotilla tokenize --model smol.gguf --json\n",
+                     table, argc, argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
     if (!path) {

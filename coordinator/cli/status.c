@@ -92,7 +92,8 @@ static void print_text(const struct msg_status *s)
     for (uint32_t i = 0; i < r->n_workers; i++) {
         const struct msg_worker_status *w = &r->workers[i];
         char layers[32];
-        (void)snprintf(layers, sizeof layers, "%" PRIu32 "-%" PRIu32, w->layer_first, w->layer_last);
+        (void)snprintf(layers, sizeof layers, "%" PRIu32 "-%" PRIu32, w->layer_first,
+                       w->layer_last);
         (void)printf("%-20s %-8s %7" PRIu32 " %8s %8" PRIu32 " %10.1f %10.1f  %s\n", w->name,
                      w->state, w->pid, layers, w->threads,
                      (double)w->heartbeat.read_bytes / (1 << 20),
@@ -105,7 +106,8 @@ int cmd_status(int argc, char **argv)
     const char *cluster = NULL;
     bool json = false;
     const struct opt table[] = {
-        {"--cluster", 0, OPT_STRING, &cluster, 0, 0, NULL, "ADDR  the coordinator's client address"},
+        {"--cluster", 0, OPT_STRING, &cluster, 0, 0, NULL,
+         "ADDR  the coordinator's client address"},
         {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
         {0},
     };

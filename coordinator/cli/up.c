@@ -118,9 +118,16 @@ static int start_workers(struct up *u, const char *coordinator, struct errmsg *e
     (void)snprintf(threads, sizeof threads, "%" PRIu32, u->threads ? u->threads : each ? each : 1);
     for (uint32_t i = 0; i < u->workers; i++) {
         (void)snprintf(name, sizeof name, "w%" PRIu32, i + 1);
-        char *args[] = {"flotilla-worker", "--coordinator", (char *)(uintptr_t)coordinator,
-                        "--name", name, "--threads", threads,
-                        u->isa ? "--isa" : NULL, (char *)(uintptr_t)u->isa, NULL};
+        char *args[] = {"flotilla-worker",
+                        "--coordinator",
+                        (char *)(uintptr_t)coordinator,
+                        "--name",
+                        name,
+                        "--threads",
+                        threads,
+                        u->isa ? "--isa" : NULL,
+                        (char *)(uintptr_t)u->isa,
+                        NULL};
         u->children[i] = spawn(u, "flotilla-worker", args, -1, -1);
         if (u->children[i] < 0) return err_set(em, ERR_IO, "fork: %s", strerror(errno));
     }
@@ -161,24 +168,29 @@ int cmd_up(int argc, char **argv)
     struct up u = {.workers = 2, .replicas = 1, .chunk = 512};
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &u.model, 0, 0, NULL, "FILE  a GGUF file"},
-        {"--workers", 'w', OPT_U32, &u.workers, 1, WORKERS_MAX, NULL, "N  workers that share the layers (2)"},
+        {"--workers", 'w', OPT_U32, &u.workers, 1, WORKERS_MAX, NULL,
+         "N  workers that share the layers (2)"},
         {"--replicas", 0, OPT_U32, &u.replicas, 1, 1, NULL, "N  chains of workers (1)"},
-        {"--threads", 't', OPT_U32, &u.threads, 1, 256, NULL, "N  threads of each worker (cores / workers)"},
+        {"--threads", 't', OPT_U32, &u.threads, 1, 256, NULL,
+         "N  threads of each worker (cores / workers)"},
         {"--ctx", 0, OPT_U32, &u.ctx, 1, 1 << 20, NULL, "N  context limit (the model's)"},
-        {"--kv-tokens", 0, OPT_U32, &u.kv_tokens, 16, 1 << 30, NULL, "N  tokens the KV pool has room for (2 contexts)"},
+        {"--kv-tokens", 0, OPT_U32, &u.kv_tokens, 16, 1 << 30, NULL,
+         "N  tokens the KV pool has room for (2 contexts)"},
         {"--kv", 0, OPT_STRING, &u.kv, 0, 0, NULL, "TYPE  keys and values as f16 or f32 (f16)"},
         {"--chunk", 0, OPT_U32, &u.chunk, 1, 4096, NULL, "N  rows of a Step (512)"},
         {"--max-requests", 0, OPT_U32, &u.max_requests, 1, 4096, NULL, "N  live requests (256)"},
         {"--isa", 0, OPT_STRING, &u.isa, 0, 0, NULL, "NAME  force scalar or avx2 (the best)"},
-        {"--replica-wait", 0, OPT_U32, &u.replica_wait, 0, 86400, &u.replica_wait_given, "S  how long requests wait for lost workers (30)"},
+        {"--replica-wait", 0, OPT_U32, &u.replica_wait, 0, 86400, &u.replica_wait_given,
+         "S  how long requests wait for lost workers (30)"},
         {0},
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("up --model FILE [--workers 2] [options]",
-                     "  flotilla up --model smol.gguf\n"
-                     "  flotilla up --model smol.gguf --workers 3 --kv-tokens 4096 --replica-wait 0\n",
-                     table, argc, argv, NULL, 0, &n_rest, &status))
+    if (!cmd_options(
+            "up --model FILE [--workers 2] [options]",
+            "  flotilla up --model smol.gguf\n"
+            "  flotilla up --model smol.gguf --workers 3 --kv-tokens 4096 --replica-wait 0\n",
+            table, argc, argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
     if (!u.model) {

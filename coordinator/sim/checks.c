@@ -42,7 +42,8 @@ struct world_request *check__find(struct world *w, uint64_t id)
     return id >= 1 && id <= w->n_requests ? &w->requests[id - 1] : NULL;
 }
 
-/* 2. Shadow KV: a row finds the right tag at every position before it, and brings the right token. */
+/* 2. Shadow KV: a row finds the right tag at every position before it, and brings the right token.
+ */
 void check__run(struct world *w, struct world_worker *s, const struct msg_run *r)
 {
     struct world_request *q = check__find(w, r->request);
@@ -222,5 +223,6 @@ void check__end(struct world *w)
     if (!w->failed && w->faultless && s.replica.generation != 1)
         world__fail(w, "nothing broke, but generation %" PRIu32 " began: %s", s.replica.generation,
                     s.replica.why);
-    if (!w->failed && !s.ready) world__fail(w, "faults have stopped, but nothing is ready: %s", s.replica.why);
+    if (!w->failed && !s.ready)
+        world__fail(w, "faults have stopped, but nothing is ready: %s", s.replica.why);
 }

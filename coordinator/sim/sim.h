@@ -13,8 +13,8 @@
 #include <stdint.h>
 
 struct sim_report {
-    uint64_t events;   /* that the core took */
-    uint64_t faults;   /* kills, stops, cuts, losses, duplicates, late deliveries, stalls */
+    uint64_t events; /* that the core took */
+    uint64_t faults; /* kills, stops, cuts, losses, duplicates, late deliveries, stalls */
     uint64_t requests, completed, tokens, generations;
     uint64_t digest;   /* of all actions: the same seed gives the same */
     char failure[512]; /* empty: everything held */

@@ -166,7 +166,8 @@ static void check_fence(struct world *w, struct world_worker *s, const struct ms
     s->ran = m->number;
 }
 
-/* The last stage has a request's parameters from its first row that wants logits until it is closed. */
+/* The last stage has a request's parameters from its first row that wants logits until it is
+ * closed. */
 static void check_open(struct world *w, struct world_worker *s, const struct msg_step *m)
 {
     for (uint32_t i = 0; i < m->n_runs; i++) {

@@ -1,4 +1,5 @@
-/* The world: a heap of what is to happen, the network's delays, faults, and the core in the middle. */
+/* The world: a heap of what is to happen, the network's delays, faults, and the core in the middle.
+ */
 #include "coordinator/sim/world.h"
 
 #include "common/base/clock.h"
@@ -169,7 +170,8 @@ static void carry_out(struct world *w, struct actions actions)
                 o->who = (uint32_t)a->tokens.request - 1;
             }
             break;
-        case ACT_END: case ACT_NOTE: break;
+        case ACT_END:
+        case ACT_NOTE: break;
         }
     }
 }
@@ -387,7 +389,8 @@ static bool postpone(struct world *w, struct occurrence *o)
 
 static void happen(struct world *w, struct occurrence *o)
 {
-    bool of_worker = to_worker(o->what) || o->what == HAPPEN_HEARTBEAT || o->what == HAPPEN_CONTINUE;
+    bool of_worker =
+        to_worker(o->what) || o->what == HAPPEN_HEARTBEAT || o->what == HAPPEN_CONTINUE;
     if (of_worker && (!w->workers[o->who].alive || w->workers[o->who].life != o->life)) return;
     if (to_core(o->what)) {
         happen_to_core(w, o);

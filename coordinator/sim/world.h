@@ -19,55 +19,55 @@
 
 /* What is scheduled to happen. */
 enum happening {
-    HAPPEN_TO_CORE,     /* a control message arrives */
-    HAPPEN_TO_WORKER,   /* the same, the other way */
-    HAPPEN_STEP,        /* a Step arrives at a worker */
+    HAPPEN_TO_CORE,   /* a control message arrives */
+    HAPPEN_TO_WORKER, /* the same, the other way */
+    HAPPEN_STEP,      /* a Step arrives at a worker */
     HAPPEN_RESULT,
-    HAPPEN_STAGE_DONE,  /* a worker has finished what it computes */
+    HAPPEN_STAGE_DONE, /* a worker has finished what it computes */
     HAPPEN_LOADED,
-    HAPPEN_LINK,        /* the coordinator's link is up or lost */
+    HAPPEN_LINK, /* the coordinator's link is up or lost */
     HAPPEN_HEARTBEAT,
     HAPPEN_TICK,
     HAPPEN_SUBMIT,
     HAPPEN_CANCEL,
     HAPPEN_STOP_STRING,
-    HAPPEN_FAULT,       /* something breaks */
-    HAPPEN_RESTART,     /* a killed worker comes back */
-    HAPPEN_CONTINUE,    /* a stopped one goes on */
+    HAPPEN_FAULT,    /* something breaks */
+    HAPPEN_RESTART,  /* a killed worker comes back */
+    HAPPEN_CONTINUE, /* a stopped one goes on */
 };
 
 struct occurrence {
     uint64_t at_ns, order; /* ties in the order of scheduling */
     enum happening what;
-    uint32_t who;          /* worker or request */
-    uint64_t life;         /* of the worker: what was meant for an earlier one is lost with it */
+    uint32_t who;  /* worker or request */
+    uint64_t life; /* of the worker: what was meant for an earlier one is lost with it */
     struct epoch epoch;
     bool up;
     struct msg_from_worker *from;
     struct msg_to_worker *to;
-    struct buf bytes;      /* a Step or a result as on the wire */
+    struct buf bytes; /* a Step or a result as on the wire */
 };
 
 struct world_worker {
     bool alive, stopped, busy, loaded;
-    uint64_t life;               /* counts restarts */
+    uint64_t life; /* counts restarts */
     struct instance instance;
     struct gate gate;
     struct msg_assign assign;
-    uint64_t ran;                /* number of the last Step run in the present epoch, by our count */
-    int downstream;              /* worker, -1: results, -2: none */
-    bool cut;                    /* its outgoing data link swallows everything */
-    uint64_t continue_ns;        /* when a stopped one goes on */
-    uint64_t deaf_until_ns;      /* its control connection is broken: messages both ways are lost */
+    uint64_t ran;           /* number of the last Step run in the present epoch, by our count */
+    int downstream;         /* worker, -1: results, -2: none */
+    bool cut;               /* its outgoing data link swallows everything */
+    uint64_t continue_ns;   /* when a stopped one goes on */
+    uint64_t deaf_until_ns; /* its control connection is broken: messages both ways are lost */
     struct msg_from_worker standing; /* Ready or Linked, said again with each heartbeat */
     bool stands;
-    bool open[WORLD_REQUESTS];   /* requests whose parameters it has, as the last stage */
+    bool open[WORLD_REQUESTS]; /* requests whose parameters it has, as the last stage */
     uint64_t tags[WORLD_PAGES_MAX * LIMIT_PAGE];
     struct buf inbox[WORLD_INBOX]; /* Steps that wait, a ring */
     uint32_t inbox_at, inbox_n;
-    struct buf outgoing;         /* what it will hand on when done */
+    struct buf outgoing; /* what it will hand on when done */
     bool outgoing_result;
-    uint64_t last_out_ns;        /* a link keeps its order */
+    uint64_t last_out_ns; /* a link keeps its order */
     uint64_t last_control_ns;
     struct msg_heartbeat heartbeat;
 };
@@ -78,10 +78,10 @@ struct world_request {
     uint32_t n_prompt, max_new, n_tokens; /* n_tokens: prompt and what was delivered */
     int32_t tokens[WORLD_TOKENS_MAX];     /* the oracle's: all that can ever be generated */
     uint64_t tags[WORLD_TOKENS_MAX];
-    uint32_t n_oracle;                    /* tokens until the limit or the end token (not included) */
+    uint32_t n_oracle; /* tokens until the limit or the end token (not included) */
     bool stopped_by_us, cancelled;
-    uint32_t lost;                        /* generations lost since it was submitted */
-    uint32_t issued;                      /* end of its last run in this generation */
+    uint32_t lost;   /* generations lost since it was submitted */
+    uint32_t issued; /* end of its last run in this generation */
 };
 
 struct world {
@@ -102,9 +102,9 @@ struct world {
     uint64_t last_link_ns, next_life, stalled_until_ns, next_tick_ns;
     bool link_cut;
     struct arena arena;
-    uint64_t row_ns;  /* a stage's time for a row */
-    bool faultless;   /* nothing breaks in this world: no generation may be lost */
-    bool was_ready;   /* before the core's present event */
+    uint64_t row_ns; /* a stage's time for a row */
+    bool faultless;  /* nothing breaks in this world: no generation may be lost */
+    bool was_ready;  /* before the core's present event */
     bool failed;
 };
 

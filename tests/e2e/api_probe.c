@@ -47,12 +47,15 @@ int main(int argc, char **argv)
     generate(c, "temp", &(struct msg_generate){.prompt = "a", .max_tokens = 4, .sampling = cold});
     generate(c, "top_p", &(struct msg_generate){.prompt = "a", .max_tokens = 4, .sampling = wide});
     generate(c, "other_model",
-             &(struct msg_generate){.prompt = "a", .model = "other", .max_tokens = 4, .sampling = plain});
-    generate(c, "resume",
-             &(struct msg_generate){.prompt = "a", .from_index = 2, .max_tokens = 4, .sampling = plain});
-    generate(c, "foreign_token",
-             &(struct msg_generate){.prompt_tokens = foreign, .n_prompt_tokens = 2, .max_tokens = 4,
-                                    .sampling = plain});
+             &(struct msg_generate){
+                 .prompt = "a", .model = "other", .max_tokens = 4, .sampling = plain});
+    generate(
+        c, "resume",
+        &(struct msg_generate){.prompt = "a", .from_index = 2, .max_tokens = 4, .sampling = plain});
+    generate(
+        c, "foreign_token",
+        &(struct msg_generate){
+            .prompt_tokens = foreign, .n_prompt_tokens = 2, .max_tokens = 4, .sampling = plain});
     const int32_t *ids;
     uint32_t n;
     if (client_tokenize(c, "Hello  world", false, &ids, &n, &em) == 0)

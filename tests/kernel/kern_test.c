@@ -101,8 +101,8 @@ struct act_room {
 
 static struct act_room new_act(uint32_t n_tokens, uint32_t k)
 {
-    struct act_room r = {{n_tokens, k, NULL, NULL, NULL, NULL}, (size_t)n_tokens * k,
-                         (size_t)n_tokens * (k / 32)};
+    struct act_room r = {
+        {n_tokens, k, NULL, NULL, NULL, NULL}, (size_t)n_tokens * k, (size_t)n_tokens * (k / 32)};
     r.a.q = mem_zalloc(r.q_bytes);
     r.a.x = mem_zalloc(r.blocks * sizeof(float));
     r.a.y = mem_zalloc(r.blocks * sizeof(float));
@@ -153,7 +153,8 @@ static void one_linear(enum qtype type, uint32_t rows, uint32_t k, uint32_t toke
     random_rows(type, file, (size_t)rows * k / t->block, wkind);
     for (uint32_t p = 0; p < panels; p++) {
         uint32_t n = rows - p * 16 < 16 ? rows - p * 16 : 16;
-        assert_true(quant_pack_panel(type, file + p * 16 * row_bytes, n, k, packed + p * panel_bytes));
+        assert_true(
+            quant_pack_panel(type, file + p * 16 * row_bytes, n, k, packed + p * panel_bytes));
     }
     struct mat m = {type, rows, k, packed};
     float *x = mem_alloc((size_t)tokens * k * sizeof *x);
@@ -195,7 +196,8 @@ static void test_linear(void **state)
     for (size_t t = 0; t < 5; t++)
         for (size_t n = 0; n < 10; n++)
             for (size_t r = 0; r < 6; r++) {
-                uint32_t k = qtype_info(types[t])->block == 1 ? odd[(n + r) % 4] : widths[(n + r) % 4];
+                uint32_t k =
+                    qtype_info(types[t])->block == 1 ? odd[(n + r) % 4] : widths[(n + r) % 4];
                 for (int kind = 0; kind < N_DATA; kind++)
                     one_linear(types[t], rows[r], k, tokens[n], (int)(n + r + (size_t)kind) % 3,
                                (enum data)kind);
@@ -372,9 +374,12 @@ int main(void)
     else
         (void)printf("not tested here: %s\n", em.text);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantise),          cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_rows),              cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_oracle_against_f64), cmocka_unit_test(test_linear_vector),
+        cmocka_unit_test(test_quantise),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_oracle_against_f64),
+        cmocka_unit_test(test_linear_vector),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,8 @@ int main(int argc, char **argv)
     struct gguf *g = NULL;
     if (argc != 3) return 2;
     int rc = gguf_open(argv[1], &g, &em);
-    if (rc == 0 && !(tensor = gguf_tensor(g, argv[2]))) rc = err_set(&em, ERR_NOTFOUND, "no tensor");
+    if (rc == 0 && !(tensor = gguf_tensor(g, argv[2])))
+        rc = err_set(&em, ERR_NOTFOUND, "no tensor");
     if (rc == 0) {
         struct ring_file f = {.path = argv[1]};
         struct extent x = {tensor->offset, tensor->bytes};

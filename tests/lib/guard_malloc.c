@@ -1,6 +1,6 @@
-/* Preloaded into a worker: an allocation by the C library's malloc while the thread is in the guarded
- * compute path (common/base/mem.h) aborts the process. The worker's own mem_* functions check the
- * same guard by themselves; this catches what goes around them. */
+/* Preloaded into a worker: an allocation by the C library's malloc while the thread is in the
+ * guarded compute path (common/base/mem.h) aborts the process. The worker's own mem_* functions
+ * check the same guard by themselves; this catches what goes around them. */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -16,8 +16,10 @@ int main(int argc, char **argv)
     const struct opt table[] = {
         {"--first", 0, OPT_U64, &first, 0, 0, NULL, "SEED  the first seed"},
         {"--seeds", 0, OPT_U32, &seeds, 1, 100000000, NULL, "N  how many"},
-        {"--long-seeds", 0, OPT_U32, &long_seeds, 1, 100000000, NULL, "N  how many where FLOTILLA_LONG is set"},
-        {"--expect-failure", 0, OPT_FLAG, &expect_failure, 0, 0, NULL, "this build has a fault that must be found"},
+        {"--long-seeds", 0, OPT_U32, &long_seeds, 1, 100000000, NULL,
+         "N  how many where FLOTILLA_LONG is set"},
+        {"--expect-failure", 0, OPT_FLAG, &expect_failure, 0, 0, NULL,
+         "this build has a fault that must be found"},
         {0},
     };
     struct errmsg em;
@@ -50,9 +52,8 @@ int main(int argc, char **argv)
     double n = (double)seeds;
     (void)printf("%" PRIu32 " seeds held; a seed has on average %.0f events, %.1f faults, %.1f "
                  "generations lost, %.1f requests of which %.1f complete, %.0f tokens\n",
-                 seeds, (double)sum.events / n, (double)sum.faults / n,
-                 (double)sum.generations / n, (double)sum.requests / n, (double)sum.completed / n,
-                 (double)sum.tokens / n);
+                 seeds, (double)sum.events / n, (double)sum.faults / n, (double)sum.generations / n,
+                 (double)sum.requests / n, (double)sum.completed / n, (double)sum.tokens / n);
     if ((double)sum.events / n < 500.0 || (double)sum.faults / n < 5.0) {
         (void)printf("too little happens: 500 events and 5 faults a seed are needed\n");
         return 1;

@@ -42,7 +42,9 @@ static void test_accepted(void **state)
     struct values v;
     struct errmsg em;
     assert_int_equal(parse("\xef\xbb\xbfmodel: m\r\nport: 8080\r\ncache: true\r\nports:\r\n"
-                           "  inner: 3\r\n", &v, &em), 0);
+                           "  inner: 3\r\n",
+                           &v, &em),
+                     0);
     assert_true(v.port == 8080 && v.cache && v.inner == 3);
     release(&v);
     static const char *const names[] = {"no", "1.10", "\"no\"", "NO", "010", "'a b'", "\"~\""};
@@ -68,9 +70,9 @@ static void refused(const char *text, const char *where, const char *key)
 static void test_refused(void **state)
 {
     (void)state;
-    static const char *const ports[] = {"08080", "0o17620", "0x1F90", "8_080", "8080abc",
-                                        "99999999999", "-1", "\"\"", "~", "1e4", "22:30", "[8080]",
-                                        "70000", "0", "\"8080\"", "2G"};
+    static const char *const ports[] = {
+        "08080", "0o17620", "0x1F90", "8_080",  "8080abc", "99999999999", "-1",       "\"\"",
+        "~",     "1e4",     "22:30",  "[8080]", "70000",   "0",           "\"8080\"", "2G"};
     static const char *const bools[] = {"no", "off", "False", "n", "\"false\"", "maybe", "1"};
     char text[128];
     for (size_t i = 0; i < sizeof ports / sizeof ports[0]; i++) {

@@ -21,12 +21,26 @@ struct fixture {
 static struct core_config config(void)
 {
     static const int32_t eog = 2;
-    return (struct core_config){.incarnation = 77, .n_stages = 2, .n_layers = 5, .width = 8, .vocab = 50,
-                                .model_digest = 9, .model_path = "/m", .results_endpoint = "tcp://:9",
-                                .eog = &eog, .n_eog = 1, .n_pages = 8, .ctx = 100, .rows_max = 16,
-                                .logits_max = 4, .window = 2, .max_live = 3,
-                                .replica_wait_ns = 1000 * MS, .deadline_ns = 60000 * MS,
-                                .worker_timeout_ns = 1500 * MS, .step_timeout_ns = 2000 * MS};
+    return (struct core_config){.incarnation = 77,
+                                .n_stages = 2,
+                                .n_layers = 5,
+                                .width = 8,
+                                .vocab = 50,
+                                .model_digest = 9,
+                                .model_path = "/m",
+                                .results_endpoint = "tcp://:9",
+                                .eog = &eog,
+                                .n_eog = 1,
+                                .n_pages = 8,
+                                .ctx = 100,
+                                .rows_max = 16,
+                                .logits_max = 4,
+                                .window = 2,
+                                .max_live = 3,
+                                .replica_wait_ns = 1000 * MS,
+                                .deadline_ns = 60000 * MS,
+                                .worker_timeout_ns = 1500 * MS,
+                                .step_timeout_ns = 2000 * MS};
 }
 
 static struct actions feed(struct fixture *f, struct event e)
@@ -73,7 +87,8 @@ static void make_ready(struct fixture *f)
         a = from(f, w, m);
     }
     assert_string_equal(first(a, ACT_LINK_OPEN)->link.endpoint, "tcp://10.0.0.1:5");
-    for (uint64_t w = 1; w <= 2; w++) (void)from(f, w, (struct msg_from_worker){.type = FROM_LINKED});
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_LINKED});
     a = feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
     assert_int_equal(first(a, ACT_STEP)->step->runs[0].kind, RUN_PROBE);
     struct msg_status s;
@@ -104,9 +119,11 @@ static const int32_t prompt[200] = {1, 1, 1};
 
 static struct actions submit(struct fixture *f, uint64_t id, uint32_t n_prompt, uint32_t max_new)
 {
-    return feed(f, (struct event){.type = EV_SUBMIT,
-                                  .submit = {.request = id, .tokens = prompt, .n_prompt = n_prompt,
-                                             .max_new = max_new}});
+    return feed(
+        f,
+        (struct event){
+            .type = EV_SUBMIT,
+            .submit = {.request = id, .tokens = prompt, .n_prompt = n_prompt, .max_new = max_new}});
 }
 
 static void expect_end(struct actions a, enum status status, const char *words)
@@ -140,8 +157,8 @@ static void test_limits(void **state)
     struct actions a = submit(f, 6, 3, 4);
     expect_end(a, STATUS_RESOURCE_EXHAUSTED, "3 requests");
     assert_true(first(a, ACT_END)->end.retry_ms > 0);
-    expect_end(feed(f, (struct event){.type = EV_CANCEL, .request = {4, "asked"}}), STATUS_CANCELLED,
-               "asked");
+    expect_end(feed(f, (struct event){.type = EV_CANCEL, .request = {4, "asked"}}),
+               STATUS_CANCELLED, "asked");
     assert_null(first(submit(f, 7, 3, 4), ACT_END)); /* there is room again */
     expect_end(submit(f, 8, 3, 4), STATUS_RESOURCE_EXHAUSTED, "");
 }
@@ -160,8 +177,8 @@ static void test_one_request(void **state)
     assert_int_equal(a.items[1].step->runs[0].open.boundary, 20);
     uint64_t number = a.items[1].step->number;
     int32_t token = 7;
-    struct msg_run_result run = {.request = 9, .attempt = 1, .first_pos = 20, .n_tokens = 1,
-                                 .tokens = &token};
+    struct msg_run_result run = {
+        .request = 9, .attempt = 1, .first_pos = 20, .n_tokens = 1, .tokens = &token};
     struct msg_result r = {.epoch = f->epoch, .number = number - 1};
     (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
     r = (struct msg_result){.epoch = f->epoch, .number = number, .n_runs = 1, .runs = &run};
@@ -173,7 +190,7 @@ static void test_one_request(void **state)
     a = feed(f, (struct event){.type = EV_COMPOSE});
     assert_int_equal(first(a, ACT_STEP)->step->runs[0].kind, RUN_DECODE);
     assert_false(first(a, ACT_STEP)->step->runs[0].has_open); /* told once */
-    token = 2; /* the end token */
+    token = 2;                                                /* the end token */
     run.first_pos = 21;
     r.number = number + 1;
     a = feed(f, (struct event){.type = EV_RESULT, .result = &r});
@@ -247,20 +264,22 @@ static void test_probe_digest(void **state)
     static const uint64_t who[] = {1, 4};
     for (int i = 0; i < 2; i++)
         (void)from(f, who[i], (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
-    for (int i = 0; i < 2; i++) (void)from(f, who[i], (struct msg_from_worker){.type = FROM_LINKED});
+    for (int i = 0; i < 2; i++)
+        (void)from(f, who[i], (struct msg_from_worker){.type = FROM_LINKED});
     (void)feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
     struct msg_result probe = {.epoch = f->epoch, .number = 1, .digest = 6}; /* it was 5 */
     a = feed(f, (struct event){.type = EV_RESULT, .result = &probe});
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "differ"));
 }
 
-/* A result that skips a Step, has fewer tokens than asked for, or foreign ones, ends the generation. */
+/* A result that skips a Step, has fewer tokens than asked for, or foreign ones, ends the
+ * generation. */
 static void test_results_that_are_not_asked_for(void **state)
 {
     struct fixture *f = *state;
     static const int32_t right = 7, foreign = 50;
-    const struct msg_run_result good = {.request = 9, .attempt = 1, .first_pos = 20, .n_tokens = 1,
-                                        .tokens = &right};
+    const struct msg_run_result good = {
+        .request = 9, .attempt = 1, .first_pos = 20, .n_tokens = 1, .tokens = &right};
     struct msg_run_result bad = good;
     bad.tokens = &foreign;
     const struct msg_result wrong[] = {
@@ -300,8 +319,8 @@ static void test_stalled_coordinator(void **state)
         number = first(a, ACT_STEP)->step->number;
         uint64_t stall = i == 5 ? 30000 * MS : 0;
         f->now_ns += 10 * MS + stall;
-        struct msg_run_result run = {.request = 9, .attempt = 1, .first_pos = 4 + i, .n_tokens = 1,
-                                     .tokens = &token};
+        struct msg_run_result run = {
+            .request = 9, .attempt = 1, .first_pos = 4 + i, .n_tokens = 1, .tokens = &token};
         struct msg_result r = {.epoch = f->epoch, .number = number, .n_runs = 1, .runs = &run};
         (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
         for (uint64_t w = 1; w <= 2; w++)
@@ -324,7 +343,8 @@ static void test_beginnings(void **state)
     f->epoch = first(a, ACT_TO_WORKER)->to_worker.msg->epoch;
     (void)from(f, 1, (struct msg_from_worker){.type = FROM_HEARTBEAT});
     f->now_ns += 1100 * MS;
-    struct msg_from_worker old = {.type = FROM_HEARTBEAT, .version = PROTO_VERSION, .instance = {2, 2}};
+    struct msg_from_worker old = {
+        .type = FROM_HEARTBEAT, .version = PROTO_VERSION, .instance = {2, 2}};
     (void)feed(f, (struct event){.type = EV_FROM_WORKER, .from = {&old, "10.0.0.1"}});
     a = feed(f, (struct event){.type = EV_TICK});
     assert_int_equal(a.n, 1);
@@ -350,10 +370,16 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
-        TEST(test_slices),       TEST(test_limits),       TEST(test_one_request),
-        TEST(test_silent_worker), TEST(test_overdue_step), TEST(test_other_version),
-        TEST(test_probe_digest), TEST(test_results_that_are_not_asked_for),
-        TEST(test_stalled_coordinator), TEST(test_beginnings),
+        TEST(test_slices),
+        TEST(test_limits),
+        TEST(test_one_request),
+        TEST(test_silent_worker),
+        TEST(test_overdue_step),
+        TEST(test_other_version),
+        TEST(test_probe_digest),
+        TEST(test_results_that_are_not_asked_for),
+        TEST(test_stalled_coordinator),
+        TEST(test_beginnings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

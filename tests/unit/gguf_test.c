@@ -107,7 +107,8 @@ static void refused(struct buf b, const char *what)
 {
     struct errmsg em;
     int rc = parse(&b, &em);
-    if (rc >= 0 || !strstr(em.text, what)) fail_msg("%d '%s' does not name '%s'", rc, em.text, what);
+    if (rc >= 0 || !strstr(em.text, what))
+        fail_msg("%d '%s' does not name '%s'", rc, em.text, what);
     buf_close(&b);
 }
 

@@ -37,7 +37,8 @@ static void test_characters_over_tokens(void **state)
     detok_push(&d, " \x85", 2); /* a lone continuation byte */
     expect(&d, " \xef\xbf\xbd");
     detok_push(&d, "a\0b", 3);
-    expect(&d, "a\xef\xbf\xbd" "b");
+    expect(&d, "a\xef\xbf\xbd"
+               "b");
     detok_push(&d, "\xf0\x9f", 2); /* cut by the limit */
     expect(&d, "");
     detok_finish(&d);
@@ -53,8 +54,8 @@ static void test_any_bytes(void **state)
     for (int round = 0; round < 3000; round++) {
         char bytes[24];
         size_t n = 1 + rng_below(&rng, sizeof bytes);
-        static const uint8_t pool[] = {'a', 0x80, 0xbf, 0xc2, 0xe0, 0xa0, 0xed, 0xf0, 0x90, 0xf4,
-                                       0xff, 0xe6, 0xad, 0xaa};
+        static const uint8_t pool[] = {'a',  0x80, 0xbf, 0xc2, 0xe0, 0xa0, 0xed,
+                                       0xf0, 0x90, 0xf4, 0xff, 0xe6, 0xad, 0xaa};
         for (size_t i = 0; i < n; i++) bytes[i] = (char)pool[rng_below(&rng, sizeof pool)];
         struct detok one, many;
         detok_init(&one, NULL, 0);
@@ -89,9 +90,12 @@ static void test_stop_strings(void **state)
         const char *want;
         bool stopped;
     } cases[] = {
-        {{"O P Q"}, 1, "A B C ", true},          {{" O P"}, 1, "A B C", true},
-        {{"P Q R S T"}, 1, "A B C O P Q R S", false}, {{"D"}, 1, "A B C O P Q R S", false},
-        {{""}, 1, "A B C O P Q R S", false},     {{"zz", "O P Q"}, 2, "A B C ", true},
+        {{"O P Q"}, 1, "A B C ", true},
+        {{" O P"}, 1, "A B C", true},
+        {{"P Q R S T"}, 1, "A B C O P Q R S", false},
+        {{"D"}, 1, "A B C O P Q R S", false},
+        {{""}, 1, "A B C O P Q R S", false},
+        {{"zz", "O P Q"}, 2, "A B C ", true},
         {{"C O", "B C"}, 2, "A ", true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -115,9 +119,18 @@ static void test_merge_order(void **state)
     struct vocab_string tokens[] = {{"a", 1}, {"b", 1}, {"c", 1}, {"ab", 2}, {"bc", 2}, {"<e>", 3}};
     int32_t types[] = {1, 1, 1, 1, 1, TOKEN_CONTROL};
     struct vocab_string merges[] = {{"b c", 3}, {"a b", 3}};
-    struct vocab_spec s = {.model = {"gpt2", 4}, .pre = {"gpt-2", 5}, .tokens = tokens,
-                           .types = types, .n_tokens = 6, .merges = merges, .n_merges = 2,
-                           .bos = -1, .eos = 5, .eot = -1, .eom = -1, .unknown = -1};
+    struct vocab_spec s = {.model = {"gpt2", 4},
+                           .pre = {"gpt-2", 5},
+                           .tokens = tokens,
+                           .types = types,
+                           .n_tokens = 6,
+                           .merges = merges,
+                           .n_merges = 2,
+                           .bos = -1,
+                           .eos = 5,
+                           .eot = -1,
+                           .eom = -1,
+                           .unknown = -1};
     struct vocab *v;
     struct errmsg em;
     assert_int_equal(vocab_open(&s, &v, &em), 0);

@@ -22,15 +22,35 @@ static const uint64_t closed[] = {17, UINT64_MAX};
 
 static struct msg_step make_step(struct msg_run *runs)
 {
-    runs[0] = (struct msg_run){.request = 1ull << 60, .attempt = 2, .kind = RUN_PREFILL,
-                               .first_pos = 20, .n_rows = 3, .n_logits = 1, .n_pages = 2,
-                               .tokens = tokens, .pages = pages, .has_open = true,
+    runs[0] = (struct msg_run){.request = 1ull << 60,
+                               .attempt = 2,
+                               .kind = RUN_PREFILL,
+                               .first_pos = 20,
+                               .n_rows = 3,
+                               .n_logits = 1,
+                               .n_pages = 2,
+                               .tokens = tokens,
+                               .pages = pages,
+                               .has_open = true,
                                .open = {0.8f, 0.9f, 0.05f, 40, 123456789, 23}};
-    runs[1] = (struct msg_run){.request = 4, .kind = RUN_DECODE, .first_pos = 0, .n_rows = 1,
-                               .n_logits = 1, .n_pages = 1, .tokens = tokens, .pages = pages};
-    struct msg_step s = {.epoch = {7, 0, 3}, .number = 99, .rows = 4, .width = 576,
-                         .frame_bytes = 4 * 576 * 4, .n_runs = 2, .runs = runs, .n_closed = 2,
-                         .closed = closed, .n_timings = 1};
+    runs[1] = (struct msg_run){.request = 4,
+                               .kind = RUN_DECODE,
+                               .first_pos = 0,
+                               .n_rows = 1,
+                               .n_logits = 1,
+                               .n_pages = 1,
+                               .tokens = tokens,
+                               .pages = pages};
+    struct msg_step s = {.epoch = {7, 0, 3},
+                         .number = 99,
+                         .rows = 4,
+                         .width = 576,
+                         .frame_bytes = 4 * 576 * 4,
+                         .n_runs = 2,
+                         .runs = runs,
+                         .n_closed = 2,
+                         .closed = closed,
+                         .n_timings = 1};
     s.timings[0] = (struct msg_timing){0, 1000, 50};
     return s;
 }
@@ -90,22 +110,39 @@ static void test_control(void **state)
 {
     (void)state;
     struct errmsg em = {0};
-    struct msg_from_worker m = {.version = 1, .instance = {1, 2}, .type = FROM_HELLO,
-                                .hello = {.name = "w1", .isa = "avx2", .threads = 2, .pid = 9,
-                                          .holds = true, .holding = {5, 0, 14}}}, r;
+    struct msg_from_worker m = {.version = 1,
+                                .instance = {1, 2},
+                                .type = FROM_HELLO,
+                                .hello = {.name = "w1",
+                                          .isa = "avx2",
+                                          .threads = 2,
+                                          .pid = 9,
+                                          .holds = true,
+                                          .holding = {5, 0, 14}}},
+                           r;
     wire_put_from_worker(&m, &out);
     assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
     assert_string_equal(r.hello.name, "w1");
     assert_true(r.hello.holds && r.hello.holding.layer_last == 14 && r.instance.lo == 2);
-    m = (struct msg_from_worker){.version = 1, .type = FROM_HEARTBEAT, .has_epoch = true,
-                                 .epoch = {1, 0, 2}, .heartbeat = {.step_done = 7, .rows = 8}};
+    m = (struct msg_from_worker){.version = 1,
+                                 .type = FROM_HEARTBEAT,
+                                 .has_epoch = true,
+                                 .epoch = {1, 0, 2},
+                                 .heartbeat = {.step_done = 7, .rows = 8}};
     wire_put_from_worker(&m, &out);
     assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
     assert_true(r.heartbeat.step_done == 7 && r.heartbeat.rows == 8 && epoch_eq(r.epoch, m.epoch));
-    struct msg_to_worker t = {.version = 1, .type = TO_ASSIGN, .epoch = {1, 0, 2},
-                              .assign = {.model_path = "/m", .model_digest = 3, .layer_last = 4,
-                                         .n_pages = 5, .rows_max = 6, .logits_max = 1,
-                                         .window = 3}}, u;
+    struct msg_to_worker t = {.version = 1,
+                              .type = TO_ASSIGN,
+                              .epoch = {1, 0, 2},
+                              .assign = {.model_path = "/m",
+                                         .model_digest = 3,
+                                         .layer_last = 4,
+                                         .n_pages = 5,
+                                         .rows_max = 6,
+                                         .logits_max = 1,
+                                         .window = 3}},
+                         u;
     wire_put_to_worker(&t, &out);
     assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &u, &em), 0);
     assert_memory_equal(&u.assign, &t.assign, sizeof t.assign);
@@ -118,9 +155,14 @@ static void test_generate(void **state)
 {
     (void)state;
     struct errmsg em = {0};
-    struct msg_generate g = {.prompt = "Hi", .prompt_len = 2, .max_tokens = 0, .has_seed = true,
-                             .sampling = {.temp = 0, .top_p = 1, .seed = 5}, .stops = {"x"},
-                             .n_stops = 1}, r;
+    struct msg_generate g = {.prompt = "Hi",
+                             .prompt_len = 2,
+                             .max_tokens = 0,
+                             .has_seed = true,
+                             .sampling = {.temp = 0, .top_p = 1, .seed = 5},
+                             .stops = {"x"},
+                             .n_stops = 1},
+                        r;
     wire_put_generate(&g, &out);
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
     assert_string_equal(r.prompt, "Hi");
@@ -202,8 +244,8 @@ static int clean_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step),     cmocka_unit_test(test_step_rules),
-        cmocka_unit_test(test_control),  cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_step),      cmocka_unit_test(test_step_rules),
+        cmocka_unit_test(test_control),   cmocka_unit_test(test_generate),
         cmocka_unit_test(test_mutations), cmocka_unit_test(test_gate),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);
