@@ -77,6 +77,7 @@ int opts_parse(const struct opt *table, int argc, char **argv, const char **rest
         }
         const char *equals = strncmp(arg, "--", 2) == 0 ? strchr(arg, '=') : NULL;
         const struct opt *o = find(table, arg, equals ? (size_t)(equals - arg) : strlen(arg));
+        if (!o && (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0)) return ERR_CANCELLED;
         if (!o) return err_set(em, ERR_CONF, "unknown option '%s'", arg);
         const char *value = equals ? equals + 1 : NULL;
         if (o->kind == OPT_FLAG && value)

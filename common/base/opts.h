@@ -36,7 +36,7 @@ struct opt {
 };
 
 /* Reads argv[1..]; "--name value" and "--name=value". What is no option goes to rest (at most
- * rest_max). ERR_CONF on a usage error. */
+ * rest_max). ERR_CONF on a usage error; ERR_CANCELLED when help is asked for. */
 int opts_parse(const struct opt *table, int argc, char **argv, const char **rest, size_t rest_max,
                size_t *ret_n_rest, struct errmsg *em);
 

@@ -32,9 +32,23 @@ static void print_json(const struct gen_result *r)
     json_free(j);
 }
 
+/* An option that the chosen form would not look at is refused. */
+static int check(const struct gen_options *o, struct errmsg *em)
+{
+    if (!o->model == !o->cluster || !o->prompt)
+        return err_set(em, ERR_CONF, "needs --prompt and one of --model and --cluster");
+    if (o->cluster && (o->threads || o->ctx || o->chunk || o->isa || o->kv))
+        return err_set(em, ERR_CONF,
+                       "--threads, --ctx, --chunk, --isa and --kv are the cluster's own: they go "
+                       "with --model");
+    if (o->model && o->deadline_s)
+        return err_set(em, ERR_CONF, "--deadline goes with --cluster");
+    return 0;
+}
+
 int cmd_generate(int argc, char **argv)
 {
-    struct gen_options o = {.tokens = 128, .sampling = {.top_p = 1.0f}, .chunk = 512};
+    struct gen_options o = {.tokens = 128, .sampling = {.top_p = 1.0f}};
     bool json = false;
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &o.model, 0, 0, NULL,
@@ -84,10 +98,8 @@ int cmd_generate(int argc, char **argv)
             table, argc, argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
-    if (!o.model == !o.cluster || !o.prompt) {
-        (void)err_set(&em, ERR_CONF, "needs --prompt and one of --model and --cluster");
-        return cmd_fail("generate", ERR_CONF, &em);
-    }
+    if (check(&o, &em) < 0) return cmd_fail("generate", ERR_CONF, &em);
+    if (!o.chunk) o.chunk = 512;
     struct gen_result r = {0};
     int rc = (o.model ? gen_local : gen_cluster)(&o, json ? NULL : print_text, NULL, &r, &em);
     if (rc == 0 && json)

@@ -1,5 +1,6 @@
 #include "coordinator/cli/cmd.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -36,20 +37,27 @@ bool cmd_options(const char *usage_line, const char *examples, const struct opt 
                  char **argv, const char **rest, size_t rest_max, size_t *ret_n_rest,
                  int *ret_status)
 {
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") != 0 && strcmp(argv[i], "-h") != 0) continue;
+    struct errmsg em = {0};
+    int rc = opts_parse(table, argc, argv, rest, rest_max, ret_n_rest, &em);
+    if (rc == 0) return true;
+    if (rc == ERR_CANCELLED) {
         (void)printf("usage: flotilla %s\n\noptions:\n", usage_line);
         opts_help(table);
         (void)printf("\nexamples:\n%s", examples);
         *ret_status = CMD_OK;
         return false;
     }
-    struct errmsg em = {0};
-    int rc = opts_parse(table, argc, argv, rest, rest_max, ret_n_rest, &em);
-    if (rc == 0) return true;
     (void)fprintf(stderr, "flotilla %s: %s\nusage: flotilla %s\n", argv[0], em.text, usage_line);
     *ret_status = CMD_USAGE;
     return false;
+}
+
+/* A result that could not be written is no success. */
+static int finish(int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    (void)fprintf(stderr, "flotilla: cannot write to stdout: %s\n", strerror(errno));
+    return status == CMD_OK ? CMD_FAILED : status;
 }
 
 int main(int argc, char **argv)
@@ -63,7 +71,7 @@ int main(int argc, char **argv)
         return CMD_OK;
     }
     for (size_t i = 0; i < N_COMMANDS; i++)
-        if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1);
+        if (strcmp(argv[1], commands[i].name) == 0) return finish(commands[i].run(argc - 1, argv + 1));
     (void)fprintf(stderr, "flotilla: unknown command '%s'\n", argv[1]);
     usage(stderr);
     return CMD_USAGE;
