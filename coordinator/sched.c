@@ -79,15 +79,29 @@ static uint32_t rows_due(const struct request *r)
     return r->n_tokens - r->n_issued;
 }
 
-static void add_decodes(struct core *c, struct draft *d)
+/* In turn, beginning behind the last one served, so that more sequences than fit a Step all move. One
+ * row's logits are left for a prompt that ends in this Step. */
+static void add_decodes(struct core *c, struct draft *d, bool prefill_waits)
+{
+    uint32_t most = c->cfg.logits_max - (prefill_waits && c->cfg.logits_max > 1);
+    uint32_t start = c->decode_from;
+    for (uint32_t i = 0; i < c->n_live; i++) {
+        uint32_t at = (start + i) % c->n_live;
+        struct request *r = &c->requests[c->order[at]];
+        if (d->rows == c->cfg.rows_max || d->logits >= most || d->n_runs == LIMIT_STEP_RUNS) return;
+        if (!r->running || rows_due(r) != 1 || r->n_issued < r->n_prompt) continue;
+        add_run(c, d, r, 1);
+        c->decode_from = at + 1;
+    }
+}
+
+static bool any_prefill(const struct core *c)
 {
     for (uint32_t i = 0; i < c->n_live; i++) {
-        struct request *r = &c->requests[c->order[i]];
-        if (d->rows == c->cfg.rows_max || d->logits == c->cfg.logits_max ||
-            d->n_runs == LIMIT_STEP_RUNS)
-            return;
-        if (r->running && rows_due(r) == 1 && r->n_issued >= r->n_prompt) add_run(c, d, r, 1);
+        const struct request *r = &c->requests[c->order[i]];
+        if (r->running && rows_due(r) && (rows_due(r) > 1 || r->n_issued < r->n_prompt)) return true;
     }
+    return false;
 }
 
 static void add_prefills(struct core *c, struct draft *d)
@@ -138,7 +152,7 @@ void sched__compose(struct core *c)
     struct replica *r = &c->replica;
     while (r->state == REPLICA_READY && r->n_flight < c->cfg.window) {
         struct draft d = new_draft(c);
-        add_decodes(c, &d);
+        add_decodes(c, &d, any_prefill(c));
         add_prefills(c, &d);
         if (d.n_runs == 0) return;
         issue(c, &d);

@@ -306,6 +306,39 @@ static void test_results_that_are_not_asked_for(void **state)
     }
 }
 
+/* More sequences than a Step has room for: all of them move. */
+static void test_everybody_decodes(void **state)
+{
+    struct fixture *f = *state;
+    close_fixture(state);
+    struct core_config k = config();
+    k.max_live = 6;
+    k.logits_max = 2;
+    k.window = 1;
+    f->core = core_open(&k);
+    make_ready(f);
+    uint32_t n_tokens[6] = {0};
+    for (uint64_t id = 0; id < 6; id++) (void)submit(f, id + 10, 3, 13);
+    for (int step = 0; step < 24; step++) {
+        struct actions a = feed(f, (struct event){.type = EV_COMPOSE});
+        const struct msg_step *s = first(a, ACT_STEP)->step;
+        struct msg_run_result runs[8];
+        struct msg_result r = {.epoch = f->epoch, .number = s->number, .runs = runs};
+        static const int32_t token = 7;
+        for (uint32_t i = 0; i < s->n_runs; i++) {
+            if (!s->runs[i].n_logits) continue;
+            runs[r.n_runs++] = (struct msg_run_result){.request = s->runs[i].request,
+                                                       .attempt = 1,
+                                                       .first_pos = s->runs[i].first_pos + s->runs[i].n_rows,
+                                                       .n_tokens = 1,
+                                                       .tokens = &token};
+            n_tokens[s->runs[i].request - 10]++;
+        }
+        (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
+    }
+    for (int i = 0; i < 6; i++) assert_in_range(n_tokens[i], 7, 9); /* 48 tokens over 6 */
+}
+
 /* A coordinator that was stopped in mid-Step comes back to a healthy generation, and keeps it. */
 static void test_stalled_coordinator(void **state)
 {
@@ -379,7 +412,7 @@ int main(void)
         TEST(test_probe_digest),
         TEST(test_results_that_are_not_asked_for),
         TEST(test_stalled_coordinator),
-        TEST(test_beginnings),
+        TEST(test_beginnings),     TEST(test_everybody_decodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
