@@ -95,7 +95,7 @@ struct core {
     struct request *requests; /* max_live slots */
     uint32_t *order;          /* live slots by arrival */
     uint32_t n_live;
-    uint32_t decode_from;     /* index into order: whose turn it is to decode */
+    uint32_t decode_from; /* index into order: whose turn it is to decode */
     struct imap by_id;
     uint32_t *free_pages;        /* a stack */
     uint32_t n_free, n_reserved; /* reserved: promised to running requests, held or not */

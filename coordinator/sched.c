@@ -79,8 +79,8 @@ static uint32_t rows_due(const struct request *r)
     return r->n_tokens - r->n_issued;
 }
 
-/* In turn, beginning behind the last one served, so that more sequences than fit a Step all move. One
- * row's logits are left for a prompt that ends in this Step. */
+/* In turn, beginning behind the last one served, so that more sequences than fit a Step all move.
+ * One row's logits are left for a prompt that ends in this Step. */
 static void add_decodes(struct core *c, struct draft *d, bool prefill_waits)
 {
     uint32_t most = c->cfg.logits_max - (prefill_waits && c->cfg.logits_max > 1);
@@ -99,7 +99,8 @@ static bool any_prefill(const struct core *c)
 {
     for (uint32_t i = 0; i < c->n_live; i++) {
         const struct request *r = &c->requests[c->order[i]];
-        if (r->running && rows_due(r) && (rows_due(r) > 1 || r->n_issued < r->n_prompt)) return true;
+        if (r->running && rows_due(r) && (rows_due(r) > 1 || r->n_issued < r->n_prompt))
+            return true;
     }
     return false;
 }

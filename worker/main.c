@@ -30,7 +30,8 @@ int main(int argc, char **argv)
          "DIR  where model files lie here, by name"},
         {"--threads", 't', OPT_U32, &o.threads, 1, POOL_THREADS_MAX, NULL,
          "N  compute threads (all cores)"},
-        {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL, "NAME  force scalar or avx2 (the best)"},
+        {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL,
+         "NAME  force scalar, avx2 or avx512 (the best)"},
         {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},
         {0},
     };

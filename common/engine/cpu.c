@@ -5,10 +5,6 @@
 #include <stdint.h>
 #include <string.h>
 
-struct cpu_bits {
-    bool avx2, fma, f16c;
-};
-
 /* CPUID says what the CPU can; XCR0 says whether the kernel saves the registers. */
 static uint64_t xcr0(void)
 {
@@ -17,36 +13,77 @@ static uint64_t xcr0(void)
     return (uint64_t)d << 32 | a;
 }
 
-static struct cpu_bits detect(void)
+#define XCR0_AVX 0x06u    /* SSE and AVX state */
+#define XCR0_AVX512 0xe6u /* and mask registers, upper halves, registers 16..31 */
+
+enum leaf { LEAF1_C, LEAF7_B, LEAF7_C, N_LEAVES };
+
+struct cpu {
+    uint32_t bits[N_LEAVES];
+    uint64_t xcr0; /* 0: the kernel does not use xsave */
+};
+
+struct feature {
+    const char *name;
+    enum leaf leaf;
+    unsigned bit;
+};
+
+static const struct feature avx2_needs[] = {
+    {"FMA", LEAF1_C, 12}, {"F16C", LEAF1_C, 29}, {"AVX2", LEAF7_B, 5}, {NULL, N_LEAVES, 0}};
+static const struct feature avx512_needs[] = {
+    {"AVX512F", LEAF7_B, 16},  {"AVX512DQ", LEAF7_B, 17},    {"AVX512BW", LEAF7_B, 30},
+    {"AVX512VL", LEAF7_B, 31}, {"AVX512_VNNI", LEAF7_C, 11}, {NULL, N_LEAVES, 0}};
+
+/* From the best down: the first that the CPU can run is the one that it should. */
+static const struct level {
+    const struct kern *kern;
+    uint64_t xcr0;
+    const struct feature *needs[2];
+} levels[] = {
+    {&kern_avx512, XCR0_AVX512, {avx2_needs, avx512_needs}},
+    {&kern_avx2, XCR0_AVX, {avx2_needs, NULL}},
+    {&kern_scalar, 0, {NULL, NULL}},
+};
+
+#define N_LEVELS (sizeof levels / sizeof levels[0])
+
+static struct cpu detect(void)
 {
-    struct cpu_bits r = {0};
-    uint32_t a, b, c, d, b7 = 0;
+    struct cpu r = {0};
+    uint32_t a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return r;
-    bool osxsave = c >> 27 & 1;
-    if (!osxsave || (xcr0() & 6) != 6) return r;
-    r.fma = c >> 12 & 1;
-    r.f16c = c >> 29 & 1;
-    uint32_t a7, c7, d7;
-    if (__get_cpuid_count(7, 0, &a7, &b7, &c7, &d7)) r.avx2 = b7 >> 5 & 1;
+    r.bits[LEAF1_C] = c;
+    if (c >> 27 & 1) r.xcr0 = xcr0();
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        r.bits[LEAF7_B] = b;
+        r.bits[LEAF7_C] = c;
+    }
     return r;
+}
+
+/* What the level needs and the CPU (or its kernel) lacks; NULL: nothing. */
+static const char *missing(const struct cpu *cpu, const struct level *l)
+{
+    for (int i = 0; i < 2; i++)
+        for (const struct feature *f = l->needs[i]; f && f->name; f++)
+            if (!(cpu->bits[f->leaf] >> f->bit & 1)) return f->name;
+    return (cpu->xcr0 & l->xcr0) == l->xcr0 ? NULL : "the kernel's support of the registers";
 }
 
 int cpu_kern(const char *isa, const struct kern **ret_kern, struct errmsg *em)
 {
-    struct cpu_bits cpu = detect();
-    const char *missing = !cpu.avx2 ? "AVX2" : !cpu.fma ? "FMA" : !cpu.f16c ? "F16C" : NULL;
+    struct cpu cpu = detect();
     bool any = !isa || !isa[0];
-    if (!any && strcmp(isa, "scalar") == 0) {
-        *ret_kern = &kern_scalar;
-    } else if (any || strcmp(isa, "avx2") == 0) {
-        if (missing && !any)
-            return err_set(em, ERR_UNSUPPORTED, "isa avx2: this CPU (or its kernel) lacks %s",
-                           missing);
-        *ret_kern = missing ? &kern_scalar : &kern_avx2;
-    } else if (strcmp(isa, "avx512") == 0 || strcmp(isa, "amx") == 0) {
-        return err_set(em, ERR_UNSUPPORTED, "isa %s: this build has no kernels for it", isa);
-    } else {
-        return err_set(em, ERR_UNSUPPORTED, "isa '%s' is unknown (scalar, avx2)", isa);
+    for (size_t i = 0; i < N_LEVELS; i++) {
+        if (!any && strcmp(isa, levels[i].kern->name) != 0) continue;
+        const char *lacks = missing(&cpu, &levels[i]);
+        if (lacks && any) continue;
+        if (lacks) return err_set(em, ERR_UNSUPPORTED, "isa %s: this CPU lacks %s", isa, lacks);
+        *ret_kern = levels[i].kern;
+        return 0;
     }
-    return 0;
+    if (strcmp(isa, "amx") == 0)
+        return err_set(em, ERR_UNSUPPORTED, "isa amx: this build has no kernels for it");
+    return err_set(em, ERR_UNSUPPORTED, "isa '%s' is unknown (scalar, avx2, avx512)", isa);
 }

@@ -5,7 +5,7 @@
 #include "common/base/err.h"
 #include "common/engine/kern.h"
 
-/* Kernels for `isa`: "scalar" or "avx2", or NULL or "" for the best that this CPU runs.
+/* Kernels for `isa`: "scalar", "avx2" or "avx512", or NULL or "" for the best that this CPU runs.
  * ERR_UNSUPPORTED names what is missing (in the build, or of the CPU's features). */
 int cpu_kern(const char *isa, const struct kern **ret_kern, struct errmsg *em);
 

@@ -87,6 +87,7 @@ struct kern {
 
 extern const struct kern kern_scalar;
 extern const struct kern kern_avx2;
+extern const struct kern kern_avx512;
 
 /* Joins a head's parts, spans ascending: part i is parts[i * stride]. Same code at every level. */
 void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_parts,

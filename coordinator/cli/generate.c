@@ -41,8 +41,7 @@ static int check(const struct gen_options *o, struct errmsg *em)
         return err_set(em, ERR_CONF,
                        "--threads, --ctx, --chunk, --isa and --kv are the cluster's own: they go "
                        "with --model");
-    if (o->model && o->deadline_s)
-        return err_set(em, ERR_CONF, "--deadline goes with --cluster");
+    if (o->model && o->deadline_s) return err_set(em, ERR_CONF, "--deadline goes with --cluster");
     return 0;
 }
 
@@ -81,7 +80,7 @@ int cmd_generate(int argc, char **argv)
         {"--threads", 't', OPT_U32, &o.threads, 1, 256, NULL,
          "N  threads; all cores if not given (--model)"},
         {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL,
-         "NAME  force scalar or avx2; the best if not given (--model)"},
+         "NAME  force scalar, avx2 or avx512; the best if not given (--model)"},
         {"--kv", 0, OPT_STRING, &o.kv, 0, 0, NULL,
          "TYPE  keys and values as f16 or f32 (f16, --model)"},
         {"--deadline", 0, OPT_U32, &o.deadline_s, 1, 86400, NULL,

@@ -71,7 +71,8 @@ int main(int argc, char **argv)
         return CMD_OK;
     }
     for (size_t i = 0; i < N_COMMANDS; i++)
-        if (strcmp(argv[1], commands[i].name) == 0) return finish(commands[i].run(argc - 1, argv + 1));
+        if (strcmp(argv[1], commands[i].name) == 0)
+            return finish(commands[i].run(argc - 1, argv + 1));
     (void)fprintf(stderr, "flotilla: unknown command '%s'\n", argv[1]);
     usage(stderr);
     return CMD_USAGE;

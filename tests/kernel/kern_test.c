@@ -18,7 +18,7 @@
 #define CANARY 0x7f7f7f7fu
 #define GUARD 16
 
-static const struct kern *levels[2];
+static const struct kern *levels[4];
 static unsigned n_levels;
 static struct rng rng = {1};
 
@@ -369,10 +369,12 @@ int main(void)
 {
     struct errmsg em;
     const struct kern *k;
-    if (cpu_kern("avx2", &k, &em) == 0)
-        levels[n_levels++] = k;
-    else
-        (void)printf("not tested here: %s\n", em.text);
+    static const char *const names[] = {"avx2", "avx512"};
+    for (size_t i = 0; i < 2; i++)
+        if (cpu_kern(names[i], &k, &em) == 0)
+            levels[n_levels++] = k;
+        else
+            (void)printf("not tested here: %s\n", em.text);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quantise),
         cmocka_unit_test(test_linear),

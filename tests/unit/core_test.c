@@ -327,11 +327,12 @@ static void test_everybody_decodes(void **state)
         static const int32_t token = 7;
         for (uint32_t i = 0; i < s->n_runs; i++) {
             if (!s->runs[i].n_logits) continue;
-            runs[r.n_runs++] = (struct msg_run_result){.request = s->runs[i].request,
-                                                       .attempt = 1,
-                                                       .first_pos = s->runs[i].first_pos + s->runs[i].n_rows,
-                                                       .n_tokens = 1,
-                                                       .tokens = &token};
+            runs[r.n_runs++] =
+                (struct msg_run_result){.request = s->runs[i].request,
+                                        .attempt = 1,
+                                        .first_pos = s->runs[i].first_pos + s->runs[i].n_rows,
+                                        .n_tokens = 1,
+                                        .tokens = &token};
             n_tokens[s->runs[i].request - 10]++;
         }
         (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
@@ -412,7 +413,8 @@ int main(void)
         TEST(test_probe_digest),
         TEST(test_results_that_are_not_asked_for),
         TEST(test_stalled_coordinator),
-        TEST(test_beginnings),     TEST(test_everybody_decodes),
+        TEST(test_beginnings),
+        TEST(test_everybody_decodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
