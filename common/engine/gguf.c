@@ -306,6 +306,7 @@ int gguf_open(const char *path, struct gguf **ret_gguf, struct errmsg *em)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up */
     if (fd < 0) return err_set(em, err_from_errno(errno), "%s: %s", path, strerror(errno));
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* the header only, no read-ahead behind it */
     struct gguf *g = mem_zalloc(sizeof *g);
     struct stat st;
     int rc = 0;
