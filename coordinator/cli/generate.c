@@ -32,6 +32,16 @@ static void print_json(const struct gen_result *r)
     json_free(j);
 }
 
+/* The text ends with a newline; what a person wants to know of it goes to stderr. */
+static void print_summary(const struct gen_result *r)
+{
+    (void)printf("\n");
+    (void)fflush(stdout);
+    (void)fprintf(stderr,
+                  "%zu tokens after %zu of the prompt, first after %.0f ms, then %.1f tokens/s\n",
+                  r->tokens.n, r->prompt.n, r->ttft_ms, r->tokens_per_s);
+}
+
 /* An option that the chosen form would not look at is refused. */
 static int check(const struct gen_options *o, struct errmsg *em)
 {
@@ -104,7 +114,7 @@ int cmd_generate(int argc, char **argv)
     if (rc == 0 && json)
         print_json(&r);
     else if (rc == 0)
-        (void)printf("\n");
+        print_summary(&r);
     gen_result_close(&r);
     return rc < 0 ? cmd_fail("generate", rc, &em) : CMD_OK;
 }

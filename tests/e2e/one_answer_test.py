@@ -1,8 +1,8 @@
 """One answer: the tokens depend on model, KV type, prompt, parameters and seed alone.
 
-Base case: the engine alone, one process. Against it: 1, 2 and 3 workers, chunks of 16 and 512, 1 and
-2 threads, scalar and AVX2 (and AVX-512 where this machine has it, as the base), alone and among 7 other requests. The short form varies each axis; the
-long form runs the product.
+Base case: the engine alone, one process, the machine's best level. Against it: 1, 2 and 3 workers,
+chunks of 16 and 512, 1 and 2 threads, scalar and AVX2, alone and among 7 other requests. The short
+form varies each axis; the long form runs the product.
 """
 import itertools, os, sys, unittest
 
