@@ -241,23 +241,6 @@ static void panel_many(enum qtype type, const uint8_t *tiles, const struct act *
     }
 }
 
-static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const struct act *a,
-                   const float *x, size_t ldx, uint32_t n_tokens, float *out, size_t ldo,
-                   void *scratch)
-{
-    size_t panel_bytes = quant_panel_bytes(w->type, w->k);
-    for (uint32_t p = panel0; p < panel1; p++) {
-        const uint8_t *panel = w->panels + p * panel_bytes;
-        float *o = out + p * TILE_ROWS;
-        if (w->type == QTYPE_F32 || w->type == QTYPE_F16)
-            panel_floats(w->type == QTYPE_F16, panel, w->k, x, ldx, n_tokens, o, ldo);
-        else if (n_tokens == 1)
-            decode(w->type, panel, a, o);
-        else
-            panel_many(w->type, panel, a, o, ldo, scratch);
-    }
-}
-
 const struct kern kern_avx2 = {
     .name = "avx2",
     .quantise = quantise,

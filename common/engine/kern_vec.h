@@ -361,4 +361,29 @@ static void attn_span(const struct kv_view *kv, const float *q, uint32_t n_heads
     }
 }
 
+/* ---- the product: the integer parts are each level's own, in the file that includes this ---- */
+
+/* One token, straight from the tiles. */
+static void decode(enum qtype type, const uint8_t *panel, const struct act *a, float *out);
+/* All tokens of `a`, from a panel that is unpacked once. */
+static void panel_many(enum qtype type, const uint8_t *tiles, const struct act *a, float *out,
+                       size_t ldo, uint8_t *scratch);
+
+static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const struct act *a,
+                   const float *x, size_t ldx, uint32_t n_tokens, float *out, size_t ldo,
+                   void *scratch)
+{
+    size_t panel_bytes = quant_panel_bytes(w->type, w->k);
+    for (uint32_t p = panel0; p < panel1; p++) {
+        const uint8_t *panel = w->panels + p * panel_bytes;
+        float *o = out + p * TILE_ROWS;
+        if (w->type == QTYPE_F32 || w->type == QTYPE_F16)
+            panel_floats(w->type == QTYPE_F16, panel, w->k, x, ldx, n_tokens, o, ldo);
+        else if (n_tokens == 1)
+            decode(w->type, panel, a, o);
+        else
+            panel_many(w->type, panel, a, o, ldo, scratch);
+    }
+}
+
 #endif
