@@ -5,6 +5,7 @@
 #include "coordinator/shell.h"
 
 #include "common/base/clock.h"
+#include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "proto/wire.h"
@@ -414,6 +415,7 @@ int loop_run(const struct config *config, const struct model_file *model, struct
     s->name = model_name(config, model);
     int rc = open_all(s, em);
     if (rc == 0) log_info("serves %s to %s", s->name, s->client_endpoint);
+    cores_stay_on(0); /* beside the I/O threads: common/io/net.c says why */
     uint64_t next_tick_ns = clock_ns();
     while (rc == 0 && !atomic_load(&asked_to_stop)) turn(s, &next_tick_ns);
     if (rc == 0) {

@@ -337,6 +337,7 @@ static void take_data(struct exec *e)
 {
     struct net_msg msg;
     if (net_recv(e->in, &msg) < 0) return;
+    stage_work_rouse(e->work); /* an input link is open only while a slice is loaded */
     struct errmsg em = {0};
     struct msg_step s;
     struct net_frame header = net_msg_frame(&msg, 0);

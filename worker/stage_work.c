@@ -114,6 +114,11 @@ void stage_work_reset(struct stage_work *w)
     for (uint32_t i = 0; i < w->n_free; i++) w->free_samplers[i] = i;
 }
 
+void stage_work_rouse(struct stage_work *w)
+{
+    eng_rouse(w->engine);
+}
+
 struct msg_holding stage_work_holding(const struct stage_work *w)
 {
     return (struct msg_holding){w->assign.model_digest, w->assign.layer_first,

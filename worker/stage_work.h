@@ -36,6 +36,9 @@ bool stage_work_is_last(const struct stage_work *w);
 /* Fills in read, weights and KV bytes. */
 void stage_work_memory(const struct stage_work *w, struct msg_heartbeat *h);
 
+/* A Step has arrived and will be run once it is decoded. */
+void stage_work_rouse(struct stage_work *w);
+
 struct stage_output {
     const void *activations;  /* rows x width floats; of all stages but the last */
     struct msg_result result; /* of the last stage; timings are the caller's */

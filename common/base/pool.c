@@ -1,6 +1,7 @@
 #include "common/base/pool.h"
 
 #include "common/base/clock.h"
+#include "common/base/cores.h"
 #include "common/base/mem.h"
 
 #include <immintrin.h>
@@ -30,6 +31,7 @@ struct pool {
     void *arg;
     bool stop;
     unsigned n_threads;
+    bool pinned;
     pthread_t *threads;
     struct member {
         struct pool *pool;
@@ -48,12 +50,14 @@ static void word_wait(struct gate_word *w, unsigned seen, uint64_t spin_ns)
     for (unsigned i = 0; atomic_load_explicit(&w->value, memory_order_acquire) == seen; i++) {
         _mm_pause();
         if (i % 32 != 31) continue;
+        (void)sched_yield(); /* what we wait for may need this core */
         uint64_t now = clock_ns();
         if (deadline == 0) deadline = now + spin_ns;
         if (now < deadline) continue;
         atomic_fetch_add(&w->sleepers, 1);
-        while (atomic_load(&w->value) == seen) futex(&w->value, FUTEX_WAIT, seen);
+        if (atomic_load(&w->value) == seen) futex(&w->value, FUTEX_WAIT, seen);
         atomic_fetch_sub(&w->sleepers, 1);
+        deadline = 0; /* roused without a change: spin again */
     }
 }
 
@@ -61,6 +65,11 @@ static void word_advance(struct gate_word *w)
 {
     atomic_fetch_add(&w->value, 1);
     if (atomic_load(&w->sleepers)) futex(&w->value, FUTEX_WAKE, INT_MAX);
+}
+
+void pool_rouse(struct pool *p)
+{
+    if (atomic_load(&p->job.sleepers)) futex(&p->job.value, FUTEX_WAKE, INT_MAX);
 }
 
 void pool_barrier(struct pool *p)
@@ -87,6 +96,10 @@ static void *member_main(void *arg)
     struct member *m = arg;
     struct pool *p = m->pool;
     set_rounding();
+    if (p->pinned)
+        cores_stay_on(m->idx);
+    else
+        cores_roam(); /* whoever opened the pool may be pinned */
     for (unsigned seen = 0;; seen++) {
         word_wait(&p->job, seen, POOL_IDLE_SPIN_NS);
         if (p->stop) return NULL;
@@ -114,6 +127,7 @@ int pool_open(unsigned n_threads, struct pool **ret_pool, struct errmsg *em)
         return err_set(em, ERR_NOMEM, "thread pool");
     memset(p, 0, sizeof *p);
     p->n_threads = n_threads;
+    p->pinned = n_threads > 1 && n_threads == cores_count();
     p->threads = mem_zalloc(n_threads * sizeof *p->threads);
     p->members = mem_zalloc(n_threads * sizeof *p->members);
     for (unsigned i = 1; i < n_threads; i++) {
@@ -125,6 +139,7 @@ int pool_open(unsigned n_threads, struct pool **ret_pool, struct errmsg *em)
         return err_set(em, ERR_AGAIN, "cannot start thread %u of %u: %s", i, n_threads,
                        strerror(rc));
     }
+    if (p->pinned) cores_stay_on(0);
     *ret_pool = p;
     return 0;
 }
@@ -135,6 +150,7 @@ void pool_close(struct pool *p)
     p->stop = true;
     if (p->n_threads > 1) word_advance(&p->job);
     for (unsigned i = 1; i < p->n_threads; i++) (void)pthread_join(p->threads[i], NULL);
+    if (p->pinned) cores_roam();
     mem_free(p->threads);
     mem_free(p->members);
     mem_free(p);
@@ -142,8 +158,6 @@ void pool_close(struct pool *p)
 
 unsigned pool_cores(void)
 {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    unsigned n = (unsigned)CPU_COUNT(&set);
+    unsigned n = cores_count();
     return n < POOL_THREADS_MAX ? n : POOL_THREADS_MAX;
 }

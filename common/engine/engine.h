@@ -66,6 +66,9 @@ void eng_close(struct engine *e);
 int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
              const float **ret_out, struct errmsg *em);
 
+/* A step is about to come: wakes the engine's threads. */
+void eng_rouse(struct engine *e);
+
 size_t eng_logits_stride(const struct engine *e);
 const struct arch_dims *eng_dims(const struct engine *e);
 const char *eng_isa(const struct engine *e);

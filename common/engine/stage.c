@@ -531,6 +531,11 @@ void eng_close(struct engine *e)
     mem_free(e);
 }
 
+void eng_rouse(struct engine *e)
+{
+    pool_rouse(e->pool);
+}
+
 size_t eng_logits_stride(const struct engine *e)
 {
     return e->ld_logits;

@@ -1,5 +1,6 @@
 #include "common/base/arena.h"
 #include "common/base/buf.h"
+#include "common/base/cores.h"
 #include "common/base/cursor.h"
 #include "common/base/err.h"
 #include "common/base/fmath.h"
@@ -8,6 +9,8 @@
 #include "common/base/pool.h"
 #include "common/base/rng.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -182,6 +185,49 @@ static void test_pool(void **state)
     assert_int_equal(pool_open(POOL_THREADS_MAX + 1, &p, &em), ERR_RANGE);
 }
 
+/* How many cores each thread may use, and the last one it ran on. */
+struct seen_cores {
+    int cores[POOL_THREADS_MAX], ran_on[POOL_THREADS_MAX];
+};
+
+static void see_cores(void *arg, unsigned idx, unsigned n)
+{
+    struct seen_cores *s = arg;
+    cpu_set_t set;
+    (void)n;
+    assert_int_equal(pthread_getaffinity_np(pthread_self(), sizeof set, &set), 0);
+    s->cores[idx] = CPU_COUNT(&set);
+    s->ran_on[idx] = sched_getcpu();
+}
+
+/* A team of all cores is pinned; another one, opened by a pinned thread, is not; and when the
+ * pinned one is closed its owner may use all cores again. */
+static void test_pool_cores(void **state)
+{
+    (void)state;
+    struct errmsg em;
+    struct pool *full, *other;
+    struct seen_cores s;
+    unsigned n = pool_cores();
+    if (n < 2) skip();
+    assert_int_equal(pool_open(n, &full, &em), 0);
+    assert_int_equal(pool_open(n + 1, &other, &em), 0);
+    pool_rouse(full);
+    pool_run(full, see_cores, &s);
+    for (unsigned i = 0; i < n; i++) {
+        assert_int_equal(s.cores[i], 1);
+        assert_int_equal(s.ran_on[i], cores_number(i));
+    }
+    pool_rouse(other);
+    pool_run(other, see_cores, &s);
+    for (unsigned i = 1; i <= n; i++) assert_int_equal(s.cores[i], n);
+    assert_int_equal(pool_cores(), n);
+    pool_close(full);
+    pool_run(other, see_cores, &s);
+    assert_int_equal(s.cores[0], n);
+    pool_close(other);
+}
+
 static void test_opts(void **state)
 {
     (void)state;
@@ -210,9 +256,11 @@ static void test_opts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_err),    cmocka_unit_test(test_cursor), cmocka_unit_test(test_arena),
-        cmocka_unit_test(test_buf),    cmocka_unit_test(test_imap),   cmocka_unit_test(test_smap),
-        cmocka_unit_test(test_philox), cmocka_unit_test(test_fmath),  cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_err),    cmocka_unit_test(test_cursor),
+        cmocka_unit_test(test_arena),  cmocka_unit_test(test_buf),
+        cmocka_unit_test(test_imap),   cmocka_unit_test(test_smap),
+        cmocka_unit_test(test_philox), cmocka_unit_test(test_fmath),
+        cmocka_unit_test(test_pool),   cmocka_unit_test(test_pool_cores),
         cmocka_unit_test(test_opts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
