@@ -42,6 +42,19 @@ static inline float fm_exp(float x)
     return x != x ? x : y;
 }
 
+/* tanh x = 1 - 2 / (1 + e^2x). */
+static inline float fm_tanh(float x)
+{
+    return 1.0f - 2.0f / (1.0f + fm_exp(2.0f * x));
+}
+
+/* The tanh form of GELU: x / (1 + e^-u), u = sqrt(8 / pi) (x + 0.044715 x^3). */
+static inline float fm_gelu(float x)
+{
+    float u = (x * fmaf(0.044715f, x * x, 1.0f)) * 1.5957691216f;
+    return x / (1.0f + fm_exp(-u));
+}
+
 /* ln x; -Inf below 2^-126 (denormals and 0), NaN below 0. Maximum error 0.82 ulp. */
 static inline float fm_log(float x)
 {

@@ -74,9 +74,11 @@ const struct arch_dims *eng_dims(const struct engine *e);
 const char *eng_isa(const struct engine *e);
 struct eng_stats eng_stats(const struct engine *e);
 
+/* ERR_UNSUPPORTED: the model's heads do not fit the blocks of this KV type. */
+int eng_kv_check(const struct arch_dims *d, enum kv_type kv, struct errmsg *em);
 /* Bytes of KV for one page over n layers. */
 size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_layers);
-/* "f32" or "f16"; false for another name. */
+/* "f32", "f16", "q8_0" or "q4_0"; false for another name. */
 bool eng_kv_parse(const char *name, enum kv_type *ret);
 /* Bytes in the file of the tensors that a slice needs. */
 int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,

@@ -6,7 +6,7 @@
 #ifndef FLOTILLA_ENGINE_KERN_H
 #define FLOTILLA_ENGINE_KERN_H
 
-#include "common/engine/quant.h"
+#include "common/engine/tile.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -27,10 +27,10 @@ struct act {
     uint32_t k;
     int8_t *q;
     float *x, *y;
-    int32_t *s;
+    int32_t *s, *h;
 };
 
-/* A weight matrix in panels (quant.h). */
+/* A weight matrix in panels (tile.h). */
 struct mat {
     enum qtype type;
     uint32_t rows, k;
@@ -42,11 +42,13 @@ static inline uint32_t mat_n_panels(const struct mat *m)
     return (m->rows + TILE_ROWS - 1) / TILE_ROWS;
 }
 
-enum kv_type { KV_F32, KV_F16, KV_N_TYPES };
+enum kv_type { KV_F32, KV_F16, KV_Q8_0, KV_Q4_0, KV_N_TYPES };
 
 /* K and V of one KV head as attention sees them: page p of the sequence is at
- * base + pages[p] * page_bytes and holds keys [head_size][16 positions], then values
- * [16 positions][head_size]. */
+ * base + pages[p] * page_bytes and holds the keys of 16 positions, then their values.
+ *   F32, F16:    keys [head_size][16 positions], values [16 positions][head_size]
+ *   Q8_0, Q4_0:  keys a panel of tiles (tile.h) in which a position is a row, values
+ *                [16 positions][head_size / 32] blocks as in a file; head_size % 32 == 0 */
 struct kv_view {
     enum kv_type type;
     uint32_t head_size;
@@ -54,6 +56,19 @@ struct kv_view {
     size_t page_bytes;
     const uint32_t *pages;
 };
+
+/* What keys and values are stored as. */
+static inline enum qtype kv_qtype(enum kv_type type)
+{
+    static const enum qtype of[] = {QTYPE_F32, QTYPE_F16, QTYPE_Q8_0, QTYPE_Q4_0};
+    return of[type];
+}
+
+/* Keys of a page of one head, and as many of values. */
+static inline size_t kv_half_bytes(enum kv_type type, uint32_t head_size)
+{
+    return tile_panel_bytes(kv_qtype(type), head_size);
+}
 
 /* Attention of one query head over part of one span. */
 struct attn_part {
@@ -66,23 +81,27 @@ struct kern {
     /* Quantises one row of a->k values as token `token` of a. */
     void (*quantise)(const float *x, struct act *a, uint32_t token);
     /* out[token * ldo + row] for the rows of panels [panel0, panel1); writes whole panels, so each
-     * out row has room for 16 * panels floats. Quantised types read `a`, F32 and F16 read
+     * out row has room for 16 * panels floats. Quantised types read `a`, float types read
      * x[token * ldx + i]. scratch: kern_scratch_bytes(k) for this thread alone. */
     void (*linear)(const struct mat *w, uint32_t panel0, uint32_t panel1, const struct act *a,
                    const float *x, size_t ldx, uint32_t n_tokens, float *out, size_t ldo,
                    void *scratch);
     void (*rmsnorm)(const float *x, const float *w, float *y, uint32_t n, float eps);
-    /* y = silu(g) * u */
+    /* y = silu(g) * u, y = gelu(g) * u (the tanh form) */
     void (*silu_mul)(const float *g, const float *u, float *y, uint32_t n);
-    /* Rotates the n/2 neighbouring pairs of x by the angles whose cos, sin lie interleaved in cs.
-     */
+    void (*gelu_mul)(const float *g, const float *u, float *y, uint32_t n);
+    /* Rotates the n/2 pairs of x: neighbours by angles whose cos, sin lie interleaved in cs; or
+     * x[i] with x[n/2 + i], by cs = all cosines, then all sines. */
     void (*rope)(float *x, const float *cs, uint32_t n);
+    void (*rope_halves)(float *x, const float *cs, uint32_t n);
     /* Writes one position of one KV head. */
     void (*kv_store)(const struct kv_view *kv, uint32_t pos, const float *k, const float *v);
     /* n_heads query heads (q: [n_heads][head_size], scaled) over positions [pos0, pos1) of one
-     * span; writes n_heads parts. */
+     * span; writes n_heads parts. softcap: scores are bent to +-softcap; 0: they are not. */
     void (*attn_span)(const struct kv_view *kv, const float *q, uint32_t n_heads, uint32_t pos0,
-                      uint32_t pos1, struct attn_part *ret_parts);
+                      uint32_t pos1, float softcap, struct attn_part *ret_parts);
+    /* x = c times the hyperbolic tangent of x / c */
+    void (*softcap)(float *x, uint32_t n, float c);
 };
 
 extern const struct kern kern_scalar;

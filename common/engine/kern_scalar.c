@@ -3,15 +3,9 @@
 #include "common/engine/kern.h"
 
 #include "common/base/fmath.h"
+#include "common/engine/kern_kv.h"
 
 #include <string.h>
-
-static float half_at(const uint8_t *p)
-{
-    uint16_t h;
-    memcpy(&h, p, sizeof h);
-    return f16_to_f32(h);
-}
 
 /* l_i: 16 virtual lanes, then one fixed tree. */
 static float tree16(const float *l)
@@ -33,9 +27,10 @@ static void quantise(const float *x, struct act *a, uint32_t token)
             uint32_t u = fm_bits(x[i]) & 0x7fffffff;
             if (u > bits_max) bits_max = u;
         }
-        int32_t sum = 0;
+        int32_t *h = a->h + 2 * at;
         memset(q, 0, ACT_BLOCK);
         a->x[at] = 0.0f;
+        h[0] = h[1] = 0;
         if (bits_max >= 0x5f800000) { /* >= 2^64, Inf or NaN: poison */
             a->x[at] = fm_float(0x7fc00000);
         } else if (bits_max >= 0x1f800000) { /* >= 2^-64; below: all zero */
@@ -43,83 +38,78 @@ static void quantise(const float *x, struct act *a, uint32_t token)
             a->x[at] = amax / 127.0f;
             for (uint32_t i = 0; i < ACT_BLOCK; i++) {
                 q[i] = (int8_t)lrintf(x[i] * id);
-                sum += q[i];
+                h[i / 16] += q[i];
             }
         }
-        a->s[at] = sum;
-        a->y[at] = a->x[at] * (float)sum;
+        a->s[at] = h[0] + h[1];
+        a->y[at] = a->x[at] * (float)a->s[at];
     }
 }
 
-/* One row of a quantised panel in plain arrays: stored integers, scales, minima. */
+/* One row of a panel of tiles in plain arrays: integers, D and M of its sub-blocks. */
 struct plain_row {
-    int16_t *w; /* k */
-    float *d;   /* k / 32 */
-    float *m;   /* k / 32, or NULL */
+    struct tile t;
+    int16_t *w;   /* k */
+    float *d, *m; /* k / t.sub */
 };
 
-/* Four bytes to four int16, in order. */
-static uint64_t widen(uint32_t bytes)
+/* scratch: k int16, then twice k / 16 floats. */
+static struct plain_row unpack_row(enum qtype type, const uint8_t *tile, uint32_t k, uint32_t lane,
+                                   void *scratch)
 {
-    uint64_t x = bytes;
-    x = (x | x << 16) & 0x0000ffff0000ffff;
-    return (x | x << 8) & 0x00ff00ff00ff00ff;
-}
-
-static void unpack_row(const struct mat *w, const uint8_t *tile, uint32_t lane,
-                       const struct plain_row *to)
-{
-    const struct qtype_info *t = qtype_info((uint32_t)w->type);
-    size_t d_at = w->type == QTYPE_Q8_0 ? 512 : 256;
-    for (uint32_t b = 0; b < w->k / 32; b++, tile += (size_t)t->bytes * TILE_ROWS) {
-        int16_t *out = to->w + 32 * b;
-        const uint8_t *four = tile + 4 * lane; /* of every 64-byte vector, this row's four bytes */
-        if (w->type == QTYPE_Q8_0) {
-            for (uint32_t v = 0; v < 8; v++)
-                for (uint32_t j = 0; j < 4; j++) out[4 * v + j] = (int8_t)four[64 * v + j];
-        } else {
-            for (uint32_t v = 0; v < 4; v++) {
-                uint32_t bytes;
-                memcpy(&bytes, four + 64 * v, sizeof bytes);
-                uint64_t low = widen(bytes & 0x0f0f0f0f), high = widen(bytes >> 4 & 0x0f0f0f0f);
-                memcpy(out + 8 * v, &low, sizeof low);
-                memcpy(out + 8 * v + 4, &high, sizeof high);
-            }
-        }
-        to->d[b] = half_at(tile + d_at + 2 * lane);
-        if (to->m) to->m[b] = half_at(tile + d_at + 32 + 2 * lane);
+    struct plain_row r = {.t = tile_of(type), .w = scratch};
+    r.d = (float *)(void *)(r.w + k); /* k is a multiple of 32 */
+    r.m = r.d + k / r.t.sub;
+    for (uint32_t i = 0; i < k; i += r.t.block, tile += r.t.bytes) {
+        struct qblock b;
+        tile_take(type, tile, lane, &b);
+        quant_scales(type, &b, r.d + i / r.t.sub, r.m + i / r.t.sub);
+        if (r.t.low == 8)
+            for (uint32_t j = 0; j < r.t.block; j++) r.w[i + j] = (int8_t)b.u[j];
+        else
+            for (uint32_t j = 0; j < r.t.block; j++) r.w[i + j] = (int16_t)(b.u[j] - r.t.bias);
     }
+    return r;
 }
 
-/* The sum of (w - bias) q is the sum of w q less bias times the sum of q: integers, so exactly. */
-static float dot_quantised(const struct plain_row *row, int32_t bias, const struct act *a,
-                           uint32_t token)
+static float dot_row(const struct plain_row *row, const struct act *a, uint32_t token)
 {
+    const uint32_t sub = row->t.sub;
     float dot = 0.0f, off = 0.0f;
-    for (uint32_t b = 0; b < a->k / 32; b++) {
-        size_t at = act_index(a, token, b);
-        const int8_t *q = a->q + at * 32;
-        const int16_t *w = row->w + 32 * b;
-        int32_t sum = -bias * a->s[at];
-        for (uint32_t k = 0; k < 32; k++) sum += w[k] * q[k];
-        dot = fmaf((float)sum * row->d[b], a->x[at], dot);
-        if (row->m) off = fmaf(row->m[b], a->y[at], off);
+    for (uint32_t j = 0; j < a->k / sub; j++) {
+        size_t at = act_index(a, token, j * sub / ACT_BLOCK);
+        const int8_t *q = a->q + at * ACT_BLOCK + j * sub % ACT_BLOCK;
+        const int16_t *w = row->w + j * sub;
+        int32_t sum = 0;
+        for (uint32_t k = 0; k < 16; k++) sum += w[k] * q[k];
+        if (sub == 32)
+            for (uint32_t k = 16; k < 32; k++) sum += w[k] * q[k];
+        dot = fmaf((float)sum * row->d[j], a->x[at], dot);
+        if (!row->t.has_min) continue;
+        float y = sub == 32 ? a->y[at] : a->x[at] * (float)a->h[2 * at + (j & 1)];
+        off = fmaf(row->m[j], y, off);
     }
-    return row->m ? dot + off : dot;
+    return row->t.has_min ? dot + off : dot;
+}
+
+/* Element `at` of an array of F32, F16 or BF16. */
+static float float_at(enum qtype type, const uint8_t *base, size_t at)
+{
+    float f;
+    uint16_t h;
+    if (type == QTYPE_F32) {
+        memcpy(&f, base + 4 * at, sizeof f);
+        return f;
+    }
+    memcpy(&h, base + 2 * at, sizeof h);
+    return type == QTYPE_F16 ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
 static float dot_floats(const struct mat *w, const uint8_t *panel, uint32_t lane, const float *x)
 {
     float dot = 0.0f;
-    for (uint32_t i = 0; i < w->k; i++) {
-        size_t at = (size_t)i * TILE_ROWS + lane;
-        float weight;
-        if (w->type == QTYPE_F16)
-            weight = half_at(panel + 2 * at);
-        else
-            memcpy(&weight, panel + 4 * at, sizeof weight);
-        dot = fmaf(weight, x[i], dot);
-    }
+    for (uint32_t i = 0; i < w->k; i++)
+        dot = fmaf(float_at(w->type, panel, (size_t)i * TILE_ROWS + lane), x[i], dot);
     return dot;
 }
 
@@ -127,21 +117,16 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
                    const float *x, size_t ldx, uint32_t n_tokens, float *out, size_t ldo,
                    void *scratch)
 {
-    size_t panel_bytes = quant_panel_bytes(w->type, w->k);
-    bool floats = w->type == QTYPE_F32 || w->type == QTYPE_F16;
-    struct plain_row row = {.w = scratch};
-    int32_t bias = qtype_info((uint32_t)w->type)->bias;
-    if (!floats) {
-        row.d = (float *)(void *)(row.w + w->k); /* k is a multiple of 32 */
-        row.m = qtype_info((uint32_t)w->type)->has_min ? row.d + w->k / 32 : NULL;
-    }
+    size_t panel_bytes = tile_panel_bytes(w->type, w->k);
+    bool floats = qtype_is_float(w->type);
     for (uint32_t p = panel0; p < panel1; p++) {
         const uint8_t *panel = w->panels + p * panel_bytes;
         for (uint32_t r = 0; r < TILE_ROWS; r++) {
-            if (!floats) unpack_row(w, panel, r, &row);
+            struct plain_row row = {0};
+            if (!floats) row = unpack_row(w->type, panel, w->k, r, scratch);
             for (uint32_t t = 0; t < n_tokens; t++)
                 out[t * ldo + p * TILE_ROWS + r] =
-                    floats ? dot_floats(w, panel, r, x + t * ldx) : dot_quantised(&row, bias, a, t);
+                    floats ? dot_floats(w, panel, r, x + t * ldx) : dot_row(&row, a, t);
         }
     }
 }
@@ -169,6 +154,28 @@ static void rope(float *x, const float *cs, uint32_t n)
     }
 }
 
+static void gelu_mul(const float *g, const float *u, float *y, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) y[i] = fm_gelu(g[i]) * u[i];
+}
+
+static void softcap(float *x, uint32_t n, float c)
+{
+    for (uint32_t i = 0; i < n; i++) x[i] = c * fm_tanh(x[i] / c);
+}
+
+static void rope_halves(float *x, const float *cs, uint32_t n)
+{
+    for (uint32_t i = 0; i < n / 2; i++) {
+        float x0 = x[i], x1 = x[n / 2 + i], c = cs[i], s = cs[n / 2 + i];
+        float t0 = x1 * s, t1 = x1 * c;
+        x[i] = fmaf(x0, c, -t0);
+        x[n / 2 + i] = fmaf(x0, s, t1);
+    }
+}
+
+/* ---- attention ---- */
+
 static uint8_t *page_at(const struct kv_view *kv, uint32_t pos)
 {
     return kv->base + kv->pages[pos / KV_PAGE] * kv->page_bytes;
@@ -184,74 +191,83 @@ static void put(enum kv_type type, uint8_t *base, size_t at, float f)
     }
 }
 
-static float get(enum kv_type type, const uint8_t *base, size_t at)
-{
-    if (type == KV_F16) return half_at(base + 2 * at);
-    float f;
-    memcpy(&f, base + 4 * at, sizeof f);
-    return f;
-}
-
 static void kv_store(const struct kv_view *kv, uint32_t pos, const float *k, const float *v)
 {
     uint8_t *page = page_at(kv, pos);
     uint32_t d = kv->head_size, slot = pos % KV_PAGE;
+    if (kv->type > KV_F16) {
+        kern_store_quantised(kv, page, slot, k, v);
+        return;
+    }
     for (uint32_t i = 0; i < d; i++) {
         put(kv->type, page, (size_t)i * KV_PAGE + slot, k[i]);
         put(kv->type, page, (size_t)(KV_PAGE + slot) * d + i, v[i]);
     }
 }
 
+/* The score of position p: the product of its key and one query head. */
+static float score_at(const struct kv_view *kv, uint32_t p, const float *q, const struct act *a)
+{
+    const uint8_t *page = page_at(kv, p);
+    enum qtype type = kv_qtype(kv->type);
+    if (!qtype_is_float(type)) {
+        _Alignas(8) uint8_t scratch[HEAD_SIZE_MAX * 3];
+        struct plain_row row = unpack_row(type, page, kv->head_size, p % KV_PAGE, scratch);
+        return dot_row(&row, a, 0);
+    }
+    float s = 0.0f;
+    for (uint32_t i = 0; i < kv->head_size; i++)
+        s = fmaf(float_at(type, page, (size_t)i * KV_PAGE + p % KV_PAGE), q[i], s);
+    return s;
+}
+
+/* out += e times the value of position p. */
+static void add_value(const struct kv_view *kv, uint32_t p, float e, float *out)
+{
+    enum qtype type = kv_qtype(kv->type);
+    uint32_t d = kv->head_size, slot = p % KV_PAGE;
+    const uint8_t *values = page_at(kv, p) + kv_half_bytes(kv->type, d);
+    if (qtype_is_float(type)) {
+        for (uint32_t i = 0; i < d; i++)
+            out[i] = fmaf(float_at(type, values, (size_t)slot * d + i), e, out[i]);
+        return;
+    }
+    const struct tile t = tile_of(type);
+    uint32_t bytes = qtype_info((uint32_t)type)->bytes;
+    values += (size_t)slot * (d / t.block) * bytes;
+    for (uint32_t i = 0; i < d; i += t.block, values += bytes) {
+        struct qblock b;
+        quant_take(type, values, &b);
+        for (uint32_t j = 0; j < t.block; j++)
+            out[i + j] = fmaf((float)tile_integer(t, b.u[j]), e * f16_to_f32(b.d), out[i + j]);
+    }
+}
+
 static void attn_span(const struct kv_view *kv, const float *q, uint32_t n_heads, uint32_t pos0,
-                      uint32_t pos1, struct attn_part *ret_parts)
+                      uint32_t pos1, float cap, struct attn_part *ret_parts)
 {
     uint32_t d = kv->head_size;
     for (uint32_t h = 0; h < n_heads; h++, q += d) {
         struct attn_part *o = &ret_parts[h];
+        struct kern_query_room room;
+        struct act a = kern_query_act(&room, 0, d);
         float score[ATTN_SPAN], lanes[16] = {0};
+        if (kv->type > KV_F16) quantise(q, &a, 0);
         o->max = -INFINITY;
         for (uint32_t p = pos0; p < pos1; p++) {
-            const uint8_t *page = page_at(kv, p);
-            float s = 0.0f;
-            for (uint32_t i = 0; i < d; i++)
-                s = fmaf(get(kv->type, page, (size_t)i * KV_PAGE + p % KV_PAGE), q[i], s);
+            float s = score_at(kv, p, q, &a);
+            if (cap != 0.0f) softcap(&s, 1, cap);
             score[p - pos0] = s;
             o->max = s > o->max ? s : o->max;
         }
         for (uint32_t i = 0; i < d; i++) o->out[i] = 0.0f;
         for (uint32_t p = pos0; p < pos1; p++) {
-            const uint8_t *page = page_at(kv, p);
             float e = fm_exp(score[p - pos0] - o->max);
             lanes[p & 15] += e;
-            for (uint32_t i = 0; i < d; i++)
-                o->out[i] = fmaf(get(kv->type, page, (size_t)(KV_PAGE + p % KV_PAGE) * d + i), e,
-                                 o->out[i]);
+            add_value(kv, p, e, o->out);
         }
         o->sum = tree16(lanes);
     }
-}
-
-void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_parts,
-                    uint32_t head_size, float *ret_out)
-{
-    float max = parts[0].max, sum = 0.0f;
-    for (uint32_t i = 1; i < n_parts; i++)
-        max = parts[i * stride].max > max ? parts[i * stride].max : max;
-    for (uint32_t j = 0; j < head_size; j++) ret_out[j] = 0.0f;
-    for (uint32_t i = 0; i < n_parts; i++) {
-        const struct attn_part *p = &parts[i * stride];
-        float c = fm_exp(p->max - max);
-        sum = fmaf(c, p->sum, sum);
-        for (uint32_t j = 0; j < head_size; j++) ret_out[j] = fmaf(c, p->out[j], ret_out[j]);
-    }
-    float r = 1.0f / sum;
-    for (uint32_t j = 0; j < head_size; j++) ret_out[j] *= r;
-}
-
-size_t kern_scratch_bytes(uint32_t k)
-{
-    /* One unpacked panel: 16 rows of int16 weights, and two f32 scales for each block and row. */
-    return (size_t)k * TILE_ROWS * 2 + (size_t)k / ACT_BLOCK * TILE_ROWS * 8 + 128;
 }
 
 const struct kern kern_scalar = {
@@ -260,7 +276,10 @@ const struct kern kern_scalar = {
     .linear = linear,
     .rmsnorm = rmsnorm,
     .silu_mul = silu_mul,
+    .gelu_mul = gelu_mul,
     .rope = rope,
+    .rope_halves = rope_halves,
     .kv_store = kv_store,
     .attn_span = attn_span,
+    .softcap = softcap,
 };

@@ -1,58 +1,18 @@
-/* What the vector levels share, written once over `vec` (vec.h): rows, attention, float weights,
- * and the quantiser. Each level's file includes it and is compiled for its instruction set;
- * everything is static, so each has its own copy. Mirrors kern_scalar.c function by function. */
+/* The vector levels, written once over the operations of vec.h: rows, attention, float weights, the
+ * quantiser, and, in kern_dot.h, the product. kern_avx2.c and kern_avx512.c include this and are
+ * compiled for their instruction sets. Mirrors kern_scalar.c function by function. */
 #ifndef FLOTILLA_ENGINE_KERN_VEC_H
 #define FLOTILLA_ENGINE_KERN_VEC_H
 
 #include "common/base/fmath.h"
 #include "common/engine/kern.h"
+#include "common/engine/kern_dot.h"
+#include "common/engine/kern_kv.h"
 #include "common/engine/vec.h"
 
 #include <string.h>
 
 #define STORE(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), v)
-
-/* Four activations, to be broadcast to every 32-bit lane. */
-VEC_INLINE int32_t four_at(const int8_t *q, int group)
-{
-    int32_t v;
-    memcpy(&v, q + 4 * group, sizeof v);
-    return v;
-}
-
-VEC_INLINE void prefetch(const uint8_t *p, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i += 64) {
-        _mm_prefetch((const char *)p + i + 4096, _MM_HINT_T1);
-        _mm_prefetch((const char *)p + i + 1024, _MM_HINT_T0);
-    }
-}
-
-/* An unpacked panel, and where a token group's data lie. */
-struct panel {
-    const uint8_t *w;
-    const float *d, *m;
-    uint32_t n_blocks;
-    int bias;
-};
-
-struct tokens {
-    const int8_t *q;
-    const float *x, *y;
-    const int32_t *s;
-    uint32_t group; /* tokens in the group: the stride between blocks */
-};
-
-/* The tokens from `token` on, at most `most` and not beyond their group; *ret_n says how many. */
-VEC_INLINE struct tokens tokens_at(const struct act *a, uint32_t token, uint32_t most,
-                                   uint32_t *ret_n)
-{
-    uint32_t in_group = token % ACT_GROUP, left = a->n_tokens - (token - in_group);
-    uint32_t group = left < ACT_GROUP ? left : ACT_GROUP;
-    size_t at = act_index(a, token, 0);
-    *ret_n = group - in_group < most ? group - in_group : most;
-    return (struct tokens){a->q + at * 32, a->x + at, a->y + at, a->s + at, group};
-}
 
 /* ---- activations ---- */
 
@@ -67,20 +27,20 @@ static uint32_t bits_max(const __m256 *f)
     return (uint32_t)_mm_cvtsi128_si32(r);
 }
 
-static int32_t quantise_block(const __m256 *f, float id, int8_t *q)
+/* Also gives the sums of the two halves. */
+static void quantise_block(const __m256 *f, float id, int8_t *q, int32_t *h)
 {
-    __m256i c[4], all = _mm256_setzero_si256();
-    for (int i = 0; i < 4; i++) {
-        c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(f[i], _mm256_set1_ps(id)));
-        all = _mm256_add_epi32(all, c[i]);
-    }
+    __m256i c[4];
+    for (int i = 0; i < 4; i++) c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(f[i], _mm256_set1_ps(id)));
     __m256i lo = _mm256_packs_epi32(c[0], c[1]), hi = _mm256_packs_epi32(c[2], c[3]);
     STORE(q, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(lo, hi),
                                          _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
-    return _mm_cvtsi128_si32(s);
+    /* Lanes 0, 1: the first half's pairs; 2, 3: the second's; within each 128-bit half. */
+    __m256i t = _mm256_hadd_epi32(_mm256_add_epi32(c[0], c[1]), _mm256_add_epi32(c[2], c[3]));
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
+    s = _mm_hadd_epi32(s, s);
+    h[0] = _mm_cvtsi128_si32(s);
+    h[1] = _mm_extract_epi32(s, 1);
 }
 
 static void quantise(const float *x, struct act *a, uint32_t token)
@@ -93,50 +53,60 @@ static void quantise(const float *x, struct act *a, uint32_t token)
         uint32_t bits = bits_max(f);
         if (bits >= 0x5f800000 || bits < 0x1f800000) {
             memset(q, 0, ACT_BLOCK);
-            a->s[at] = 0;
+            a->s[at] = a->h[2 * at] = a->h[2 * at + 1] = 0;
             a->x[at] = a->y[at] = fm_float(bits >= 0x5f800000 ? 0x7fc00000 : 0);
             continue;
         }
         float amax = fm_float(bits);
         a->x[at] = amax / 127.0f;
-        a->s[at] = quantise_block(f, 127.0f / amax, q);
+        quantise_block(f, 127.0f / amax, q, a->h + 2 * at);
+        a->s[at] = a->h[2 * at] + a->h[2 * at + 1];
         a->y[at] = a->x[at] * (float)a->s[at];
     }
 }
 
 /* ---- float weights ---- */
 
-VEC_INLINE vec load_weights(bool half, const uint8_t *w)
+/* 16 floats stored as `type`, a constant. */
+VEC_INLINE vec load_floats(enum qtype type, const uint8_t *p)
 {
-    return half ? vec_half((const uint16_t *)(const void *)w)
-                : vec_load((const float *)(const void *)w);
+    const uint16_t *h = (const uint16_t *)(const void *)p;
+    return type == QTYPE_F32   ? vec_load((const float *)(const void *)p)
+           : type == QTYPE_F16 ? vec_half(h)
+                               : vec_bf16(h);
 }
 
-/* One panel x n tokens (a constant 1 or 4); each output is one chain over k. */
-VEC_INLINE void floats(bool half, const uint8_t *w, uint32_t k, const float *x, size_t ldx, int n,
-                       float *out, size_t ldo)
+/* One panel x n tokens (a constant); each output is one chain over k. */
+VEC_INLINE void floats(enum qtype type, const uint8_t *w, uint32_t k, const float *x, size_t ldx,
+                       int n, float *out, size_t ldo)
 {
-    const size_t step = half ? 32 : 64;
+    const size_t step = type == QTYPE_F32 ? 64 : 32;
     vec dot[4];
     for (int t = 0; t < n; t++) dot[t] = vec_all(0.0f);
     for (uint32_t i = 0; i < k; i++, w += step) {
         _mm_prefetch((const char *)w + 1024, _MM_HINT_T0);
-        vec v = load_weights(half, w);
+        vec v = load_floats(type, w);
         for (int t = 0; t < n; t++) dot[t] = vec_fma(v, vec_all(x[(size_t)t * ldx + i]), dot[t]);
     }
     for (int t = 0; t < n; t++) vec_store(out + (size_t)t * ldo, dot[t]);
 }
 
-static void panel_floats(bool half, const uint8_t *w, uint32_t k, const float *x, size_t ldx,
+VEC_INLINE void panel_of(enum qtype type, const uint8_t *w, uint32_t k, const float *x, size_t ldx,
                          uint32_t n_tokens, float *out, size_t ldo)
 {
     uint32_t t = 0;
-    for (; t + 4 <= n_tokens; t += 4)
-        half ? floats(true, w, k, x + t * ldx, ldx, 4, out + t * ldo, ldo)
-             : floats(false, w, k, x + t * ldx, ldx, 4, out + t * ldo, ldo);
-    for (; t < n_tokens; t++)
-        half ? floats(true, w, k, x + t * ldx, ldx, 1, out + t * ldo, ldo)
-             : floats(false, w, k, x + t * ldx, ldx, 1, out + t * ldo, ldo);
+    for (; t + 4 <= n_tokens; t += 4) floats(type, w, k, x + t * ldx, ldx, 4, out + t * ldo, ldo);
+    for (; t < n_tokens; t++) floats(type, w, k, x + t * ldx, ldx, 1, out + t * ldo, ldo);
+}
+
+static void panel_floats(enum qtype type, const uint8_t *w, uint32_t k, const float *x, size_t ldx,
+                         uint32_t n_tokens, float *out, size_t ldo)
+{
+    switch (type) {
+    case QTYPE_F32: panel_of(QTYPE_F32, w, k, x, ldx, n_tokens, out, ldo); break;
+    case QTYPE_F16: panel_of(QTYPE_F16, w, k, x, ldx, n_tokens, out, ldo); break;
+    default: panel_of(QTYPE_BF16, w, k, x, ldx, n_tokens, out, ldo); break;
+    }
 }
 
 /* ---- rows ---- */
@@ -159,18 +129,44 @@ static void rmsnorm(const float *x, const float *w, float *y, uint32_t n, float 
     }
 }
 
-VEC_INLINE vec silu_times(vec g, vec u)
+/* y = act(g) * u */
+VEC_INLINE vec gate(bool gelu, vec g, vec u)
 {
-    return vec_mul(vec_div(g, vec_add(vec_all(1.0f), vec_exp(vec_negate(g)))), u);
+    vec silu = vec_div(g, vec_add(vec_all(1.0f), vec_exp(vec_negate(g))));
+    return vec_mul(gelu ? vec_gelu(g) : silu, u);
+}
+
+VEC_INLINE void gate_row(bool gelu, const float *g, const float *u, float *y, uint32_t n)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16) vec_store(y + i, gate(gelu, vec_load(g + i), vec_load(u + i)));
+    int rest = (int)(n - i);
+    if (rest)
+        vec_store_n(y + i, gate(gelu, vec_load_n(g + i, rest), vec_load_n(u + i, rest)), rest);
 }
 
 static void silu_mul(const float *g, const float *u, float *y, uint32_t n)
 {
+    gate_row(false, g, u, y, n);
+}
+
+static void gelu_mul(const float *g, const float *u, float *y, uint32_t n)
+{
+    gate_row(true, g, u, y, n);
+}
+
+VEC_INLINE vec bend(vec x, vec c)
+{
+    return vec_mul(c, vec_tanh(vec_div(x, c)));
+}
+
+static void softcap(float *x, uint32_t n, float c)
+{
     uint32_t i = 0;
-    for (; i + 16 <= n; i += 16) vec_store(y + i, silu_times(vec_load(g + i), vec_load(u + i)));
+    vec all = vec_all(c);
+    for (; i + 16 <= n; i += 16) vec_store(x + i, bend(vec_load(x + i), all));
     int rest = (int)(n - i);
-    if (rest)
-        vec_store_n(y + i, silu_times(vec_load_n(g + i, rest), vec_load_n(u + i, rest)), rest);
+    if (rest) vec_store_n(x + i, bend(vec_load_n(x + i, rest), all), rest);
 }
 
 static void rope(float *x, const float *cs, uint32_t n)
@@ -186,6 +182,22 @@ static void rope(float *x, const float *cs, uint32_t n)
         float x0 = x[i], x1 = x[i + 1], c = cs[i], s = cs[i + 1], t0 = x1 * s, t1 = x1 * c;
         x[i] = fmaf(x0, c, -t0);
         x[i + 1] = fmaf(x0, s, t1);
+    }
+}
+
+static void rope_halves(float *x, const float *cs, uint32_t n)
+{
+    uint32_t half = n / 2, i = 0;
+    for (; i + 16 <= half; i += 16) {
+        vec x0 = vec_load(x + i), x1 = vec_load(x + half + i);
+        vec c = vec_load(cs + i), s = vec_load(cs + half + i);
+        vec_store(x + i, vec_fma(x0, c, vec_negate(vec_mul(x1, s))));
+        vec_store(x + half + i, vec_fma(x0, s, vec_mul(x1, c)));
+    }
+    for (; i < half; i++) {
+        float x0 = x[i], x1 = x[half + i], c = cs[i], s = cs[half + i], t0 = x1 * s, t1 = x1 * c;
+        x[i] = fmaf(x0, c, -t0);
+        x[half + i] = fmaf(x0, s, t1);
     }
 }
 
@@ -205,23 +217,19 @@ static void kv_store(const struct kv_view *kv, uint32_t pos, const float *k, con
 {
     uint8_t *page = page_at(kv, pos / KV_PAGE);
     uint32_t d = kv->head_size, slot = pos % KV_PAGE;
-    if (kv->type == KV_F32) {
+    if (kv->type > KV_F16) {
+        kern_store_quantised(kv, page, slot, k, v);
+    } else if (kv->type == KV_F32) {
         float *keys = (float *)(void *)page;
         for (uint32_t i = 0; i < d; i++) keys[i * KV_PAGE + slot] = k[i];
         memcpy(keys + (KV_PAGE + slot) * d, v, d * sizeof *v);
-        return;
+    } else {
+        uint16_t *keys = (uint16_t *)(void *)page, *values = keys + (KV_PAGE + slot) * d;
+        for (uint32_t i = 0; i < d; i++) keys[i * KV_PAGE + slot] = half_from(k[i]);
+        uint32_t i = 0;
+        for (; i + 16 <= d; i += 16) vec_store_half(values + i, vec_load(v + i));
+        for (; i < d; i++) values[i] = half_from(v[i]);
     }
-    uint16_t *keys = (uint16_t *)(void *)page, *values = keys + (KV_PAGE + slot) * d;
-    for (uint32_t i = 0; i < d; i++) keys[i * KV_PAGE + slot] = half_from(k[i]);
-    uint32_t i = 0;
-    for (; i + 16 <= d; i += 16) vec_store_half(values + i, vec_load(v + i));
-    for (; i < d; i++) values[i] = half_from(v[i]);
-}
-
-VEC_INLINE vec load_kv(bool half, const uint8_t *p, size_t at)
-{
-    return half ? vec_half((const uint16_t *)(const void *)p + at)
-                : vec_load((const float *)(const void *)p + at);
 }
 
 /* Lanes of page `page` that lie in [pos0, pos1). */
@@ -232,24 +240,42 @@ VEC_INLINE vec_mask valid_lanes(uint32_t page, uint32_t pos0, uint32_t pos1)
                      pos1 - first < KV_PAGE ? (int)(pos1 - first) : (int)KV_PAGE);
 }
 
-/* Scores of n heads (a constant): a lane is a position, one chain over the head's elements. */
-VEC_INLINE void scores(const struct kv_view *kv, bool half, const float *q, int n, uint32_t pos0,
-                       uint32_t pos1, float (*score)[ATTN_SPAN], float *ret_max)
+/* The scores of n heads (a constant) against one page of float keys: a lane is a position, one
+ * chain over the head's elements. */
+VEC_INLINE void score_floats(enum qtype type, const uint8_t *keys, uint32_t d, const float *q,
+                             int n, vec *s)
 {
-    uint32_t d = kv->head_size, page0 = pos0 / KV_PAGE, page1 = (pos1 + KV_PAGE - 1) / KV_PAGE;
+    const size_t step = type == QTYPE_F32 ? 64 : 32;
+    for (int h = 0; h < n; h++) s[h] = vec_all(0.0f);
+    for (uint32_t i = 0; i < d; i++, keys += step) {
+        vec k = load_floats(type, keys);
+        for (int h = 0; h < n; h++) s[h] = vec_fma(k, vec_all(q[(uint32_t)h * d + i]), s[h]);
+    }
+}
+
+VEC_INLINE void scores(const struct kv_view *kv, enum qtype type, const struct kern_query *query,
+                       int n, uint32_t pos0, uint32_t pos1, float cap, float (*score)[ATTN_SPAN],
+                       float *ret_max)
+{
+    uint32_t page0 = pos0 / KV_PAGE, page1 = (pos1 + KV_PAGE - 1) / KV_PAGE;
     const vec low = vec_all(-INFINITY);
     vec max[4];
     for (int h = 0; h < n; h++) max[h] = low;
     for (uint32_t p = page0; p < page1; p++) {
         const uint8_t *keys = page_at(kv, p);
         vec s[4];
-        for (int h = 0; h < n; h++) s[h] = vec_all(0.0f);
-        for (uint32_t i = 0; i < d; i++) {
-            vec k = load_kv(half, keys, (size_t)i * KV_PAGE);
-            for (int h = 0; h < n; h++) s[h] = vec_fma(k, vec_all(q[(uint32_t)h * d + i]), s[h]);
+        if (qtype_is_float(type)) {
+            score_floats(type, keys, kv->head_size, query->q, n, s);
+        } else {
+            for (int h = 0; h < n; h++) {
+                float out[16];
+                dot_tiles(type, keys, &query->act[h], out);
+                s[h] = vec_load(out);
+            }
         }
         vec_mask valid = valid_lanes(p, pos0, pos1);
         for (int h = 0; h < n; h++) {
+            if (cap != 0.0f) s[h] = bend(s[h], vec_all(cap));
             s[h] = vec_select(valid, s[h], low);
             vec_store(score[h] + (p - page0) * KV_PAGE, s[h]);
             max[h] = vec_max(max[h], s[h]);
@@ -263,22 +289,43 @@ VEC_INLINE void scores(const struct kv_view *kv, bool half, const float *q, int 
     }
 }
 
-/* o[0..16 * c) of n heads: one chain over positions for each element. */
-VEC_INLINE void values(const struct kv_view *kv, bool half, int n, int c, uint32_t at,
+/* 16 elements of the value block at p; upper: the second 16. Without the block's scale. */
+VEC_INLINE vec value_integers(enum qtype type, const uint8_t *p, int upper)
+{
+    if (type == QTYPE_Q8_0) return vec_bytes((const int8_t *)p + 2 + 16 * upper);
+    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(p + 2));
+    b = _mm_and_si128(upper ? _mm_srli_epi16(b, 4) : b, _mm_set1_epi8(15));
+    int8_t q[16];
+    _mm_storeu_si128((__m128i *)(void *)q, _mm_sub_epi8(b, _mm_set1_epi8(8)));
+    return vec_bytes(q);
+}
+
+/* o[0..16 * c) of n heads: one chain over positions for each element. c = 2 is one block of a
+ * quantised type. */
+VEC_INLINE void values(const struct kv_view *kv, enum qtype type, int n, int c, uint32_t at,
                        uint32_t pos0, uint32_t pos1, float (*weight)[ATTN_SPAN],
                        struct attn_part *parts)
 {
-    uint32_t d = kv->head_size, page0 = pos0 / KV_PAGE;
+    const uint32_t d = kv->head_size, page0 = pos0 / KV_PAGE;
+    const size_t half = kv_half_bytes(kv->type, d), row_bytes = half / KV_PAGE;
+    const size_t offset = half + row_bytes * at / d;
     vec o[4][2];
     for (int h = 0; h < n; h++)
         for (int j = 0; j < c; j++) o[h][j] = vec_all(0.0f);
     for (uint32_t p = pos0; p < pos1; p++) {
-        size_t row = (size_t)(KV_PAGE + p % KV_PAGE) * d + at;
-        const uint8_t *page = page_at(kv, p / KV_PAGE);
+        const uint8_t *row = page_at(kv, p / KV_PAGE) + offset + p % KV_PAGE * row_bytes;
+        float e[4];
+        for (int h = 0; h < n; h++) e[h] = weight[h][p - page0 * KV_PAGE];
+        if (!qtype_is_float(type)) {
+            uint16_t scale;
+            memcpy(&scale, row, sizeof scale);
+            for (int h = 0; h < n; h++) e[h] *= _cvtsh_ss(scale);
+        }
         for (int j = 0; j < c; j++) {
-            vec v = load_kv(half, page, row + 16 * (uint32_t)j);
-            for (int h = 0; h < n; h++)
-                o[h][j] = vec_fma(v, vec_all(weight[h][p - page0 * KV_PAGE]), o[h][j]);
+            vec v = qtype_is_float(type)
+                        ? load_floats(type, row + 16 * (uint32_t)j * (type == QTYPE_F32 ? 4 : 2))
+                        : value_integers(type, row, j);
+            for (int h = 0; h < n; h++) o[h][j] = vec_fma(v, vec_all(e[h]), o[h][j]);
         }
     }
     for (int h = 0; h < n; h++)
@@ -286,8 +333,8 @@ VEC_INLINE void values(const struct kv_view *kv, bool half, int n, int c, uint32
 }
 
 /* The last d % 16 elements, one by one. */
-static void values_rest(const struct kv_view *kv, bool half, int n, uint32_t at, uint32_t pos0,
-                        uint32_t pos1, float (*weight)[ATTN_SPAN], struct attn_part *parts)
+static void values_rest(const struct kv_view *kv, int n, uint32_t at, uint32_t pos0, uint32_t pos1,
+                        float (*weight)[ATTN_SPAN], struct attn_part *parts)
 {
     uint32_t d = kv->head_size, page0 = pos0 / KV_PAGE;
     for (int h = 0; h < n; h++)
@@ -296,23 +343,21 @@ static void values_rest(const struct kv_view *kv, bool half, int n, uint32_t at,
             for (uint32_t p = pos0; p < pos1; p++) {
                 size_t row = (size_t)(KV_PAGE + p % KV_PAGE) * d + i;
                 const uint8_t *page = page_at(kv, p / KV_PAGE);
-                float v;
-                if (half)
-                    v = _cvtsh_ss(((const uint16_t *)(const void *)page)[row]);
-                else
-                    v = ((const float *)(const void *)page)[row];
+                float v = kv->type == KV_F16
+                              ? _cvtsh_ss(((const uint16_t *)(const void *)page)[row])
+                              : ((const float *)(const void *)page)[row];
                 o = fmaf(v, weight[h][p - page0 * KV_PAGE], o);
             }
             parts[h].out[i] = o;
         }
 }
 
-VEC_INLINE void heads(const struct kv_view *kv, bool half, const float *q, int n, uint32_t pos0,
-                      uint32_t pos1, struct attn_part *parts)
+VEC_INLINE void heads(const struct kv_view *kv, enum qtype type, const struct kern_query *query,
+                      int n, uint32_t pos0, uint32_t pos1, float cap, struct attn_part *parts)
 {
     uint32_t page0 = pos0 / KV_PAGE, page1 = (pos1 + KV_PAGE - 1) / KV_PAGE;
     float weight[4][ATTN_SPAN], max[4];
-    scores(kv, half, q, n, pos0, pos1, weight, max);
+    scores(kv, type, query, n, pos0, pos1, cap, weight, max);
     for (int h = 0; h < n; h++) {
         vec sum = vec_all(0.0f), m = vec_all(max[h]);
         for (uint32_t p = page0; p < page1; p++) {
@@ -326,64 +371,71 @@ VEC_INLINE void heads(const struct kv_view *kv, bool half, const float *q, int n
         parts[h].sum = vec_tree(sum);
     }
     uint32_t d = kv->head_size, at = 0;
-    for (; at + 32 <= d; at += 32) values(kv, half, n, 2, at, pos0, pos1, weight, parts);
-    for (; at + 16 <= d; at += 16) values(kv, half, n, 1, at, pos0, pos1, weight, parts);
-    if (at < d) values_rest(kv, half, n, at, pos0, pos1, weight, parts);
+    for (; at + 32 <= d; at += 32) values(kv, type, n, 2, at, pos0, pos1, weight, parts);
+    if (!qtype_is_float(type)) return;
+    for (; at + 16 <= d; at += 16) values(kv, type, n, 1, at, pos0, pos1, weight, parts);
+    if (at < d) values_rest(kv, n, at, pos0, pos1, weight, parts);
 }
 
-static void attn_span(const struct kv_view *kv, const float *q, uint32_t n_heads, uint32_t pos0,
-                      uint32_t pos1, struct attn_part *ret_parts)
+VEC_INLINE void attn_of(const struct kv_view *kv, enum qtype type, const float *q, uint32_t n_heads,
+                        uint32_t pos0, uint32_t pos1, float cap, struct attn_part *parts)
 {
-    bool half = kv->type == KV_F16;
     while (n_heads) {
         uint32_t n = n_heads >= 4 ? 4 : n_heads;
+        struct kern_query query = {.q = q};
+        struct kern_query_room room;
+        if (!qtype_is_float(type))
+            for (uint32_t h = 0; h < n; h++) {
+                query.act[h] = kern_query_act(&room, h, kv->head_size);
+                quantise(q + h * kv->head_size, &query.act[h], 0);
+            }
         switch (n) {
-        case 4:
-            half ? heads(kv, true, q, 4, pos0, pos1, ret_parts)
-                 : heads(kv, false, q, 4, pos0, pos1, ret_parts);
-            break;
-        case 3:
-            half ? heads(kv, true, q, 3, pos0, pos1, ret_parts)
-                 : heads(kv, false, q, 3, pos0, pos1, ret_parts);
-            break;
-        case 2:
-            half ? heads(kv, true, q, 2, pos0, pos1, ret_parts)
-                 : heads(kv, false, q, 2, pos0, pos1, ret_parts);
-            break;
-        default:
-            half ? heads(kv, true, q, 1, pos0, pos1, ret_parts)
-                 : heads(kv, false, q, 1, pos0, pos1, ret_parts);
-            break;
+        case 4: heads(kv, type, &query, 4, pos0, pos1, cap, parts); break;
+        case 3: heads(kv, type, &query, 3, pos0, pos1, cap, parts); break;
+        case 2: heads(kv, type, &query, 2, pos0, pos1, cap, parts); break;
+        default: heads(kv, type, &query, 1, pos0, pos1, cap, parts); break;
         }
         n_heads -= n;
         q += n * kv->head_size;
-        ret_parts += n;
+        parts += n;
     }
 }
 
-/* ---- the product: the integer parts are each level's own, in the file that includes this ---- */
+static void attn_span(const struct kv_view *kv, const float *q, uint32_t n_heads, uint32_t pos0,
+                      uint32_t pos1, float cap, struct attn_part *ret_parts)
+{
+    switch (kv->type) {
+    case KV_F32: attn_of(kv, QTYPE_F32, q, n_heads, pos0, pos1, cap, ret_parts); break;
+    case KV_F16: attn_of(kv, QTYPE_F16, q, n_heads, pos0, pos1, cap, ret_parts); break;
+    case KV_Q8_0: attn_of(kv, QTYPE_Q8_0, q, n_heads, pos0, pos1, cap, ret_parts); break;
+    default: attn_of(kv, QTYPE_Q4_0, q, n_heads, pos0, pos1, cap, ret_parts); break;
+    }
+}
 
-/* One token, straight from the tiles. */
-static void decode(enum qtype type, const uint8_t *panel, const struct act *a, float *out);
-/* All tokens of `a`, from a panel that is unpacked once. */
-static void panel_many(enum qtype type, const uint8_t *tiles, const struct act *a, float *out,
-                       size_t ldo, uint8_t *scratch);
+/* ---- the table ---- */
 
 static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const struct act *a,
                    const float *x, size_t ldx, uint32_t n_tokens, float *out, size_t ldo,
                    void *scratch)
 {
-    size_t panel_bytes = quant_panel_bytes(w->type, w->k);
+    size_t panel_bytes = tile_panel_bytes(w->type, w->k);
     for (uint32_t p = panel0; p < panel1; p++) {
         const uint8_t *panel = w->panels + p * panel_bytes;
         float *o = out + p * TILE_ROWS;
-        if (w->type == QTYPE_F32 || w->type == QTYPE_F16)
-            panel_floats(w->type == QTYPE_F16, panel, w->k, x, ldx, n_tokens, o, ldo);
+        if (qtype_is_float(w->type))
+            panel_floats(w->type, panel, w->k, x, ldx, n_tokens, o, ldo);
         else if (n_tokens == 1)
-            decode(w->type, panel, a, o);
+            dot_one(w->type, panel, a, o);
         else
-            panel_many(w->type, panel, a, o, ldo, scratch);
+            dot_many(w->type, panel, a, o, ldo, scratch);
     }
 }
+
+#define KERN_VEC                                                                                   \
+    {                                                                                              \
+        .name = VEC_LEVEL, .quantise = quantise, .linear = linear, .rmsnorm = rmsnorm,             \
+        .silu_mul = silu_mul, .gelu_mul = gelu_mul, .rope = rope, .rope_halves = rope_halves,      \
+        .kv_store = kv_store, .attn_span = attn_span, .softcap = softcap                           \
+    }
 
 #endif

@@ -48,15 +48,15 @@ static int bind_tensor(struct binding *b, const char *name, uint32_t rows, uint3
     if (!t) return err_set(em, ERR_FORMAT, "tensor '%s' is missing", name);
     int rc = check_shape(t, rows, k, em);
     if (rc < 0) return rc;
-    if (vec && qtype_info((uint32_t)t->type)->block != 1)
-        return err_set(em, ERR_UNSUPPORTED, "tensor '%s': a norm of type %s", name,
+    if (vec && !qtype_is_float(t->type))
+        return err_set(em, ERR_UNSUPPORTED, "tensor '%s': a vector of type %s", name,
                        qtype_info((uint32_t)t->type)->name);
     if (b->n == b->cap) {
         b->cap = b->cap ? b->cap * 2 : 64;
         b->pieces = mem_realloc(b->pieces, b->cap * sizeof *b->pieces);
     }
     size_t panels = ((size_t)rows + TILE_ROWS - 1) / TILE_ROWS;
-    size_t bytes = vec ? (size_t)k * sizeof(float) : panels * quant_panel_bytes(t->type, k);
+    size_t bytes = vec ? (size_t)k * sizeof(float) : panels * tile_panel_bytes(t->type, k);
     b->pieces[b->n++] = (struct piece){.tensor = t,
                                        .rows = rows,
                                        .k = k,
@@ -73,8 +73,13 @@ static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t lay
                       struct errmsg *em)
 {
     char name[64];
-    (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".attn_norm.weight", layer);
-    int rc = bind_tensor(b, name, 1, d->hidden, NULL, &l->attn_norm, em);
+    int rc = 0;
+    for (int v = 0; v < N_VECS && rc == 0; v++) {
+        if (!arch_has(d, (enum arch_vec)v)) continue;
+        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", layer,
+                       arch_vec_name((enum arch_vec)v));
+        rc = bind_tensor(b, name, 1, arch_vec_width(d, (enum arch_vec)v), NULL, &l->vecs[v], em);
+    }
     for (int m = 0; m < N_MATS && rc == 0; m++) {
         uint32_t rows, k;
         arch_mat_shape(d, (enum arch_mat)m, &rows, &k);
@@ -82,9 +87,7 @@ static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t lay
                        arch_mat_name((enum arch_mat)m));
         rc = bind_tensor(b, name, rows, k, &l->mats[m], NULL, em);
     }
-    if (rc < 0) return rc;
-    (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".ffn_norm.weight", layer);
-    return bind_tensor(b, name, 1, d->hidden, NULL, &l->ffn_norm, em);
+    return rc;
 }
 
 /* A model without `output.weight` uses its embedding as the output head; a slice that is first and
@@ -94,7 +97,9 @@ static int bind_ends(struct binding *b, struct model *m, struct errmsg *em)
     const struct arch_dims *d = &m->dims;
     bool tied = !gguf_tensor(b->g, "output.weight");
     int rc = 0;
-    if (m->first || (m->last && tied))
+    if (gguf_tensor(b->g, "rope_freqs.weight"))
+        rc = bind_tensor(b, "rope_freqs.weight", 1, d->rope_dims / 2, NULL, &m->rope_factors, em);
+    if (rc == 0 && (m->first || (m->last && tied)))
         rc = bind_tensor(b, "token_embd.weight", d->vocab, d->hidden, &m->embd, NULL, em);
     if (rc == 0 && m->last)
         rc = bind_tensor(b, "output_norm.weight", 1, d->hidden, NULL, &m->output_norm, em);
@@ -151,11 +156,11 @@ static int pack(void *arg, size_t idx, const uint8_t *data, struct errmsg *em)
     if (p->vector) {
         quant_dequantise(p->tensor->type, data, p->k, (float *)(void *)to);
     } else {
-        size_t panel_bytes = quant_panel_bytes(p->tensor->type, p->k);
+        size_t panel_bytes = tile_panel_bytes(p->tensor->type, p->k);
         for (uint32_t r = 0; r < of->n_rows; r += TILE_ROWS) {
             uint32_t n = of->n_rows - r < TILE_ROWS ? of->n_rows - r : TILE_ROWS;
-            finite &= quant_pack_panel(p->tensor->type, data + r * row_bytes, n, p->k,
-                                       to + (of->row0 + r) / TILE_ROWS * panel_bytes);
+            finite &= tile_pack(p->tensor->type, data + r * row_bytes, n, p->k,
+                                to + (of->row0 + r) / TILE_ROWS * panel_bytes);
         }
     }
     if (!finite)
@@ -198,6 +203,15 @@ static void point(struct model *m, const struct binding *b)
     if (m->last && !m->output.panels) m->output = m->embd;
 }
 
+static int check_factors(const struct model *m, struct errmsg *em)
+{
+    for (uint32_t i = 0; m->rope_factors && i < m->dims.rope_dims / 2; i++)
+        if (!(m->rope_factors[i] > 1e-6f && m->rope_factors[i] < 1e6f))
+            return err_set(em, ERR_FORMAT, "tensor 'rope_freqs.weight': factor %" PRIu32 " is %g",
+                           i, (double)m->rope_factors[i]);
+    return 0;
+}
+
 int model_load(const struct eng_options *o, struct model *ret, struct errmsg *em)
 {
     struct model m = {.layer_first = o->layer_first, .layer_last = o->layer_last};
@@ -219,6 +233,9 @@ int model_load(const struct eng_options *o, struct model *ret, struct errmsg *em
     if (rc == 0) rc = load_pieces(&m, o, &b, em);
     if (rc == 0) {
         point(&m, &b);
+        rc = check_factors(&m, em);
+    }
+    if (rc == 0) {
         *ret = m;
     } else {
         model_close(&m);

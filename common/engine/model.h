@@ -9,7 +9,7 @@
 #include "common/engine/kern.h"
 
 struct layer {
-    const float *attn_norm, *ffn_norm; /* hidden */
+    const float *vecs[N_VECS]; /* NULL where the architecture has none */
     struct mat mats[N_MATS];
 };
 
@@ -21,6 +21,7 @@ struct model {
     struct mat embd;                  /* first stage, and the last of a tied model */
     struct mat output;                /* last stage */
     const float *output_norm;         /* last stage */
+    const float *rope_factors;        /* rope_dims / 2, or NULL */
     uint8_t *weights;                 /* one block for all of the above */
     size_t weights_bytes;
     uint64_t read_bytes; /* of tensor data, from the file */

@@ -1,28 +1,28 @@
 #include "common/engine/quant.h"
 
-#include "common/base/fmath.h"
+#include "common/engine/tile.h"
 
 #include <string.h>
 
 /* All types of the GGUF specification (ggml's docs/gguf.md), so that one which is not computed is
  * refused by its name. Numbers 4, 5 and 31..33, 36..38 were removed from the format. */
 static const struct qtype_info types[] = {
-    [0] = {"F32", 1, 4, true, false, 0},          [1] = {"F16", 1, 2, true, false, 0},
-    [2] = {"Q4_0", 32, 18, true, false, 8},       [3] = {"Q4_1", 32, 20, true, true, 0},
-    [6] = {"Q5_0", 32, 22, false, false, 16},     [7] = {"Q5_1", 32, 24, false, true, 0},
-    [8] = {"Q8_0", 32, 34, true, false, 0},       [9] = {"Q8_1", 32, 36, false, false, 0},
-    [10] = {"Q2_K", 256, 84, false, true, 0},     [11] = {"Q3_K", 256, 110, false, false, 4},
-    [12] = {"Q4_K", 256, 144, false, true, 0},    [13] = {"Q5_K", 256, 176, false, true, 0},
-    [14] = {"Q6_K", 256, 210, false, false, 32},  [15] = {"Q8_K", 256, 292, false, false, 0},
-    [16] = {"IQ2_XXS", 256, 66, false, false, 0}, [17] = {"IQ2_XS", 256, 74, false, false, 0},
-    [18] = {"IQ3_XXS", 256, 98, false, false, 0}, [19] = {"IQ1_S", 256, 50, false, false, 0},
-    [20] = {"IQ4_NL", 32, 18, false, false, 0},   [21] = {"IQ3_S", 256, 110, false, false, 0},
-    [22] = {"IQ2_S", 256, 82, false, false, 0},   [23] = {"IQ4_XS", 256, 136, false, false, 0},
-    [24] = {"I8", 1, 1, false, false, 0},         [25] = {"I16", 1, 2, false, false, 0},
-    [26] = {"I32", 1, 4, false, false, 0},        [27] = {"I64", 1, 8, false, false, 0},
-    [28] = {"F64", 1, 8, false, false, 0},        [29] = {"IQ1_M", 256, 56, false, false, 0},
-    [30] = {"BF16", 1, 2, false, false, 0},       [34] = {"TQ1_0", 256, 54, false, false, 0},
-    [35] = {"TQ2_0", 256, 66, false, false, 0},   [39] = {"MXFP4", 32, 17, false, false, 0},
+    [0] = {"F32", 1, 4, true},          [1] = {"F16", 1, 2, true},
+    [2] = {"Q4_0", 32, 18, true},       [3] = {"Q4_1", 32, 20, true},
+    [6] = {"Q5_0", 32, 22, true},       [7] = {"Q5_1", 32, 24, true},
+    [8] = {"Q8_0", 32, 34, true},       [9] = {"Q8_1", 32, 36, false},
+    [10] = {"Q2_K", 256, 84, true},     [11] = {"Q3_K", 256, 110, true},
+    [12] = {"Q4_K", 256, 144, true},    [13] = {"Q5_K", 256, 176, true},
+    [14] = {"Q6_K", 256, 210, true},    [15] = {"Q8_K", 256, 292, false},
+    [16] = {"IQ2_XXS", 256, 66, false}, [17] = {"IQ2_XS", 256, 74, false},
+    [18] = {"IQ3_XXS", 256, 98, false}, [19] = {"IQ1_S", 256, 50, false},
+    [20] = {"IQ4_NL", 32, 18, false},   [21] = {"IQ3_S", 256, 110, false},
+    [22] = {"IQ2_S", 256, 82, false},   [23] = {"IQ4_XS", 256, 136, false},
+    [24] = {"I8", 1, 1, false},         [25] = {"I16", 1, 2, false},
+    [26] = {"I32", 1, 4, false},        [27] = {"I64", 1, 8, false},
+    [28] = {"F64", 1, 8, false},        [29] = {"IQ1_M", 256, 56, false},
+    [30] = {"BF16", 1, 2, true},        [34] = {"TQ1_0", 256, 54, false},
+    [35] = {"TQ2_0", 256, 66, false},   [39] = {"MXFP4", 32, 17, false},
 };
 
 const struct qtype_info *qtype_info(uint32_t type)
@@ -48,131 +48,217 @@ uint16_t f16_from_f32(float f)
     return (uint16_t)(sign | (r >> 13));
 }
 
-size_t quant_panel_bytes(enum qtype type, uint32_t k)
+static uint16_t u16_at(const uint8_t *p)
 {
-    const struct qtype_info *t = qtype_info(type);
-    return (size_t)k / t->block * t->bytes * TILE_ROWS;
+    uint16_t u;
+    memcpy(&u, p, sizeof u);
+    return u;
 }
 
-static bool f16_finite(const uint8_t *p)
+static uint32_t u32_at(const uint8_t *p)
 {
-    return (p[1] & 0x7c) != 0x7c;
+    uint32_t u;
+    memcpy(&u, p, sizeof u);
+    return u;
 }
 
-/* 16 bytes of nibbles (low half: weights 0..15, high half: 16..31) into a tile's four vectors, four
- * weights at a time: vector v takes weights 8v..8v+3 low, 8v+4..8v+7 high. */
-static void put_nibbles(const uint8_t *q, uint32_t row, uint8_t *tile)
+/* ---- blocks taken apart ---- */
+
+/* 16 bytes: low halves are weights 0..15, high halves 16..31; bit i of `fifth` is bit 4 of i. */
+static void take_nibbles(const uint8_t *q, uint32_t fifth, uint8_t *u)
 {
-    for (uint32_t v = 0; v < 4; v++, tile += 64) {
-        uint32_t a, b;
-        memcpy(&a, q + 8 * (v & 1), sizeof a);
-        memcpy(&b, q + 8 * (v & 1) + 4, sizeof b);
-        uint32_t both = v < 2 ? (a & 0x0f0f0f0f) | (b & 0x0f0f0f0f) << 4
-                              : (a >> 4 & 0x0f0f0f0f) | (b & 0xf0f0f0f0);
-        memcpy(tile + 4 * row, &both, sizeof both);
+    for (uint32_t i = 0; i < 16; i++) {
+        u[i] = (uint8_t)((q[i] & 15) | (fifth >> i & 1) << 4);
+        u[i + 16] = (uint8_t)(q[i] >> 4 | (fifth >> (i + 16) & 1) << 4);
     }
 }
 
-static bool pack_block(enum qtype type, const uint8_t *b, uint32_t row, uint8_t *tile)
+/* The 6-bit scales and minima of Q4_K and Q5_K, in 12 bytes. */
+static void take_scales_k4(const uint8_t *s, struct qblock *r)
+{
+    for (uint32_t j = 0; j < 4; j++) {
+        r->scale[j] = s[j] & 63;
+        r->min[j] = s[j + 4] & 63;
+        r->scale[j + 4] = (uint8_t)((s[j + 8] & 15) | (s[j] >> 6) << 4);
+        r->min[j + 4] = (uint8_t)(s[j + 8] >> 4 | (s[j + 4] >> 6) << 4);
+    }
+}
+
+static void take_q2_k(const uint8_t *b, struct qblock *r)
+{
+    for (uint32_t j = 0; j < 16; j++) {
+        r->scale[j] = b[j] & 15;
+        r->min[j] = b[j] >> 4;
+    }
+    for (uint32_t n = 0; n < 8; n++) /* 32 weights */
+        for (uint32_t i = 0; i < 32; i++)
+            r->u[32 * n + i] = b[16 + 32 * (n / 4) + i] >> (2 * (n & 3)) & 3;
+    r->d = u16_at(b + 80);
+    r->m = u16_at(b + 82);
+}
+
+static void take_q3_k(const uint8_t *b, struct qblock *r)
+{
+    const uint8_t *high = b, *low = b + 32, *s = b + 96;
+    for (uint32_t n = 0; n < 8; n++)
+        for (uint32_t i = 0; i < 32; i++)
+            r->u[32 * n + i] =
+                (uint8_t)((low[32 * (n / 4) + i] >> (2 * (n & 3)) & 3) | (high[i] >> n & 1) << 2);
+    for (uint32_t j = 0; j < 16; j++)
+        r->scale[j] = (uint8_t)((s[j & 7] >> (j & 8 ? 4 : 0) & 15) |
+                                (s[8 + (j & 3)] >> (2 * (j / 4)) & 3) << 4);
+    r->d = u16_at(b + 108);
+}
+
+static void take_q4_k(const uint8_t *q, const uint8_t *fifth, struct qblock *r)
+{
+    for (uint32_t n = 0; n < 4; n++, q += 32) /* 64 weights */
+        for (uint32_t i = 0; i < 32; i++) {
+            uint32_t h = fifth ? fifth[i] >> (2 * n) : 0;
+            r->u[64 * n + i] = (uint8_t)((q[i] & 15) | (h & 1) << 4);
+            r->u[64 * n + 32 + i] = (uint8_t)(q[i] >> 4 | (h >> 1 & 1) << 4);
+        }
+}
+
+static void take_q6_k(const uint8_t *b, struct qblock *r)
+{
+    const uint8_t *low = b, *high = b + 128;
+    for (uint32_t n = 0; n < 2; n++, low += 64, high += 32)
+        for (uint32_t i = 0; i < 32; i++) {
+            uint8_t *u = r->u + 128 * n + i;
+            u[0] = (uint8_t)((low[i] & 15) | (high[i] & 3) << 4);
+            u[32] = (uint8_t)((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
+            u[64] = (uint8_t)(low[i] >> 4 | (high[i] >> 4 & 3) << 4);
+            u[96] = (uint8_t)(low[i + 32] >> 4 | (high[i] >> 6) << 4);
+        }
+    memcpy(r->scale, b + 192, 16);
+    r->d = u16_at(b + 208);
+}
+
+void quant_take(enum qtype type, const uint8_t *b, struct qblock *ret)
 {
     switch (type) {
-    case QTYPE_Q4_0:
-        put_nibbles(b + 2, row, tile);
-        memcpy(tile + 256 + 2 * row, b, 2);
-        return f16_finite(b);
-    case QTYPE_Q4_1:
-        put_nibbles(b + 4, row, tile);
-        memcpy(tile + 256 + 2 * row, b, 2);
-        memcpy(tile + 288 + 2 * row, b + 2, 2);
-        return f16_finite(b) && f16_finite(b + 2);
-    case QTYPE_Q8_0:
-        for (uint32_t g = 0; g < 8; g++) memcpy(tile + 64 * g + 4 * row, b + 2 + 4 * g, 4);
-        memcpy(tile + 512 + 2 * row, b, 2);
-        return f16_finite(b);
-    default: return false;
+    case QTYPE_Q2_K: take_q2_k(b, ret); return;
+    case QTYPE_Q3_K: take_q3_k(b, ret); return;
+    case QTYPE_Q6_K: take_q6_k(b, ret); return;
+    default: break;
+    }
+    ret->d = u16_at(b);
+    if (tile_of(type).has_min) ret->m = u16_at(b + 2);
+    switch (type) {
+    case QTYPE_Q4_0: take_nibbles(b + 2, 0, ret->u); break;
+    case QTYPE_Q4_1: take_nibbles(b + 4, 0, ret->u); break;
+    case QTYPE_Q5_0: take_nibbles(b + 6, u32_at(b + 2), ret->u); break;
+    case QTYPE_Q5_1: take_nibbles(b + 8, u32_at(b + 4), ret->u); break;
+    case QTYPE_Q8_0: memcpy(ret->u, b + 2, 32); break;
+    case QTYPE_Q4_K:
+        take_scales_k4(b + 4, ret);
+        take_q4_k(b + 16, NULL, ret);
+        break;
+    case QTYPE_Q5_K:
+        take_scales_k4(b + 4, ret);
+        take_q4_k(b + 48, b + 16, ret);
+        break;
+    default: break;
     }
 }
 
-static void pack_floats(const uint8_t *rows, uint32_t n_rows, uint32_t k, size_t size,
-                        uint8_t *panel)
+void quant_scales(enum qtype type, const struct qblock *b, float *ret_d, float *ret_m)
 {
-    for (uint32_t r = 0; r < n_rows; r++)
-        for (uint32_t i = 0; i < k; i++)
-            memcpy(panel + ((size_t)i * TILE_ROWS + r) * size, rows + ((size_t)r * k + i) * size,
-                   size);
-}
-
-bool quant_pack_panel(enum qtype type, const uint8_t *rows, uint32_t n_rows, uint32_t k,
-                      uint8_t *ret_panel)
-{
-    const struct qtype_info *t = qtype_info(type);
-    if (n_rows < TILE_ROWS) memset(ret_panel, 0, quant_panel_bytes(type, k));
-    if (t->block == 1) {
-        pack_floats(rows, n_rows, k, t->bytes, ret_panel);
-        return true;
-    }
-    bool finite = true;
-    uint32_t n_blocks = k / t->block;
-    for (uint32_t r = 0; r < n_rows; r++)
-        for (uint32_t b = 0; b < n_blocks; b++, rows += t->bytes)
-            finite &= pack_block(type, rows, r, ret_panel + (size_t)b * t->bytes * TILE_ROWS);
-    return finite;
-}
-
-static float load_f16(const uint8_t *p)
-{
-    uint16_t h;
-    memcpy(&h, p, sizeof h);
-    return f16_to_f32(h);
-}
-
-static void unpack_tile_row(enum qtype type, const uint8_t *tile, uint32_t lane, float *out)
-{
-    const struct qtype_info *t = qtype_info(type);
-    if (type == QTYPE_Q8_0) {
-        float d = load_f16(tile + 512 + 2 * lane);
-        for (uint32_t k = 0; k < 32; k++)
-            out[k] = (float)(int8_t)tile[(k / 4) * 64 + 4 * lane + (k & 3)] * d;
+    const struct tile t = tile_of(type);
+    float d = f16_to_f32(b->d), m = t.has_min ? f16_to_f32(b->m) : 0.0f;
+    if (t.block == 32) {
+        ret_d[0] = d;
+        if (t.has_min) ret_m[0] = m;
         return;
     }
-    float d = load_f16(tile + 256 + 2 * lane);
-    float m = t->has_min ? load_f16(tile + 288 + 2 * lane) : 0.0f;
-    for (uint32_t k = 0; k < 32; k++) {
-        int w = (tile[(k / 8) * 64 + 4 * lane + (k & 3)] >> (k & 4)) & 15;
-        out[k] = t->has_min ? fmaf((float)w, d, m) : (float)(w - t->bias) * d;
+    for (uint32_t j = 0; j < t.block / t.sub; j++) {
+        int s = type == QTYPE_Q6_K ? (int8_t)b->scale[j] : b->scale[j];
+        ret_d[j] = d * (float)(type == QTYPE_Q3_K ? s - 32 : s);
+        if (t.has_min) ret_m[j] = -(m * (float)b->min[j]);
     }
 }
 
-void quant_unpack_row(enum qtype type, const uint8_t *panel, uint32_t lane, uint32_t k,
-                      float *ret_row)
+void quant_values(enum qtype type, const struct qblock *b, float *ret)
 {
-    const struct qtype_info *t = qtype_info(type);
-    if (type == QTYPE_F32)
-        for (uint32_t i = 0; i < k; i++)
-            memcpy(&ret_row[i], panel + ((size_t)i * TILE_ROWS + lane) * 4, 4);
-    else if (type == QTYPE_F16)
-        for (uint32_t i = 0; i < k; i++)
-            ret_row[i] = load_f16(panel + ((size_t)i * TILE_ROWS + lane) * 2);
-    else
-        for (uint32_t i = 0; i < k; i += t->block, panel += (size_t)t->bytes * TILE_ROWS)
-            unpack_tile_row(type, panel, lane, ret_row + i);
+    const struct tile t = tile_of(type);
+    float d[QBLOCK_SUBS], m[QBLOCK_SUBS];
+    quant_scales(type, b, d, m);
+    for (uint32_t i = 0; i < t.block; i++) {
+        float u = (float)tile_integer(t, b->u[i]);
+        ret[i] = t.has_min ? fmaf(u, d[i / t.sub], m[i / t.sub]) : u * d[i / t.sub];
+    }
 }
 
 void quant_dequantise(enum qtype type, const uint8_t *row, uint32_t n, float *ret_row)
 {
-    const struct qtype_info *t = qtype_info(type);
-    if (type == QTYPE_F32) {
-        memcpy(ret_row, row, (size_t)n * 4);
-        return;
-    }
-    if (type == QTYPE_F16) {
-        for (uint32_t i = 0; i < n; i++) ret_row[i] = load_f16(row + 2 * (size_t)i);
-        return;
-    }
-    uint8_t tile[34 * TILE_ROWS];
+    const struct qtype_info *t = qtype_info((uint32_t)type);
     for (uint32_t i = 0; i < n; i += t->block, row += t->bytes) {
-        memset(tile, 0, sizeof tile);
-        (void)pack_block(type, row, 0, tile);
-        unpack_tile_row(type, tile, 0, ret_row + i);
+        struct qblock b;
+        switch (type) {
+        case QTYPE_F32: memcpy(ret_row + i, row, 4); break;
+        case QTYPE_F16: ret_row[i] = f16_to_f32(u16_at(row)); break;
+        case QTYPE_BF16: ret_row[i] = bf16_to_f32(u16_at(row)); break;
+        default: quant_take(type, row, &b); quant_values(type, &b, ret_row + i);
+        }
     }
+}
+
+/* ---- keys and values ---- */
+
+static void encode_q8_0(const float *x, float amax, struct qblock *r)
+{
+    r->d = f16_from_f32(amax / 127.0f);
+    float d = f16_to_f32(r->d), id = d != 0.0f ? 1.0f / d : 0.0f;
+    for (uint32_t i = 0; i < 32; i++) {
+        float q = x[i] * id;
+        q = q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q;
+        r->u[i] = (uint8_t)(int8_t)lrintf(q);
+    }
+}
+
+static void encode_q4_0(const float *x, float amax, struct qblock *r)
+{
+    float extreme = 0.0f;
+    for (uint32_t i = 32; i-- > 0;)
+        if (fabsf(x[i]) == amax) extreme = x[i]; /* the first of equals */
+    float d = extreme / -8.0f, id = d != 0.0f ? 1.0f / d : 0.0f;
+    r->d = f16_from_f32(d);
+    for (uint32_t i = 0; i < 32; i++) {
+        int q = (int)(x[i] * id + 8.5f);
+        r->u[i] = (uint8_t)(q < 15 ? q : 15);
+    }
+}
+
+void quant_encode(enum qtype type, const float *x, struct qblock *ret)
+{
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < 32; i++) {
+        uint32_t u = fm_bits(x[i]) & 0x7fffffff;
+        if (u > bits) bits = u;
+    }
+    ret->d = 0x7e00;
+    /* The largest value whose scale is still finite is 65504 x 127 (Q8_0); beyond, and for Inf and
+     * NaN, the block is poison. Tiny blocks, whose 1 / d overflows, are zero. */
+    if (bits < 0x7f800000) {
+        float amax = fm_float(bits);
+        if (amax < 0x1p-120f) amax = 0.0f;
+        const float zero[32] = {0};
+        if (type == QTYPE_Q8_0)
+            encode_q8_0(amax == 0.0f ? zero : x, amax, ret);
+        else
+            encode_q4_0(amax == 0.0f ? zero : x, amax, ret);
+    }
+    if (f16_finite(ret->d)) return;
+    ret->d = 0x7e00;
+    memset(ret->u, tile_of(type).bias, 32);
+}
+
+void quant_write(enum qtype type, const struct qblock *b, uint8_t *ret_block)
+{
+    memcpy(ret_block, &b->d, 2);
+    if (type == QTYPE_Q8_0)
+        memcpy(ret_block + 2, b->u, 32);
+    else
+        for (uint32_t i = 0; i < 16; i++) ret_block[2 + i] = (uint8_t)(b->u[i] | b->u[i + 16] << 4);
 }

@@ -1,15 +1,10 @@
-/* Weight types: the blocks of a GGUF file, and the tiles this engine computes on.
+/* Weight types: the blocks of a GGUF file, taken apart and given values. How the engine keeps them
+ * in memory is tile.h's. Block formats: ggml's quantisation structures, as the GGUF specification
+ * names them.
  *
- * A matrix is stored as panels of 16 output rows. A quantised panel is a run of *tiles*, one for
- * each GGUF block along k; a tile holds the 16 rows' blocks, exactly the file's bytes, rearranged
- * so that one SIMD lane is one output row:
- *
- *   vector v of 64 bytes:  byte 4*row + j   row = 0..15, j = 0..3
- *     4-bit types:  low half = weight k = 4*(2v) + j, high half = weight k = 4*(2v+1) + j
- *     Q8_0:         weight k = 4*v + j
- *   then f16 d[16], and for Q4_1 f16 m[16]
- *
- * F32 and F16 panels are [k][16]. Rows beyond the matrix in its last panel are zero. */
+ * A block's weights lie in sub-blocks that share a scale D, and in some types a minimum M:
+ *   w = RN(u' D), or fma(u', D, M)     u' = the stored integer less the type's bias
+ * D and M are exact in f32: half precision times at most 8 bits. */
 #ifndef FLOTILLA_ENGINE_QUANT_H
 #define FLOTILLA_ENGINE_QUANT_H
 
@@ -19,7 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TILE_ROWS 16u
+#define QBLOCK_MAX 256u   /* weights of the largest block */
+#define QBLOCK_SUBS 16u   /* most sub-blocks of a block */
+#define QBLOCK_BYTES 210u /* bytes of the largest computed block */
 
 /* Values are those of the GGUF file. */
 enum qtype {
@@ -27,35 +24,56 @@ enum qtype {
     QTYPE_F16 = 1,
     QTYPE_Q4_0 = 2,
     QTYPE_Q4_1 = 3,
+    QTYPE_Q5_0 = 6,
+    QTYPE_Q5_1 = 7,
     QTYPE_Q8_0 = 8,
+    QTYPE_Q2_K = 10,
+    QTYPE_Q3_K = 11,
+    QTYPE_Q4_K = 12,
+    QTYPE_Q5_K = 13,
+    QTYPE_Q6_K = 14,
+    QTYPE_BF16 = 30,
 };
 
 struct qtype_info {
     const char *name;
-    uint16_t block; /* weights in a block */
+    uint16_t block; /* weights in a block; 1: a float */
     uint16_t bytes; /* bytes of a block */
     bool computed;  /* this engine has kernels for it */
-    bool has_min;   /* w = d*q + m */
-    uint8_t bias;   /* subtracted from the stored integer */
 };
 
 /* NULL for a number that GGUF does not define (or no longer does). */
 const struct qtype_info *qtype_info(uint32_t type);
 
-/* Bytes of one panel of 16 rows; k is a multiple of the block. */
-size_t quant_panel_bytes(enum qtype type, uint32_t k);
+static inline bool qtype_is_float(enum qtype type)
+{
+    return type == QTYPE_F32 || type == QTYPE_F16 || type == QTYPE_BF16;
+}
 
-/* Packs n_rows (1..16) consecutive file rows of k weights into one panel.
- * False: a scale is not finite, which no valid file has. */
-bool quant_pack_panel(enum qtype type, const uint8_t *rows, uint32_t n_rows, uint32_t k,
-                      uint8_t *ret_panel);
+/* A block taken apart. */
+struct qblock {
+    uint8_t u[QBLOCK_MAX];      /* stored integers; two's complement in Q8_0 */
+    uint8_t scale[QBLOCK_SUBS]; /* of the sub-blocks, as stored; K-quants only */
+    uint8_t min[QBLOCK_SUBS];
+    uint16_t d, m; /* half precision; m only where the type has minima */
+};
 
-/* Row `lane` of a packed panel as f32: RN(w*d), or fma(w, d, m). */
-void quant_unpack_row(enum qtype type, const uint8_t *panel, uint32_t lane, uint32_t k,
-                      float *ret_row);
+void quant_take(enum qtype type, const uint8_t *block, struct qblock *ret);
+/* D and M of each sub-block; ret_m is written where the type has minima. */
+void quant_scales(enum qtype type, const struct qblock *b, float *ret_d, float *ret_m);
+/* All weights of a block. */
+void quant_values(enum qtype type, const struct qblock *b, float *ret);
 
-/* n weights (a multiple of the block) of a file row as f32, in the same arithmetic. */
+/* n weights (a multiple of the block) of a file row as f32. */
 void quant_dequantise(enum qtype type, const uint8_t *row, uint32_t n, float *ret_row);
+
+/* 32 values into a block of Q8_0 or Q4_0, taken apart, as keys and values are stored.
+ * Q8_0: d = f16(RN(amax / 127)), q = round-to-even(RN(x RN(1 / d))), at most 127 in magnitude.
+ * Q4_0: ggml's reference quantiser. A block with a value that is not finite, or whose d is not, is
+ * poison: d is a NaN, all integers stand for 0. */
+void quant_encode(enum qtype type, const float *x, struct qblock *ret);
+/* The same block as the file has it. */
+void quant_write(enum qtype type, const struct qblock *b, uint8_t *ret_block);
 
 /* IEEE half precision, in integers: exact one way, round to nearest even the other, NaN quieted. */
 static inline float f16_to_f32(uint16_t h)
@@ -73,5 +91,15 @@ static inline float f16_to_f32(uint16_t h)
 }
 
 uint16_t f16_from_f32(float f);
+
+static inline bool f16_finite(uint16_t h)
+{
+    return (h & 0x7c00) != 0x7c00;
+}
+
+static inline float bf16_to_f32(uint16_t h)
+{
+    return fm_float((uint32_t)h << 16);
+}
 
 #endif

@@ -71,19 +71,56 @@ static void sincos_f64(double x, double *ret_sin, double *ret_cos)
     }
 }
 
-void rope_frequencies(uint32_t n, float base, double *ret_inv_freq)
+/* The dimension whose frequency turns `rotations` times over the trained context. */
+static double yarn_dim(const struct rope_params *p, uint32_t n, double rotations)
 {
-    double log_base = log_f64((double)base);
-    for (uint32_t i = 0; i < n / 2; i++)
-        ret_inv_freq[i] = exp_f64(-(2.0 * (double)i / (double)n) * log_base);
+    return (double)n * log_f64((double)p->ctx_orig / (rotations * 6.283185307179586)) /
+           (2.0 * log_f64((double)p->base));
 }
 
-void rope_angles(uint32_t pos, const double *inv_freq, uint32_t n, float *ret_cs)
+static double clamp(double x, double lo, double hi)
+{
+    return x < lo ? lo : x > hi ? hi : x;
+}
+
+/* How much of pair i keeps its trained frequency: 1 for fast pairs, 0 for slow ones. */
+static double yarn_keeps(const struct rope_params *p, uint32_t n, uint32_t i)
+{
+    double fast = yarn_dim(p, n, (double)p->beta_fast), slow = yarn_dim(p, n, (double)p->beta_slow);
+    double lo = (double)(int64_t)clamp(fast, 0.0, (double)n); /* rounded down */
+    double hi = (double)(int64_t)clamp(slow, 0.0, (double)n);
+    if (hi < slow) hi += 1.0; /* rounded up */
+    hi = clamp(hi, 0.0, (double)n - 1.0);
+    double width = hi - lo > 0.001 ? hi - lo : 0.001;
+    return 1.0 - clamp(((double)i - lo) / width, 0.0, 1.0);
+}
+
+void rope_frequencies(const struct rope_params *p, uint32_t n, const float *factors,
+                      double *ret_inv_freq, double *ret_magnitude)
+{
+    double log_base = log_f64((double)p->base), factor = (double)p->factor;
+    for (uint32_t i = 0; i < n / 2; i++) {
+        double f = exp_f64(-(2.0 * (double)i / (double)n) * log_base);
+        if (factors) f = f / (double)factors[i];
+        if (p->scaling == ROPE_LINEAR) f = f / factor;
+        if (p->scaling == ROPE_YARN) {
+            double keeps = yarn_keeps(p, n, i);
+            f = (f / factor) * (1.0 - keeps) + f * keeps;
+        }
+        ret_inv_freq[i] = f;
+    }
+    *ret_magnitude = 1.0;
+    if (p->scaling == ROPE_YARN)
+        *ret_magnitude = (double)p->attn_factor * (1.0 + 0.1 * log_f64(factor));
+}
+
+void rope_angles(uint32_t pos, const double *inv_freq, double magnitude, uint32_t n, bool halves,
+                 float *ret_cs)
 {
     for (uint32_t i = 0; i < n / 2; i++) {
         double s, c;
         sincos_f64((double)pos * inv_freq[i], &s, &c);
-        ret_cs[2 * i] = (float)c;
-        ret_cs[2 * i + 1] = (float)s;
+        ret_cs[halves ? i : 2 * i] = (float)(c * magnitude);
+        ret_cs[halves ? n / 2 + i : 2 * i + 1] = (float)(s * magnitude);
     }
 }

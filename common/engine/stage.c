@@ -9,7 +9,7 @@
  *   att   [R][q]              attention output
  *   gate, up [R][ffn]         feed-forward (padded)
  *   tmp   [R][hidden]         a projection before it is added to x (padded)
- *   cs    [R][rope_dims]      cos, sin of the row's position
+ *   cs    [R][rope_dims]      cos, sin of the row's position, for each reach
  *   *_act                     quantised activations: one buffer, reused */
 #include "common/engine/engine.h"
 #include "common/engine/model.h"
@@ -42,16 +42,16 @@ struct engine {
     uint32_t n_pages, rows_max, logits_max;
     uint8_t *pool_kv; /* [layer][page][kv head][keys, values] */
     size_t head_bytes, page_bytes, layer_bytes;
-    double *inv_freq;
-    float q_scale;
+    double *inv_freq[N_REACHES], magnitude[N_REACHES];
     /* the step at hand */
     struct row *rows;
     uint32_t *logit_rows;
-    uint32_t n_rows, n_logits, n_spans, spans_max;
+    uint32_t n_rows, n_logits, spans_max;
+    uint32_t n_spans[N_REACHES]; /* most that a row has */
     size_t n_parts;
     const uint8_t *in;
     /* buffers */
-    float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs, *logits;
+    float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs[N_REACHES], *logits;
     size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
     struct act in_act, att_act, ffn_act, head_act; /* one buffer, four shapes: see set_shapes */
     struct attn_part *parts; /* [row][span][head] when split by spans, else [thread][span][head] */
@@ -74,7 +74,7 @@ static void share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_
 
 static bool quantised(const struct mat *m)
 {
-    return m->type != QTYPE_F32 && m->type != QTYPE_F16;
+    return !qtype_is_float(m->type);
 }
 
 struct worker {
@@ -92,6 +92,15 @@ static void project(const struct worker *w, const struct mat *m, uint32_t p0, ui
 
 /* ---- phases split by rows ---- */
 
+static void embed_token(const struct engine *e, uint32_t token, float *x)
+{
+    const struct mat *m = &e->model.embd;
+    tile_unpack_row(m->type, m->panels + token / TILE_ROWS * tile_panel_bytes(m->type, m->k),
+                    token % TILE_ROWS, m->k, x);
+    if (e->model.dims.arch->scaled_embd)
+        for (uint32_t i = 0; i < m->k; i++) x[i] *= e->model.dims.embd_scale;
+}
+
 static void embed(const struct worker *w)
 {
     struct engine *e = w->e;
@@ -100,28 +109,44 @@ static void embed(const struct worker *w)
     share(e->n_rows, w->idx, w->n, &a, &b);
     for (uint32_t r = a; r < b; r++) {
         float *x = e->x + (size_t)r * d->hidden;
-        rope_angles(e->rows[r].pos, e->inv_freq, d->rope_dims, e->cs + (size_t)r * d->rope_dims);
-        if (!e->model.first) {
+        for (int i = 0; i < (d->window ? N_REACHES : 1); i++)
+            rope_angles(e->rows[r].pos, e->inv_freq[i], e->magnitude[i], d->rope_dims,
+                        d->arch->rope_halves, e->cs[i] + (size_t)r * d->rope_dims);
+        if (e->model.first)
+            embed_token(e, (uint32_t)e->rows[r].token, x);
+        else
             memcpy(x, e->in + (size_t)r * d->hidden * sizeof *x, d->hidden * sizeof *x);
-            continue;
-        }
-        const struct mat *m = &e->model.embd;
-        uint32_t token = (uint32_t)e->rows[r].token;
-        quant_unpack_row(m->type, m->panels + token / TILE_ROWS * quant_panel_bytes(m->type, m->k),
-                         token % TILE_ROWS, m->k, x);
     }
 }
 
-static void norm_rows(const struct worker *w, const float *weight, bool quantise)
+/* x += the projection in tmp, normalised. */
+static void add_normalised(struct engine *e, uint32_t r, const float *weight)
+{
+    uint32_t n = e->model.dims.hidden;
+    float *tmp = e->tmp + r * e->ld_tmp, *x = e->x + (size_t)r * n;
+    e->kern->rmsnorm(tmp, weight, tmp, n, e->model.dims.norm_eps);
+    for (uint32_t i = 0; i < n; i++) x[i] += tmp[i];
+}
+
+/* post: the norm of a projection that is still to be added to the stream, or NULL. */
+static void norm_rows(const struct worker *w, const float *post, const float *weight, bool quantise)
 {
     struct engine *e = w->e;
     uint32_t n = e->model.dims.hidden, a, b;
     share(e->n_rows, w->idx, w->n, &a, &b);
     for (uint32_t r = a; r < b; r++) {
         float *y = e->norm + (size_t)r * n;
+        if (post) add_normalised(e, r, post);
         e->kern->rmsnorm(e->x + (size_t)r * n, weight, y, n, e->model.dims.norm_eps);
         if (quantise) e->kern->quantise(y, &e->in_act, r);
     }
+}
+
+static void add_rows(const struct worker *w, const float *post)
+{
+    uint32_t a, b;
+    share(w->e->n_rows, w->idx, w->n, &a, &b);
+    for (uint32_t r = a; r < b; r++) add_normalised(w->e, r, post);
 }
 
 static struct kv_view view(const struct engine *e, uint32_t layer, uint32_t head,
@@ -132,20 +157,39 @@ static struct kv_view view(const struct engine *e, uint32_t layer, uint32_t head
                             e->page_bytes, pages};
 }
 
+static enum arch_reach reach_of(const struct engine *e, uint32_t layer)
+{
+    return arch_reach(&e->model.dims, e->model.layer_first + layer);
+}
+
+/* Normalises heads where the architecture does, and rotates them. */
+static void turn_heads(const struct engine *e, float *x, uint32_t n, const float *norm,
+                       const float *cs)
+{
+    const struct arch_dims *d = &e->model.dims;
+    void (*rope)(float *, const float *, uint32_t) =
+        d->arch->rope_halves ? e->kern->rope_halves : e->kern->rope;
+    for (uint32_t h = 0; h < n; h++, x += d->head_size) {
+        if (norm) e->kern->rmsnorm(x, norm, x, d->head_size, d->norm_eps);
+        rope(x, cs, d->rope_dims);
+    }
+}
+
 /* Rotates queries and keys, scales queries, writes keys and values. */
 static void rotate_and_store(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
+    const struct layer *l = &e->model.layers[layer];
     uint32_t a, b, hs = d->head_size;
     share(e->n_rows, w->idx, w->n, &a, &b);
     for (uint32_t r = a; r < b; r++) {
-        const float *cs = e->cs + (size_t)r * d->rope_dims;
+        const float *cs = e->cs[reach_of(e, layer)] + (size_t)r * d->rope_dims;
         float *q = e->qkv + r * e->ld_qkv, *k = q + e->ld_q, *v = k + e->ld_kv;
-        for (uint32_t h = 0; h < d->n_heads; h++) e->kern->rope(q + h * hs, cs, d->rope_dims);
-        for (uint32_t i = 0; i < d->n_heads * hs; i++) q[i] *= e->q_scale;
+        turn_heads(e, q, d->n_heads, l->vecs[VEC_Q_NORM], cs);
+        turn_heads(e, k, d->n_kv_heads, l->vecs[VEC_K_NORM], cs);
+        for (uint32_t i = 0; i < d->n_heads * hs; i++) q[i] *= d->q_scale;
         for (uint32_t h = 0; h < d->n_kv_heads; h++) {
-            e->kern->rope(k + h * hs, cs, d->rope_dims);
             struct kv_view kv = view(e, layer, h, e->rows[r].pages);
             e->kern->kv_store(&kv, e->rows[r].pos, k + h * hs, v + h * hs);
         }
@@ -154,55 +198,68 @@ static void rotate_and_store(const struct worker *w, uint32_t layer)
 
 /* ---- attention: items are (row, kv head), or (row, kv head, span) when rows are few ---- */
 
-static bool split_by_spans(const struct engine *e, unsigned n_threads)
+static bool split_by_spans(const struct engine *e, enum arch_reach reach, unsigned n_threads)
 {
     return e->n_rows < ROWS_FOR_SPLIT * n_threads &&
-           (size_t)e->n_rows * e->n_spans * e->model.dims.n_heads <= e->n_parts;
+           (size_t)e->n_rows * e->n_spans[reach] * e->model.dims.n_heads <= e->n_parts;
 }
 
-static uint32_t spans_of(const struct engine *e, uint32_t row)
+/* The positions that a row sees: from *ret_first to its own; the spans that they lie in. */
+struct sight {
+    uint32_t first, end; /* positions */
+    uint32_t span, n_spans;
+};
+
+static struct sight sight_of(const struct arch_dims *d, uint32_t pos, enum arch_reach reach)
 {
-    return e->rows[row].pos / ATTN_SPAN + 1;
+    struct sight s = {.end = pos + 1};
+    if (reach == REACH_WINDOW && s.end > d->window) s.first = s.end - d->window;
+    s.span = s.first / ATTN_SPAN;
+    s.n_spans = pos / ATTN_SPAN - s.span + 1;
+    return s;
 }
 
-static void one_span(const struct worker *w, uint32_t layer, uint32_t row, uint32_t head,
-                     uint32_t span, struct attn_part *parts)
+/* Span i of those that the row sees. */
+static void one_span(const struct worker *w, uint32_t layer, uint32_t row, const struct sight *s,
+                     uint32_t head, uint32_t i, struct attn_part *parts)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
-    uint32_t group = d->n_heads / d->n_kv_heads, end = e->rows[row].pos + 1;
-    uint32_t p0 = span * ATTN_SPAN, p1 = p0 + ATTN_SPAN < end ? p0 + ATTN_SPAN : end;
+    uint32_t group = d->n_heads / d->n_kv_heads;
+    uint32_t p0 = (s->span + i) * ATTN_SPAN, p1 = p0 + ATTN_SPAN < s->end ? p0 + ATTN_SPAN : s->end;
     struct kv_view kv = view(e, layer, head, e->rows[row].pages);
     const float *q = e->qkv + row * e->ld_qkv + (size_t)head * group * d->head_size;
-    e->kern->attn_span(&kv, q, group, p0, p1, parts);
+    e->kern->attn_span(&kv, q, group, p0 > s->first ? p0 : s->first, p1, d->score_softcap, parts);
 }
 
 static void attend_spans(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
-    uint32_t group = d->n_heads / d->n_kv_heads, a, b;
-    share(e->n_rows * d->n_kv_heads * e->n_spans, w->idx, w->n, &a, &b);
+    enum arch_reach reach = reach_of(e, layer);
+    uint32_t group = d->n_heads / d->n_kv_heads, most = e->n_spans[reach], a, b;
+    share(e->n_rows * d->n_kv_heads * most, w->idx, w->n, &a, &b);
     for (uint32_t i = a; i < b; i++) {
         uint32_t head = i % d->n_kv_heads, row = i / d->n_kv_heads % e->n_rows;
         uint32_t span = i / d->n_kv_heads / e->n_rows;
-        if (span >= spans_of(e, row)) continue;
-        struct attn_part *p =
-            e->parts + ((size_t)row * e->n_spans + span) * d->n_heads + head * group;
-        one_span(w, layer, row, head, span, p);
+        struct sight s = sight_of(d, e->rows[row].pos, reach);
+        if (span >= s.n_spans) continue;
+        struct attn_part *p = e->parts + ((size_t)row * most + span) * d->n_heads + head * group;
+        one_span(w, layer, row, &s, head, span, p);
     }
 }
 
-static void join_spans(const struct worker *w)
+static void join_spans(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
+    enum arch_reach reach = reach_of(e, layer);
     uint32_t a, b;
     share(e->n_rows, w->idx, w->n, &a, &b);
     for (uint32_t r = a; r < b; r++)
         for (uint32_t h = 0; h < d->n_heads; h++)
-            kern_attn_join(e->parts + (size_t)r * e->n_spans * d->n_heads + h, d->n_heads,
-                           spans_of(e, r), d->head_size,
+            kern_attn_join(e->parts + (size_t)r * e->n_spans[reach] * d->n_heads + h, d->n_heads,
+                           sight_of(d, e->rows[r].pos, reach).n_spans, d->head_size,
                            e->att + ((size_t)r * d->n_heads + h) * d->head_size);
 }
 
@@ -211,16 +268,19 @@ static void attend_rows(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
+    enum arch_reach reach = reach_of(e, layer);
     uint32_t group = d->n_heads / d->n_kv_heads;
-    struct attn_part *parts = e->parts + (size_t)w->idx * group * e->n_spans;
-    for (uint32_t r = w->idx; r < e->n_rows; r += w->n)
+    struct attn_part *parts = e->parts + (size_t)w->idx * group * e->n_spans[reach];
+    for (uint32_t r = w->idx; r < e->n_rows; r += w->n) {
+        struct sight s = sight_of(d, e->rows[r].pos, reach);
         for (uint32_t head = 0; head < d->n_kv_heads; head++) {
-            uint32_t n = spans_of(e, r);
-            for (uint32_t s = 0; s < n; s++) one_span(w, layer, r, head, s, parts + s * group);
+            for (uint32_t i = 0; i < s.n_spans; i++)
+                one_span(w, layer, r, &s, head, i, parts + i * group);
             for (uint32_t g = 0; g < group; g++)
-                kern_attn_join(parts + g, group, n, d->head_size,
+                kern_attn_join(parts + g, group, s.n_spans, d->head_size,
                                e->att + ((size_t)r * d->n_heads + head * group + g) * d->head_size);
         }
+    }
 }
 
 static void quantise_rows(const struct worker *w, struct act *to, const float *x, size_t ldx)
@@ -249,14 +309,15 @@ static void project_qkv(const struct worker *w, const struct layer *l)
     }
 }
 
-/* x += mat * in, on this thread's panels. */
+/* tmp = mat * in, on this thread's panels; added to x at once unless it is normalised first. */
 static void project_and_add(const struct worker *w, const struct mat *m, const struct act *a,
-                            const float *in, size_t ld)
+                            const float *in, size_t ld, bool add)
 {
     struct engine *e = w->e;
     uint32_t p0, p1;
     share(mat_n_panels(m), w->idx, w->n, &p0, &p1);
     project(w, m, p0, p1, a, in, ld, e->tmp, e->ld_tmp);
+    if (!add) return;
     uint32_t end = p1 * TILE_ROWS < m->rows ? p1 * TILE_ROWS : m->rows;
     for (uint32_t r = 0; r < e->n_rows; r++)
         for (uint32_t i = p0 * TILE_ROWS; i < end; i++)
@@ -267,22 +328,25 @@ static void project_ffn(const struct worker *w, const struct layer *l)
 {
     struct engine *e = w->e;
     uint32_t p0, p1, hidden = e->model.dims.hidden;
+    void (*gate)(const float *, const float *, float *, uint32_t) =
+        e->model.dims.arch->gelu ? e->kern->gelu_mul : e->kern->silu_mul;
     share(mat_n_panels(&l->mats[MAT_GATE]), w->idx, w->n, &p0, &p1);
     project(w, &l->mats[MAT_GATE], p0, p1, &e->in_act, e->norm, hidden, e->gate, e->ld_ffn);
     project(w, &l->mats[MAT_UP], p0, p1, &e->in_act, e->norm, hidden, e->up, e->ld_ffn);
     for (uint32_t r = 0; r < e->n_rows; r++) {
         size_t at = r * e->ld_ffn + (size_t)p0 * TILE_ROWS;
-        e->kern->silu_mul(e->gate + at, e->up + at, e->gate + at, (p1 - p0) * TILE_ROWS);
+        gate(e->gate + at, e->up + at, e->gate + at, (p1 - p0) * TILE_ROWS);
     }
 }
 
-static void run_layer(const struct worker *w, uint32_t idx)
+/* post: as in norm_rows, of the layer before. */
+static void run_layer(const struct worker *w, uint32_t idx, const float *post)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
     const struct layer *l = &e->model.layers[idx];
     size_t q_width = (size_t)d->n_heads * d->head_size;
-    norm_rows(w, l->attn_norm,
+    norm_rows(w, post, l->vecs[VEC_ATTN_NORM],
               quantised(&l->mats[MAT_Q]) || quantised(&l->mats[MAT_K]) ||
                   quantised(&l->mats[MAT_V]));
     pool_barrier(e->pool);
@@ -290,25 +354,27 @@ static void run_layer(const struct worker *w, uint32_t idx)
     pool_barrier(e->pool);
     rotate_and_store(w, idx);
     pool_barrier(e->pool);
-    if (split_by_spans(e, w->n)) {
+    if (split_by_spans(e, reach_of(e, idx), w->n)) {
         attend_spans(w, idx);
         pool_barrier(e->pool);
-        join_spans(w);
+        join_spans(w, idx);
     } else {
         attend_rows(w, idx);
         pool_barrier(e->pool);
     }
     if (quantised(&l->mats[MAT_O])) quantise_rows(w, &e->att_act, e->att, q_width);
     pool_barrier(e->pool);
-    project_and_add(w, &l->mats[MAT_O], &e->att_act, e->att, q_width);
+    project_and_add(w, &l->mats[MAT_O], &e->att_act, e->att, q_width, !l->vecs[VEC_ATTN_POST_NORM]);
     pool_barrier(e->pool);
-    norm_rows(w, l->ffn_norm, quantised(&l->mats[MAT_GATE]) || quantised(&l->mats[MAT_UP]));
+    norm_rows(w, l->vecs[VEC_ATTN_POST_NORM], l->vecs[VEC_FFN_NORM],
+              quantised(&l->mats[MAT_GATE]) || quantised(&l->mats[MAT_UP]));
     pool_barrier(e->pool);
     project_ffn(w, l);
     pool_barrier(e->pool);
     if (quantised(&l->mats[MAT_DOWN])) quantise_rows(w, &e->ffn_act, e->gate, e->ld_ffn);
     pool_barrier(e->pool);
-    project_and_add(w, &l->mats[MAT_DOWN], &e->ffn_act, e->gate, e->ld_ffn);
+    project_and_add(w, &l->mats[MAT_DOWN], &e->ffn_act, e->gate, e->ld_ffn,
+                    !l->vecs[VEC_FFN_POST_NORM]);
     pool_barrier(e->pool);
 }
 
@@ -326,6 +392,9 @@ static void run_head(const struct worker *w)
     pool_barrier(e->pool);
     share(mat_n_panels(&e->model.output), w->idx, w->n, &a, &b);
     project(w, &e->model.output, a, b, &e->head_act, e->norm, n, e->logits, e->ld_logits);
+    for (uint32_t i = 0; i < e->n_logits && e->model.dims.logit_softcap != 0.0f; i++)
+        e->kern->softcap(e->logits + i * e->ld_logits + (size_t)a * TILE_ROWS, (b - a) * TILE_ROWS,
+                         e->model.dims.logit_softcap);
 }
 
 static void run_step(void *arg, unsigned idx, unsigned n)
@@ -334,7 +403,15 @@ static void run_step(void *arg, unsigned idx, unsigned n)
     struct worker w = {e, idx, n, e->scratch + idx * e->scratch_bytes};
     mem_guard_begin();
     embed(&w);
-    for (uint32_t l = 0; l <= e->model.layer_last - e->model.layer_first; l++) run_layer(&w, l);
+    const float *post = NULL;
+    for (uint32_t l = 0; l <= e->model.layer_last - e->model.layer_first; l++) {
+        run_layer(&w, l, post);
+        post = e->model.layers[l].vecs[VEC_FFN_POST_NORM];
+    }
+    if (post) {
+        add_rows(&w, post);
+        pool_barrier(e->pool);
+    }
     if (e->model.last && e->n_logits) run_head(&w);
     mem_guard_end();
 }
@@ -362,9 +439,12 @@ static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *
                            e->model.dims.vocab);
         if (i + run->n_logits >= run->n_rows) e->logit_rows[e->n_logits++] = e->n_rows;
         e->rows[e->n_rows++] = (struct row){run->first_pos + i, token, run->pages};
+        for (int reach = 0; reach < N_REACHES; reach++) {
+            uint32_t n =
+                sight_of(&e->model.dims, run->first_pos + i, (enum arch_reach)reach).n_spans;
+            if (n > e->n_spans[reach]) e->n_spans[reach] = n;
+        }
     }
-    uint32_t spans = (uint32_t)((end - 1) / ATTN_SPAN) + 1;
-    if (spans > e->n_spans) e->n_spans = spans;
     return 0;
 }
 
@@ -385,7 +465,7 @@ int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, cons
              const float **ret_out, struct errmsg *em)
 {
     e->n_rows = e->n_logits = 0;
-    e->n_spans = 1;
+    memset(e->n_spans, 0, sizeof e->n_spans);
     for (uint32_t i = 0; i < n_runs; i++) {
         int rc = take_run(e, &runs[i], em);
         if (rc < 0) return rc;
@@ -399,16 +479,27 @@ int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, cons
     return 0;
 }
 
+int eng_kv_check(const struct arch_dims *d, enum kv_type kv, struct errmsg *em)
+{
+    uint32_t block = qtype_info((uint32_t)kv_qtype(kv))->block;
+    if (d->head_size % block)
+        return err_set(em, ERR_UNSUPPORTED,
+                       "KV type %s needs heads of a multiple of %" PRIu32 "; these have %" PRIu32,
+                       kv == KV_Q8_0 ? "q8_0" : "q4_0", block, d->head_size);
+    return 0;
+}
+
 size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_layers)
 {
-    size_t value = kv == KV_F32 ? 4 : 2;
-    return (size_t)n_layers * d->n_kv_heads * d->head_size * KV_PAGE * 2 * value;
+    return (size_t)n_layers * d->n_kv_heads * 2 * kv_half_bytes(kv, d->head_size);
 }
 
 static int open_kv(struct engine *e, struct errmsg *em)
 {
     const struct arch_dims *d = &e->model.dims;
     uint32_t n_layers = e->model.layer_last - e->model.layer_first + 1;
+    int rc = eng_kv_check(d, e->kv, em);
+    if (rc < 0) return rc;
     e->page_bytes = eng_page_bytes(d, e->kv, 1);
     e->head_bytes = e->page_bytes / d->n_kv_heads;
     e->layer_bytes = e->page_bytes * e->n_pages;
@@ -450,6 +541,7 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
 {
     const struct arch_dims *d = &e->model.dims;
     size_t rows = e->rows_max, q = (size_t)d->n_heads * d->head_size;
+    bool complete = true;
     e->ld_q = round16(q);
     e->ld_kv = round16((size_t)d->n_kv_heads * d->head_size);
     e->ld_qkv = e->ld_q + 2 * e->ld_kv;
@@ -465,13 +557,18 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->gate = floats(rows * e->ld_ffn);
     e->up = floats(rows * e->ld_ffn);
     e->tmp = floats(rows * e->ld_tmp);
-    e->cs = floats(rows * d->rope_dims);
+    for (int i = 0; i < N_REACHES; i++) {
+        e->cs[i] = floats(rows * d->rope_dims);
+        e->inv_freq[i] = try_zero(d->rope_dims, sizeof *e->inv_freq[i]);
+        complete = complete && e->cs[i] && e->inv_freq[i];
+    }
     if (e->model.last) e->logits = floats(e->logits_max * e->ld_logits);
     size_t k = widest(d), blocks = k / ACT_BLOCK + 1;
     e->in_act.q = try_zero(rows, k);
     e->in_act.x = floats(rows * blocks);
     e->in_act.y = floats(rows * blocks);
     e->in_act.s = try_zero(rows * blocks, sizeof *e->in_act.s);
+    e->in_act.h = try_zero(rows * blocks * 2, sizeof *e->in_act.h);
     e->att_act = e->ffn_act = e->head_act = e->in_act;
     e->scratch_bytes = (kern_scratch_bytes((uint32_t)k) + 63) & ~(size_t)63;
     e->scratch = try_zero(threads, e->scratch_bytes);
@@ -481,13 +578,13 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     if (few > PARTS_BYTES / sizeof *e->parts) few = PARTS_BYTES / sizeof *e->parts;
     e->n_parts = few > many ? few : many;
     e->parts = try_zero(e->n_parts, sizeof *e->parts);
-    e->inv_freq = try_zero(d->rope_dims, sizeof *e->inv_freq);
     if (!e->rows || !e->logit_rows || !e->x || !e->norm || !e->qkv || !e->att || !e->gate ||
-        !e->up || !e->tmp || !e->cs || (e->model.last && !e->logits) || !e->in_act.q ||
-        !e->in_act.x || !e->in_act.y || !e->in_act.s || !e->scratch || !e->parts || !e->inv_freq)
+        !e->up || !e->tmp || !complete || (e->model.last && !e->logits) || !e->in_act.q ||
+        !e->in_act.x || !e->in_act.y || !e->in_act.s || !e->in_act.h || !e->scratch || !e->parts)
         return err_set(em, ERR_NOMEM, "buffers for steps of %zu rows", rows);
-    rope_frequencies(d->rope_dims, d->rope_base, e->inv_freq);
-    e->q_scale = 1.0f / sqrtf((float)d->head_size);
+    for (int i = 0; i < (d->window ? N_REACHES : 1); i++)
+        rope_frequencies(&d->rope[i], d->rope_dims, i == REACH_ALL ? e->model.rope_factors : NULL,
+                         e->inv_freq[i], &e->magnitude[i]);
     return 0;
 }
 
@@ -524,9 +621,11 @@ void eng_close(struct engine *e)
     pool_close(e->pool);
     model_close(&e->model);
     mem_pages_free(e->pool_kv, (size_t)e->stats.kv_bytes);
-    void *buffers[] = {e->rows,     e->logit_rows, e->x,        e->norm,    e->qkv,    e->att,
-                       e->gate,     e->up,         e->tmp,      e->cs,      e->logits, e->in_act.q,
-                       e->in_act.x, e->in_act.y,   e->in_act.s, e->scratch, e->parts,  e->inv_freq};
+    void *buffers[] = {e->rows,     e->logit_rows,  e->x,           e->norm,     e->qkv,
+                       e->att,      e->gate,        e->up,          e->tmp,      e->cs[0],
+                       e->cs[1],    e->inv_freq[0], e->inv_freq[1], e->logits,   e->in_act.q,
+                       e->in_act.x, e->in_act.y,    e->in_act.s,    e->in_act.h, e->scratch,
+                       e->parts};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
     mem_free(e);
 }
@@ -556,13 +655,14 @@ struct eng_stats eng_stats(const struct engine *e)
     return e->stats;
 }
 
+static const char *const kv_names[KV_N_TYPES] = {"f32", "f16", "q8_0", "q4_0"};
+
 bool eng_kv_parse(const char *name, enum kv_type *ret)
 {
-    if (strcmp(name, "f32") == 0)
-        *ret = KV_F32;
-    else if (strcmp(name, "f16") == 0)
-        *ret = KV_F16;
-    else
-        return false;
-    return true;
+    for (int i = 0; i < KV_N_TYPES; i++)
+        if (strcmp(name, kv_names[i]) == 0) {
+            *ret = (enum kv_type)i;
+            return true;
+        }
+    return false;
 }

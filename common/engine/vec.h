@@ -1,15 +1,21 @@
-/* A vector of 16 floats, the engine's virtual width, over AVX-512 (one zmm) or AVX2 (two ymm),
+/* What the levels differ in: a vector of 16 floats, the engine's virtual width, a vector of 64
+ * bytes, and sums of products of bytes, over AVX-512 with VNNI (one zmm) or AVX2 (two ymm),
  * whichever the including file is compiled for. Every operation rounds lane by lane exactly as the
- * scalar one does. */
+ * scalar one does; sums of integers are exact. */
 #ifndef FLOTILLA_ENGINE_VEC_H
 #define FLOTILLA_ENGINE_VEC_H
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #define VEC_INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
+
+#define VEC_LEVEL "avx512"
+#define VEC_TOKENS 8 /* tokens whose sums fit the registers */
 
 typedef __m512 vec;
 typedef __mmask16 vec_mask;
@@ -29,6 +35,16 @@ VEC_INLINE vec vec_all(float f)
 VEC_INLINE vec vec_half(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+VEC_INLINE vec vec_bf16(const uint16_t *p)
+{
+    __m512i h = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(h, 16));
+}
+VEC_INLINE vec vec_bytes(const int8_t *p)
+{
+    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
 }
 VEC_INLINE void vec_store_half(uint16_t *p, vec x)
 {
@@ -106,7 +122,92 @@ VEC_INLINE vec vec_scale(vec y, vec t)
         _mm512_add_epi32(_mm512_castps_si512(y), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
 
+/* ---- 64 bytes: 16 rows x 4 ---- */
+
+typedef __m512i ivec;
+typedef __m512i ivec_four; /* the same four bytes in every 32-bit lane */
+
+VEC_INLINE ivec iv_load(const uint8_t *p)
+{
+    return _mm512_loadu_si512((const void *)p);
+}
+VEC_INLINE void iv_store(uint8_t *p, ivec v)
+{
+    _mm512_storeu_si512((void *)p, v);
+}
+VEC_INLINE ivec iv_and(ivec v, int mask)
+{
+    return _mm512_and_si512(v, _mm512_set1_epi8((char)mask));
+}
+/* to | (v & mask), byte by byte */
+VEC_INLINE ivec iv_merge(ivec to, ivec v, int mask)
+{
+    return _mm512_ternarylogic_epi32(to, v, _mm512_set1_epi8((char)mask), 0xf8);
+}
+/* Shifts cross bytes: bits that came from a neighbour must be masked off. */
+VEC_INLINE ivec iv_shl(ivec v, int n)
+{
+    return n ? _mm512_slli_epi16(v, n) : v;
+}
+VEC_INLINE ivec iv_shr(ivec v, int n)
+{
+    return n ? _mm512_srli_epi16(v, n) : v;
+}
+/* Byte k of every 32-bit lane, as a float. */
+VEC_INLINE vec iv_unsigned(ivec v, int k)
+{
+    v = k == 3 ? _mm512_srli_epi32(v, 24)
+               : _mm512_and_si512(_mm512_srli_epi32(v, 8 * (unsigned)k), _mm512_set1_epi32(255));
+    return _mm512_cvtepi32_ps(v);
+}
+VEC_INLINE vec iv_signed(ivec v, int k)
+{
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * (unsigned)k), 24));
+}
+VEC_INLINE ivec_four iv_four(const int8_t *q)
+{
+    int32_t u;
+    memcpy(&u, q, sizeof u);
+    return _mm512_set1_epi32(u);
+}
+
+/* dpbusd adds four products u8 x s8 to each lane. 8-bit weights become unsigned by w + 128, a bias
+ * like that of other types. Two chains hide its latency where only one token is summed. */
+#define IV_BIAS_8BIT 128
+
+struct isum {
+    __m512i u, v;
+};
+
+VEC_INLINE struct isum isum_start(int32_t start)
+{
+    return (struct isum){_mm512_set1_epi32(start), _mm512_setzero_si512()};
+}
+VEC_INLINE ivec iv_8bit(ivec w)
+{
+    return _mm512_xor_si512(w, _mm512_set1_epi8(-128));
+}
+VEC_INLINE void isum_add(struct isum *s, int chain, int bits, ivec w, ivec_four x)
+{
+    (void)bits;
+    if (chain)
+        s->v = _mm512_dpbusd_epi32(s->v, w, x);
+    else
+        s->u = _mm512_dpbusd_epi32(s->u, w, x);
+}
+VEC_INLINE void isum_flush(struct isum *s)
+{
+    (void)s;
+}
+VEC_INLINE vec isum_float(const struct isum *s, bool chains)
+{
+    return _mm512_cvtepi32_ps(chains ? _mm512_add_epi32(s->u, s->v) : s->u);
+}
+
 #else
+
+#define VEC_LEVEL "avx2"
+#define VEC_TOKENS 2
 
 typedef struct {
     __m256 a, b;
@@ -131,6 +232,19 @@ VEC_INLINE vec vec_half(const uint16_t *p)
 {
     return (vec){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
                  _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
+}
+VEC_INLINE vec vec_bf16(const uint16_t *p)
+{
+    __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 8)));
+    return (vec){_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)),
+                 _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+}
+VEC_INLINE vec vec_bytes(const int8_t *p)
+{
+    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (vec){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
 }
 VEC_INLINE void vec_store_half(uint16_t *p, vec x)
 {
@@ -211,6 +325,118 @@ VEC_INLINE vec vec_scale(vec y, vec t)
     return (vec){vec__scale(y.a, t.a), vec__scale(y.b, t.b)};
 }
 
+/* ---- 64 bytes: 16 rows x 4 ---- */
+
+typedef struct {
+    __m256i a, b;
+} ivec;
+typedef __m256i ivec_four; /* the same four bytes in every 32-bit lane */
+
+VEC_INLINE ivec iv_load(const uint8_t *p)
+{
+    return (ivec){_mm256_loadu_si256((const __m256i *)(const void *)p),
+                  _mm256_loadu_si256((const __m256i *)(const void *)(p + 32))};
+}
+VEC_INLINE void iv_store(uint8_t *p, ivec v)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, v.a);
+    _mm256_storeu_si256((__m256i *)(void *)(p + 32), v.b);
+}
+VEC_INLINE ivec iv_and(ivec v, int mask)
+{
+    __m256i m = _mm256_set1_epi8((char)mask);
+    return (ivec){_mm256_and_si256(v.a, m), _mm256_and_si256(v.b, m)};
+}
+/* to | (v & mask), byte by byte */
+VEC_INLINE ivec iv_merge(ivec to, ivec v, int mask)
+{
+    v = iv_and(v, mask);
+    return (ivec){_mm256_or_si256(to.a, v.a), _mm256_or_si256(to.b, v.b)};
+}
+/* Shifts cross bytes: bits that came from a neighbour must be masked off. */
+VEC_INLINE ivec iv_shl(ivec v, int n)
+{
+    return n ? (ivec){_mm256_slli_epi16(v.a, n), _mm256_slli_epi16(v.b, n)} : v;
+}
+VEC_INLINE ivec iv_shr(ivec v, int n)
+{
+    return n ? (ivec){_mm256_srli_epi16(v.a, n), _mm256_srli_epi16(v.b, n)} : v;
+}
+/* Byte k of every 32-bit lane, as a float. */
+VEC_INLINE __m256 iv__unsigned(__m256i v, int k)
+{
+    v = k == 3 ? _mm256_srli_epi32(v, 24)
+               : _mm256_and_si256(_mm256_srli_epi32(v, 8 * k), _mm256_set1_epi32(255));
+    return _mm256_cvtepi32_ps(v);
+}
+VEC_INLINE vec iv_unsigned(ivec v, int k)
+{
+    return (vec){iv__unsigned(v.a, k), iv__unsigned(v.b, k)};
+}
+VEC_INLINE __m256 iv__signed(__m256i v, int k)
+{
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * k), 24));
+}
+VEC_INLINE vec iv_signed(ivec v, int k)
+{
+    return (vec){iv__signed(v.a, k), iv__signed(v.b, k)};
+}
+VEC_INLINE ivec_four iv_four(const int8_t *q)
+{
+    int32_t u;
+    memcpy(&u, q, sizeof u);
+    return _mm256_set1_epi32(u);
+}
+
+/* maddubs adds two products u8 x s8 in 16 bits, saturating: sums of weights of 4, 5 or 6 bits may
+ * take 8, 4 or 2 of them before they are widened (isum_flush). 8-bit weights are taken as |w| with
+ * the sign moved to the activation (at most 32,512) and widened at once. */
+#define IV_BIAS_8BIT 0
+
+struct isum {
+    ivec narrow, wide;
+};
+
+VEC_INLINE struct isum isum_start(int32_t start)
+{
+    __m256i zero = _mm256_setzero_si256(), s = _mm256_set1_epi32(start);
+    return (struct isum){{zero, zero}, {s, s}};
+}
+VEC_INLINE ivec iv_8bit(ivec w)
+{
+    return w;
+}
+VEC_INLINE __m256i isum__widen(__m256i wide, __m256i narrow)
+{
+    return _mm256_add_epi32(wide, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)));
+}
+VEC_INLINE __m256i isum__8bit(__m256i w, __m256i x)
+{
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
+VEC_INLINE void isum_add(struct isum *s, int chain, int bits, ivec w, ivec_four x)
+{
+    (void)chain;
+    if (bits == 8) {
+        s->wide.a = isum__widen(s->wide.a, isum__8bit(w.a, x));
+        s->wide.b = isum__widen(s->wide.b, isum__8bit(w.b, x));
+    } else {
+        s->narrow.a = _mm256_add_epi16(s->narrow.a, _mm256_maddubs_epi16(w.a, x));
+        s->narrow.b = _mm256_add_epi16(s->narrow.b, _mm256_maddubs_epi16(w.b, x));
+    }
+}
+VEC_INLINE void isum_flush(struct isum *s)
+{
+    s->wide.a = isum__widen(s->wide.a, s->narrow.a);
+    s->wide.b = isum__widen(s->wide.b, s->narrow.b);
+    s->narrow.a = s->narrow.b = _mm256_setzero_si256();
+}
+VEC_INLINE vec isum_float(const struct isum *s, bool chains)
+{
+    (void)chains;
+    return (vec){_mm256_cvtepi32_ps(s->wide.a), _mm256_cvtepi32_ps(s->wide.b)};
+}
+
 #endif
 
 /* fm_exp in every lane. */
@@ -233,6 +459,19 @@ VEC_INLINE vec vec_exp(vec x)
     y = vec_scale(y, t);
     y = vec_select(under, vec_all(0.0f), y);
     return vec_select(vec_nan(x), x, y);
+}
+
+/* fm_tanh, fm_gelu in every lane. */
+VEC_INLINE vec vec_tanh(vec x)
+{
+    vec one = vec_all(1.0f), two = vec_all(2.0f);
+    return vec_sub(one, vec_div(two, vec_add(one, vec_exp(vec_mul(two, x)))));
+}
+VEC_INLINE vec vec_gelu(vec x)
+{
+    vec one = vec_all(1.0f), u = vec_fma(vec_all(0.044715f), vec_mul(x, x), one);
+    u = vec_mul(vec_mul(x, u), vec_all(1.5957691216f));
+    return vec_div(x, vec_add(one, vec_exp(vec_negate(u))));
 }
 
 #endif

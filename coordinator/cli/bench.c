@@ -155,7 +155,8 @@ int cmd_bench(int argc, char **argv)
         {"--chunk", 0, OPT_U32, &b.chunk, 1, 4096, NULL, "N  prompt tokens computed at once (512)"},
         {"--threads", 't', OPT_U32, &b.threads, 1, 256, NULL, "N  threads (all cores)"},
         {"--isa", 0, OPT_STRING, &b.isa, 0, 0, NULL, "NAME  force scalar, avx2 or avx512"},
-        {"--kv", 0, OPT_STRING, &b.kv, 0, 0, NULL, "TYPE  keys and values as f16 or f32 (f16)"},
+        {"--kv", 0, OPT_STRING, &b.kv, 0, 0, NULL,
+         "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)"},
         {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
         {0},
     };

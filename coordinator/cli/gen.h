@@ -13,10 +13,11 @@
 #include <stdint.h>
 
 struct gen_options {
-    const char *model;   /* path; NULL: the cluster */
-    const char *cluster; /* address */
-    const char *prompt;
-    bool special; /* names of control tokens in the prompt are those tokens */
+    const char *model;         /* path; NULL: the cluster */
+    const char *cluster;       /* address */
+    const char *prompt;        /* or NULL: the ids are in gen_result.prompt already, */
+    const char *prompt_tokens; /* parsed from this */
+    bool special;              /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;
     uint32_t tokens; /* most tokens to generate */
     struct sample_params sampling;

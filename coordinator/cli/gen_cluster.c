@@ -23,6 +23,7 @@ static bool on_reply(void *arg, const struct msg_generate_reply *reply)
     struct remote *r = arg;
     size_t len = strlen(reply->text);
     if (reply->has_usage) {
+        r->ret->prompt.n = 0;
         append(&r->ret->prompt, reply->prompt_tokens, reply->n_prompt_tokens);
         r->ret->seed = reply->seed;
     }
@@ -65,6 +66,8 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
     if (rc < 0) return rc;
     struct remote r = {.ret = ret, .on_text = on_text, .arg = arg, .start_ns = clock_ns()};
     struct msg_generate m = {.prompt = o->prompt,
+                             .prompt_tokens = ret->prompt.ids,
+                             .n_prompt_tokens = (uint32_t)ret->prompt.n,
                              .special = o->special,
                              .ignore_eos = o->ignore_eos,
                              .has_seed = o->seed_given,

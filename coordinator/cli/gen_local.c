@@ -28,8 +28,10 @@ static int encode_prompt(struct local *l, struct errmsg *em)
 {
     struct tokens *t = &l->ret->prompt;
     const struct vocab *v = l->file.vocab;
-    if (vocab_adds_bos(v)) tokens_push(t, vocab_bos(v));
-    int rc = vocab_encode(v, l->o->prompt, strlen(l->o->prompt), l->o->special, t, em);
+    int rc = 0;
+    if (l->o->prompt && vocab_adds_bos(v)) tokens_push(t, vocab_bos(v));
+    if (l->o->prompt)
+        rc = vocab_encode(v, l->o->prompt, strlen(l->o->prompt), l->o->special, t, em);
     if (rc < 0) return rc;
     if (t->n == 0) return err_set(em, ERR_RANGE, "the prompt has no tokens");
     uint32_t ctx =

@@ -4,7 +4,9 @@
 #include "common/base/mem.h"
 #include "common/text/json.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void print_text(void *arg, const char *text, size_t len)
@@ -45,14 +47,31 @@ static void print_summary(const struct gen_result *r)
 /* An option that the chosen form would not look at is refused. */
 static int check(const struct gen_options *o, struct errmsg *em)
 {
-    if (!o->model == !o->cluster || !o->prompt)
-        return err_set(em, ERR_CONF, "needs --prompt and one of --model and --cluster");
+    if (!o->model == !o->cluster || !o->prompt == !o->prompt_tokens)
+        return err_set(em, ERR_CONF,
+                       "needs --prompt or --prompt-tokens, and one of --model and --cluster");
     if (o->cluster && (o->threads || o->ctx || o->chunk || o->isa || o->kv))
         return err_set(em, ERR_CONF,
                        "--threads, --ctx, --chunk, --isa and --kv are the cluster's own: they go "
                        "with --model");
     if (o->model && o->deadline_s) return err_set(em, ERR_CONF, "--deadline goes with --cluster");
     return 0;
+}
+
+static int parse_ids(const char *text, struct tokens *ret, struct errmsg *em)
+{
+    const char *at = text;
+    for (;;) {
+        char *end;
+        errno = 0;
+        long id = strtol(at, &end, 10);
+        if (end == at || errno || id < 0 || id > INT32_MAX || (*end && *end != ','))
+            return err_set(em, ERR_CONF, "--prompt-tokens: '%s' is not a list of ids like 1,2,3",
+                           text);
+        tokens_push(ret, (int32_t)id);
+        if (!*end) return 0;
+        at = end + 1;
+    }
 }
 
 int cmd_generate(int argc, char **argv)
@@ -66,6 +85,8 @@ int cmd_generate(int argc, char **argv)
          "ADDR  a running cluster, e.g. tcp://127.0.0.1:7070"},
         {"--prompt", 'p', OPT_STRING, &o.prompt, 0, 0, NULL,
          "TEXT  what to continue; control tokens in it are text"},
+        {"--prompt-tokens", 0, OPT_STRING, &o.prompt_tokens, 0, 0, NULL,
+         "IDS  the prompt as token ids, 1,2,3; nothing is added to it"},
         {"--special", 0, OPT_FLAG, &o.special, 0, 0, NULL,
          "names of control tokens in the prompt are those tokens"},
         {"--tokens", 'n', OPT_U32, &o.tokens, 0, 1 << 20, NULL, "N  most tokens to generate (128)"},
@@ -92,7 +113,7 @@ int cmd_generate(int argc, char **argv)
         {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL,
          "NAME  force scalar, avx2 or avx512; the best if not given (--model)"},
         {"--kv", 0, OPT_STRING, &o.kv, 0, 0, NULL,
-         "TYPE  keys and values as f16 or f32 (f16, --model)"},
+         "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16, --model)"},
         {"--deadline", 0, OPT_U32, &o.deadline_s, 1, 86400, NULL,
          "S  end the request after S seconds (600, --cluster)"},
         {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document instead of text"},
@@ -110,6 +131,10 @@ int cmd_generate(int argc, char **argv)
     if (check(&o, &em) < 0) return cmd_fail("generate", ERR_CONF, &em);
     if (!o.chunk) o.chunk = 512;
     struct gen_result r = {0};
+    if (o.prompt_tokens && parse_ids(o.prompt_tokens, &r.prompt, &em) < 0) {
+        gen_result_close(&r);
+        return cmd_fail("generate", ERR_CONF, &em);
+    }
     int rc = (o.model ? gen_local : gen_cluster)(&o, json ? NULL : print_text, NULL, &r, &em);
     if (rc == 0 && json)
         print_json(&r);

@@ -10,7 +10,7 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
 {
     enum kv_type kv = KV_F16;
     if (o->kv && !eng_kv_parse(o->kv, &kv))
-        return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16)", o->kv);
+        return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16, q8_0, q4_0)", o->kv);
     struct ring_file file = {.path = f->path};
     struct progress progress = {.what = "loading"};
     struct eng_options e = {.path = f->path,

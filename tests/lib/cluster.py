@@ -62,7 +62,7 @@ class Namespace:
 
 def local(prompt, model=MODEL, **kw):
     """`generate --model`: the engine alone."""
-    r = run("generate", "--model", model, "--prompt", prompt, "--json", *options(kw))
+    r = run("generate", "--model", model, "--json", *options(dict(kw, prompt=prompt)))
     if r.returncode != 0:
         raise RuntimeError(r.stderr.decode())
     return json.loads(r.stdout)
@@ -73,7 +73,7 @@ class Generation:
 
     def __init__(self, address, prompt, prefix=(), **kw):
         self.process = subprocess.Popen(
-            [*prefix, program("flotilla"), "generate", "--cluster", address, "--prompt", prompt, "--json", *options(kw)],
+            [*prefix, program("flotilla"), "generate", "--cluster", address, "--json", *options(dict(kw, prompt=prompt))],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def result(self, timeout=600):

@@ -31,19 +31,28 @@ class Dequantise(unittest.TestCase):
 
     def test_made_tensors(self):
         rng = np.random.default_rng(3)
-        types = [gguf.GGMLQuantizationType[n] for n in ("F32", "F16", "Q4_0", "Q4_1", "Q8_0")]
+        types = [gguf.GGMLQuantizationType[n] for n in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")]
+        scales_at = dict(Q2_K=(80, 82), Q3_K=(108,), Q4_K=(0, 2), Q5_K=(0, 2), Q6_K=(208,))
         with tempfile.TemporaryDirectory() as d:
             path = os.path.join(d, "t.gguf")
             w = gguf.GGUFWriter(path, "llama")
             for t in types:
                 values = rng.standard_normal((7, 96), np.float32) * rng.choice([1e-4, 1, 1e3], (7, 1)).astype(np.float32)
                 w.add_tensor(t.name, gguf.quants.quantize(values, t), raw_dtype=t)
+            for name, offsets in scales_at.items():
+                t = gguf.GGMLQuantizationType[name]
+                block = gguf.GGML_QUANT_SIZES[t][1]
+                data = rng.integers(0, 256, (7, 3 * block), np.uint8)
+                for b in range(0, 3 * block, block):
+                    for o in offsets:
+                        data[:, b + o:b + o + 2] = rng.standard_normal((7, 1)).astype(np.float16).view(np.uint8)
+                w.add_tensor(name, data, raw_dtype=t)
             w.write_header_to_file()
             w.write_kv_data_to_file()
             w.write_tensors_to_file()
             w.close()
             tensors = gguf.GGUFReader(path).tensors
-            self.assertEqual(len(tensors), 5)
+            self.assertEqual(len(tensors), 13)
             self.compare(path, tensors)
 
 
@@ -63,7 +72,7 @@ def tiny(path, change=None, **kv):
     base = dict(context_length=128, embedding_length=d, block_count=1, feed_forward_length=ffn, head_count=2,
                 head_count_kv=1, rope_dimension_count=32, layer_norm_rms_eps=1e-5)
     for key, value in {**base, **kv}.items():
-        getattr(w, "add_" + key)(value)
+        getattr(w, "add_" + key)(*(value if isinstance(value, tuple) else [value]))
     from scripted_gguf import BM
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
@@ -72,7 +81,7 @@ def tiny(path, change=None, **kv):
     w.add_token_merges(["t h"])
     w.add_eos_token_id(257)
     for n, (array, t) in tensors.items():
-        w.add_tensor(n + ".weight", array, raw_dtype=None if t == f32 else t)
+        w.add_tensor(n if n.endswith(".bias") else n + ".weight", array, raw_dtype=None if t == f32 else t)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -110,11 +119,11 @@ class Refused(unittest.TestCase):
         self.refuse("block_count", block_count=2**31 - 1)
 
     def test_types(self):
-        def q6(t):
+        def iq4(t):
             f32 = t["output"][1]
             t["blk.0.ffn_gate"] = t["blk.0.ffn_up"] = (np.zeros((256, 64), np.float32), f32)
-            t["blk.0.ffn_down"] = (np.zeros((64, 210), np.uint8), gguf.GGMLQuantizationType.Q6_K)
-        self.refuse("blk.0.ffn_down.weight", "Q6_K", change=q6, feed_forward_length=256)
+            t["blk.0.ffn_down"] = (np.zeros((64, 136), np.uint8), gguf.GGMLQuantizationType.IQ4_XS)
+        self.refuse("blk.0.ffn_down.weight", "IQ4_XS", change=iq4, feed_forward_length=256)
 
         def infinite(t):
             block = np.zeros((64, 34 * 3), np.uint8)
@@ -123,7 +132,9 @@ class Refused(unittest.TestCase):
         self.refuse("blk.0.ffn_down.weight", "infinite", change=infinite)
 
     def test_variants(self):
-        self.refuse("rope.scaling.type", "linear", rope_scaling_type=gguf.RopeScalingType.LINEAR)
+        self.refuse("rope.scaling.type", "longrope", rope_scaling_type=gguf.RopeScalingType.LONGROPE)
+        self.refuse("split.count", "3", uint32=("split.count", 3))
+        self.refuse("blk.0.attn_q.bias", change=lambda t: t.update({"blk.0.attn_q.bias": t["output_norm"]}))
         self.refuse("expert_count", expert_count=4)
 
     def test_cut_files(self):

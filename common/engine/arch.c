@@ -1,0 +1,323 @@
+#include "common/engine/arch.h"
+
+#include "common/engine/kern.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#define HAS(v) (1u << (v))
+
+static const struct arch archs[] = {
+    {.name = "llama", .vecs = HAS(VEC_ATTN_NORM) | HAS(VEC_FFN_NORM)},
+    {.name = "gemma3",
+     .vecs = HAS(VEC_ATTN_NORM) | HAS(VEC_Q_NORM) | HAS(VEC_K_NORM) | HAS(VEC_ATTN_POST_NORM) |
+             HAS(VEC_FFN_NORM) | HAS(VEC_FFN_POST_NORM),
+     .rope_halves = true,
+     .gelu = true,
+     .scaled_embd = true,
+     .windows = 6,
+     .window_base = 10000.0f},
+};
+
+#define N_ARCHS (sizeof archs / sizeof archs[0])
+
+const char *arch_mat_name(enum arch_mat m)
+{
+    static const char *const names[N_MATS] = {"attn_q",   "attn_k", "attn_v",  "attn_output",
+                                              "ffn_gate", "ffn_up", "ffn_down"};
+    return names[m];
+}
+
+const char *arch_vec_name(enum arch_vec v)
+{
+    static const char *const names[N_VECS] = {"attn_norm",   "attn_q_norm",
+                                              "attn_k_norm", "post_attention_norm",
+                                              "ffn_norm",    "post_ffw_norm"};
+    return names[v];
+}
+
+uint32_t arch_vec_width(const struct arch_dims *d, enum arch_vec v)
+{
+    return v == VEC_Q_NORM || v == VEC_K_NORM ? d->head_size : d->hidden;
+}
+
+void arch_mat_shape(const struct arch_dims *d, enum arch_mat m, uint32_t *ret_rows, uint32_t *ret_k)
+{
+    uint32_t q = d->n_heads * d->head_size, kv = d->n_kv_heads * d->head_size;
+    const uint32_t shapes[N_MATS][2] = {
+        [MAT_Q] = {q, d->hidden},         [MAT_K] = {kv, d->hidden},
+        [MAT_V] = {kv, d->hidden},        [MAT_O] = {d->hidden, q},
+        [MAT_GATE] = {d->ffn, d->hidden}, [MAT_UP] = {d->ffn, d->hidden},
+        [MAT_DOWN] = {d->hidden, d->ffn},
+    };
+    *ret_rows = shapes[m][0];
+    *ret_k = shapes[m][1];
+}
+
+struct reader {
+    const struct gguf *g;
+    const struct arch *arch;
+    struct errmsg *em;
+    int rc; /* the first error; later reads do nothing */
+};
+
+static void key_of(const struct reader *r, const char *name, char *key, size_t size)
+{
+    (void)snprintf(key, size, "%s.%s", r->arch->name, name);
+}
+
+/* A count in 1..max; `fallback` where the key is missing, 0 meaning that it is needed. */
+static uint32_t read_count(struct reader *r, const char *name, uint32_t max, uint32_t fallback)
+{
+    char key[128];
+    key_of(r, name, key, sizeof key);
+    uint32_t v = fallback;
+    if (r->rc < 0) return 1;
+    int rc = gguf_get_u32(r->g, key, &v, r->em);
+    if (rc < 0 && !(rc == ERR_NOTFOUND && fallback)) {
+        r->rc = rc == ERR_NOTFOUND ? ERR_FORMAT : rc;
+        return 1;
+    }
+    if (v == 0 || v > max) {
+        r->rc =
+            err_set(r->em, ERR_FORMAT, "key '%s' is %" PRIu32 ", not in 1..%" PRIu32, key, v, max);
+        return 1;
+    }
+    return v;
+}
+
+static float read_float(struct reader *r, const char *name, float fallback)
+{
+    char key[128];
+    key_of(r, name, key, sizeof key);
+    float v = fallback;
+    if (r->rc < 0) return v;
+    int rc = gguf_get_f32(r->g, key, &v, r->em);
+    if (rc < 0 && rc != ERR_NOTFOUND) r->rc = rc;
+    if (r->rc == 0 && (!isfinite(v) || v < 0.0f))
+        r->rc = err_set(r->em, ERR_FORMAT, "key '%s' is negative or not finite", key);
+    return v;
+}
+
+/* A count that is computed with as a float; 0 where the key is missing. */
+static float read_float_of(struct reader *r, const char *name)
+{
+    char key[128];
+    uint32_t v = 0;
+    key_of(r, name, key, sizeof key);
+    if (r->rc < 0) return 0.0f;
+    int rc = gguf_get_u32(r->g, key, &v, r->em);
+    if (rc < 0 && rc != ERR_NOTFOUND) r->rc = rc;
+    return (float)v;
+}
+
+/* Scaled positions: by a named type, or by a bare factor, which older files mean as linear. */
+static void read_rope_scaling(struct reader *r, struct rope_params *p)
+{
+    char key[128];
+    const char *type;
+    size_t len;
+    float factor = read_float(r, "rope.scaling.factor", 0.0f);
+    if (factor == 0.0f) factor = read_float(r, "rope.scale_linear", 0.0f);
+    if (factor == 0.0f) factor = 1.0f;
+    key_of(r, "rope.scaling.type", key, sizeof key);
+    if (r->rc < 0) return;
+    if (gguf_get_string(r->g, key, &type, &len, NULL) < 0) {
+        type = "linear";
+        len = strlen(type);
+    }
+    if (len == 4 && memcmp(type, "none", 4) == 0) return;
+    if (len == 4 && memcmp(type, "yarn", 4) == 0)
+        p->scaling = ROPE_YARN;
+    else if (len == 6 && memcmp(type, "linear", 6) == 0)
+        p->scaling = factor == 1.0f ? ROPE_PLAIN : ROPE_LINEAR;
+    else
+        r->rc = err_set(r->em, ERR_UNSUPPORTED,
+                        "key '%s': '%.*s' is not supported (none, linear, yarn)", key,
+                        len > 64 ? 64 : (int)len, type);
+    p->factor = factor;
+    if (r->rc == 0 && factor < 1.0f)
+        r->rc = err_set(r->em, ERR_FORMAT, "key '%s.rope.scaling.factor' is %g, below 1",
+                        r->arch->name, (double)factor);
+    if (p->scaling != ROPE_YARN) return;
+    p->ctx_orig = read_float_of(r, "rope.scaling.original_context_length");
+    p->attn_factor = read_float(r, "rope.scaling.attn_factor", 1.0f);
+    p->beta_fast = read_float(r, "rope.scaling.yarn_beta_fast", 32.0f);
+    p->beta_slow = read_float(r, "rope.scaling.yarn_beta_slow", 1.0f);
+    if (r->rc == 0 && (p->ctx_orig < 1.0f || p->beta_fast < 1e-3f || p->beta_slow < 1e-3f))
+        r->rc =
+            err_set(r->em, ERR_FORMAT,
+                    "YaRN needs key '%s.rope.scaling.original_context_length' and betas above 0",
+                    r->arch->name);
+}
+
+static void read_rope(struct reader *r, struct arch_dims *d)
+{
+    struct rope_params plain = {.scaling = ROPE_PLAIN, .factor = 1.0f};
+    d->rope[REACH_ALL] = d->rope[REACH_WINDOW] = plain;
+    d->rope[REACH_ALL].base = read_float(r, "rope.freq_base", 10000.0f);
+    read_rope_scaling(r, &d->rope[REACH_ALL]);
+    d->rope[REACH_WINDOW].base = read_float(r, "rope.freq_base_swa", r->arch->window_base);
+    for (int i = 0; i < N_REACHES && r->rc == 0; i++)
+        if ((i == REACH_ALL || d->window) && d->rope[i].base < 1.0f)
+            r->rc = err_set(r->em, ERR_FORMAT, "key '%s.rope.freq_base%s' is below 1",
+                            r->arch->name, i == REACH_WINDOW ? "_swa" : "");
+}
+
+static void read_window(struct reader *r, struct arch_dims *d)
+{
+    char key[128];
+    d->window_every = 1;
+    key_of(r, "attention.sliding_window", key, sizeof key);
+    if (r->rc < 0 || gguf_get_u32(r->g, key, &d->window, NULL) < 0 || d->window == 0) return;
+    if (!r->arch->windows)
+        r->rc =
+            err_set(r->em, ERR_UNSUPPORTED, "key '%s' is not supported for %s", key, r->arch->name);
+    d->window_every =
+        read_count(r, "attention.sliding_window_pattern", ARCH_LAYERS_MAX, r->arch->windows);
+}
+
+static bool known_of_layer(const struct arch *arch, const char *name)
+{
+    size_t n = strlen(name), suffix = strlen(".weight");
+    if (n <= suffix || strcmp(name + n - suffix, ".weight") != 0) return false;
+    n -= suffix;
+    for (int m = 0; m < N_MATS; m++) {
+        const char *of = arch_mat_name((enum arch_mat)m);
+        if (strlen(of) == n && memcmp(of, name, n) == 0) return true;
+    }
+    for (int v = 0; v < N_VECS; v++) {
+        const char *of = arch_vec_name((enum arch_vec)v);
+        if (arch->vecs >> v & 1 && strlen(of) == n && memcmp(of, name, n) == 0) return true;
+    }
+    return false;
+}
+
+/* A tensor that this engine would leave out would make the answer another one. */
+static void refuse_unknown_tensors(struct reader *r)
+{
+    static const char *const known[] = {"token_embd.weight", "output_norm.weight", "output.weight",
+                                        "rope_freqs.weight"};
+    for (size_t i = 0; i < gguf_n_tensors(r->g) && r->rc == 0; i++) {
+        const char *name = gguf_tensor_at(r->g, i)->name, *rest;
+        bool found = false;
+        if (strncmp(name, "blk.", 4) == 0 && (rest = strchr(name + 4, '.')))
+            found = known_of_layer(r->arch, rest + 1);
+        for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
+            found = found || strcmp(name, known[k]) == 0;
+        if (!found)
+            r->rc = err_set(r->em, ERR_UNSUPPORTED, "tensor '%s' is not supported for %s", name,
+                            r->arch->name);
+    }
+}
+
+/* What a file may ask for and this engine does not compute. */
+static void refuse_variants(struct reader *r)
+{
+    char key[128];
+    uint32_t n;
+    if (r->rc < 0) return;
+    key_of(r, "expert_count", key, sizeof key);
+    if (gguf_get_u32(r->g, key, &n, NULL) == 0 && n)
+        r->rc =
+            err_set(r->em, ERR_UNSUPPORTED, "key '%s': mixtures of experts are not supported", key);
+    if (r->rc == 0 && gguf_get_u32(r->g, "split.count", &n, NULL) == 0 && n > 1)
+        r->rc = err_set(
+            r->em, ERR_UNSUPPORTED,
+            "key 'split.count' is %" PRIu32 ": models in several files are not supported", n);
+    if (r->rc == 0) refuse_unknown_tensors(r);
+}
+
+static void read_vocab(struct reader *r, struct arch_dims *d)
+{
+    if (r->rc < 0) return;
+    const struct gguf_tensor *t = gguf_tensor(r->g, "token_embd.weight");
+    const struct gguf_kv *tokens = gguf_find(r->g, "tokenizer.ggml.tokens");
+    if (!t) {
+        r->rc = err_set(r->em, ERR_FORMAT, "tensor 'token_embd.weight' is missing");
+    } else if (t->n_dims != 2 || t->dims[0] != d->hidden || t->dims[1] > ARCH_WIDTH_MAX) {
+        r->rc = err_set(r->em, ERR_FORMAT,
+                        "tensor 'token_embd.weight' is %" PRIu64 " x %" PRIu64 ", not %" PRIu32
+                        " x the vocabulary (at most %u)",
+                        t->dims[0], t->dims[1], d->hidden, ARCH_WIDTH_MAX);
+    } else if (tokens && tokens->type == GGUF_ARRAY && tokens->n_items != t->dims[1]) {
+        r->rc = err_set(r->em, ERR_FORMAT,
+                        "tensor 'token_embd.weight' has %" PRIu64 " rows, the vocabulary %" PRIu64
+                        " tokens",
+                        t->dims[1], tokens->n_items);
+    } else {
+        d->vocab = (uint32_t)t->dims[1];
+    }
+}
+
+static int find_arch(const struct gguf *g, const struct arch **ret, struct errmsg *em)
+{
+    const char *name;
+    size_t len;
+    int rc = gguf_get_string(g, "general.architecture", &name, &len, em);
+    if (rc < 0) return rc == ERR_NOTFOUND ? ERR_FORMAT : rc;
+    for (size_t i = 0; i < N_ARCHS; i++)
+        if (strlen(archs[i].name) == len && memcmp(archs[i].name, name, len) == 0) {
+            *ret = &archs[i];
+            return 0;
+        }
+    return err_set(em, ERR_UNSUPPORTED,
+                   "architecture '%.*s' is not supported (llama and gemma3 are)",
+                   len > 64 ? 64 : (int)len, name);
+}
+
+/* Gemma 3 scales queries by the head size, but its model of 62 layers (27B) by hidden / heads:
+ * https://github.com/google/gemma_pytorch, config.py, query_pre_attn_scalar. */
+static float query_scale(const struct arch_dims *d)
+{
+    bool by_width = d->arch->scaled_embd && d->n_layers == 62;
+    return 1.0f / sqrtf((float)(by_width ? d->hidden / d->n_heads : d->head_size));
+}
+
+static int check_heads(const struct arch_dims *d, uint32_t value_size, struct errmsg *em)
+{
+    if (d->n_heads % d->n_kv_heads || d->n_heads / d->n_kv_heads > ATTN_GROUP_MAX)
+        return err_set(em, ERR_FORMAT,
+                       "key '%s.attention.head_count_kv': %" PRIu32 " KV heads for %" PRIu32
+                       " heads (1 to %u heads share one)",
+                       d->arch->name, d->n_kv_heads, d->n_heads, ATTN_GROUP_MAX);
+    if (d->head_size > HEAD_SIZE_MAX || value_size != d->head_size || d->rope_dims > d->head_size ||
+        d->rope_dims % 2)
+        return err_set(em, ERR_UNSUPPORTED,
+                       "head size %" PRIu32 " (values %" PRIu32 ", rotated %" PRIu32 ")",
+                       d->head_size, value_size, d->rope_dims);
+    return 0;
+}
+
+int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em)
+{
+    struct arch_dims d = {0};
+    int rc = find_arch(g, &d.arch, em);
+    if (rc < 0) return rc;
+    struct reader r = {.g = g, .arch = d.arch, .em = em};
+    d.n_layers = read_count(&r, "block_count", ARCH_LAYERS_MAX, 0);
+    d.hidden = read_count(&r, "embedding_length", ARCH_WIDTH_MAX, 0);
+    d.ffn = read_count(&r, "feed_forward_length", ARCH_WIDTH_MAX, 0);
+    d.ctx_train = read_count(&r, "context_length", 1u << 30, 0);
+    d.n_heads = read_count(&r, "attention.head_count", 4096, 0);
+    d.n_kv_heads = read_count(&r, "attention.head_count_kv", 4096, d.n_heads);
+    d.head_size = read_count(&r, "attention.key_length", HEAD_SIZE_MAX,
+                             d.hidden / d.n_heads ? d.hidden / d.n_heads : 1);
+    uint32_t value_size = read_count(&r, "attention.value_length", HEAD_SIZE_MAX, d.head_size);
+    d.rope_dims = read_count(&r, "rope.dimension_count", HEAD_SIZE_MAX, d.head_size);
+    read_window(&r, &d);
+    read_rope(&r, &d);
+    d.norm_eps = read_float(&r, "attention.layer_norm_rms_epsilon", 1e-5f);
+    d.embd_scale = d.arch->scaled_embd ? sqrtf((float)d.hidden) : 1.0f;
+    d.q_scale = query_scale(&d);
+    d.score_softcap = read_float(&r, "attn_logit_softcapping", 0.0f);
+    d.logit_softcap = read_float(&r, "final_logit_softcapping", 0.0f);
+    read_vocab(&r, &d);
+    refuse_variants(&r);
+    if (r.rc < 0) return r.rc;
+    rc = check_heads(&d, value_size, em);
+    if (rc < 0) return rc;
+    *ret = d;
+    return 0;
+}

@@ -1,0 +1,40 @@
+#include "common/engine/kern_kv.h"
+
+void kern_store_quantised(const struct kv_view *kv, uint8_t *page, uint32_t slot, const float *k,
+                          const float *v)
+{
+    enum qtype type = kv_qtype(kv->type);
+    const struct tile t = tile_of(type);
+    uint32_t block_bytes = qtype_info((uint32_t)type)->bytes, n = kv->head_size / t.block;
+    uint8_t *values = page + kv_half_bytes(kv->type, kv->head_size) + slot * n * block_bytes;
+    for (uint32_t b = 0; b < n; b++) {
+        struct qblock block;
+        quant_encode(type, k + b * t.block, &block);
+        tile_put(type, &block, slot, page + b * t.bytes);
+        quant_encode(type, v + b * t.block, &block);
+        quant_write(type, &block, values + b * block_bytes);
+    }
+}
+
+void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_parts,
+                    uint32_t head_size, float *ret_out)
+{
+    float max = parts[0].max, sum = 0.0f;
+    for (uint32_t i = 1; i < n_parts; i++)
+        max = parts[i * stride].max > max ? parts[i * stride].max : max;
+    for (uint32_t j = 0; j < head_size; j++) ret_out[j] = 0.0f;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        const struct attn_part *p = &parts[i * stride];
+        float c = fm_exp(p->max - max);
+        sum = fmaf(c, p->sum, sum);
+        for (uint32_t j = 0; j < head_size; j++) ret_out[j] = fmaf(c, p->out[j], ret_out[j]);
+    }
+    float r = 1.0f / sum;
+    for (uint32_t j = 0; j < head_size; j++) ret_out[j] *= r;
+}
+
+size_t kern_scratch_bytes(uint32_t k)
+{
+    /* A panel unpacked to bytes, and D and M of its sub-blocks of 16 or more. */
+    return (size_t)k * TILE_ROWS + (size_t)k / 16 * TILE_ROWS * 2 * sizeof(float) + 128;
+}

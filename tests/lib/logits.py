@@ -1,0 +1,29 @@
+"""Logits of every position from the engine (tests/lib/logits_tool.c), and what this machine has."""
+import os, subprocess
+
+import numpy as np
+
+BIN = os.environ["FLOTILLA_BIN"]
+KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
+
+
+def logits(path, ids, kv="f32", slices=1, isa="", chunk=512, threads=2):
+    """[positions][vocabulary] f32; None where the engine refuses."""
+    r = subprocess.run([os.path.join(BIN, "logits_tool"), path, str(slices), kv, isa, str(chunk), str(threads)],
+                       input=np.array(ids, np.int32).tobytes(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if r.returncode == 1:
+        return None
+    r.check_returncode()
+    return np.frombuffer(r.stdout, np.float32).reshape(len(ids), -1)
+
+
+def levels():
+    """Instruction-set levels that this machine can be forced to."""
+    with open("/proc/cpuinfo") as f:
+        flags = set(next(l for l in f if l.startswith("flags")).split())
+    have = ["scalar"]
+    if {"avx2", "fma", "f16c"} <= flags:
+        have.append("avx2")
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= flags:
+        have.append("avx512")
+    return have

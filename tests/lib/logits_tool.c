@@ -1,0 +1,86 @@
+/* logits_tool FILE SLICES KV ISA CHUNK THREADS: token ids (int32) on stdin, the logits of every
+ * position (f32) on stdout, computed by a chain of engines that hold a slice of the layers each. */
+#include "common/base/mem.h"
+#include "common/engine/engine.h"
+#include "common/io/ring.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define SLICES_MAX 8u
+#define TOKENS_MAX 8192u
+
+struct chain {
+    struct engine *slice[SLICES_MAX];
+    uint32_t n, hidden, vocab;
+    uint32_t *pages;
+};
+
+static int open_chain(struct chain *c, const char *path, const struct gguf *g, enum kv_type kv,
+                      const char *isa, uint32_t chunk, unsigned threads, struct errmsg *em)
+{
+    struct arch_dims d;
+    struct ring_file file = {.path = path};
+    int rc = arch_read(g, &d, em);
+    for (uint32_t i = 0; i < c->n && rc == 0; i++) {
+        struct eng_options o = {.path = path,
+                                .gguf = g,
+                                .layer_first = d.n_layers * i / c->n,
+                                .layer_last = d.n_layers * (i + 1) / c->n - 1,
+                                .kv = kv,
+                                .n_pages = TOKENS_MAX / KV_PAGE,
+                                .rows_max = chunk,
+                                .logits_max = chunk,
+                                .threads = threads,
+                                .isa = isa,
+                                .read = ring_read,
+                                .read_ctx = &file};
+        rc = eng_open(&o, &c->slice[i], em);
+    }
+    c->hidden = d.hidden;
+    c->vocab = d.vocab;
+    c->pages = mem_alloc(TOKENS_MAX / KV_PAGE * sizeof *c->pages);
+    for (uint32_t i = 0; i < TOKENS_MAX / KV_PAGE; i++) c->pages[i] = TOKENS_MAX / KV_PAGE - 1 - i;
+    return rc;
+}
+
+static int step(const struct chain *c, uint32_t first, const int32_t *ids, uint32_t n, float *hop,
+                struct errmsg *em)
+{
+    const float *out = NULL;
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct eng_run run = {first, n, i + 1 == c->n ? n : 0, ids, c->pages};
+        int rc = eng_step(c->slice[i], &run, 1, i ? hop : NULL, &out, em);
+        if (rc < 0) return rc;
+        if (i + 1 < c->n) memcpy(hop, out, (size_t)n * c->hidden * sizeof *hop);
+    }
+    for (uint32_t r = 0; r < n; r++)
+        (void)fwrite(out + r * eng_logits_stride(c->slice[c->n - 1]), sizeof *out, c->vocab,
+                     stdout);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct errmsg em = {0};
+    struct gguf *g = NULL;
+    enum kv_type kv;
+    static int32_t ids[TOKENS_MAX];
+    if (argc != 7 || !eng_kv_parse(argv[3], &kv)) return 2;
+    struct chain c = {.n = (uint32_t)atoi(argv[2])};
+    uint32_t chunk = (uint32_t)atoi(argv[5]), n = (uint32_t)fread(ids, 4, TOKENS_MAX, stdin);
+    if (c.n == 0 || c.n > SLICES_MAX) return 2;
+    int rc = gguf_open(argv[1], &g, &em);
+    if (rc == 0)
+        rc = open_chain(&c, argv[1], g, kv, argv[4][0] ? argv[4] : NULL, chunk,
+                        (unsigned)atoi(argv[6]), &em);
+    float *hop = rc == 0 ? mem_alloc((size_t)chunk * c.hidden * sizeof *hop) : NULL;
+    for (uint32_t at = 0; at < n && rc == 0; at += chunk)
+        rc = step(&c, at, ids + at, n - at < chunk ? n - at : chunk, hop, &em);
+    for (uint32_t i = 0; i < c.n; i++) eng_close(c.slice[i]);
+    mem_free(hop);
+    mem_free(c.pages);
+    gguf_close(g);
+    if (rc < 0) (void)fprintf(stderr, "%s\n", em.text);
+    return rc < 0;
+}

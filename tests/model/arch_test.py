@@ -1,0 +1,87 @@
+"""Architectures and RoPE variants: tiny random models against a plain numpy forward pass
+(tests/lib/tiny_arch.py), every position's logits, on 1, 2 and 3 slices and on real workers; a file
+that lacks a tensor is refused by the tensor's name."""
+import os, sys, tempfile, unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import numpy as np
+import tiny_arch
+from cluster import Cluster, run
+from logits import KV_TYPES, levels, logits
+
+NAMES = [n for n in tiny_arch.CFG if n.startswith(("llama", "gemma3"))]
+IDS = tiny_arch.PROMPT
+
+
+def layers(name):
+    return tiny_arch.CFG[name]["L"]
+
+
+class Architectures(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.dir = tempfile.TemporaryDirectory()
+        cls.want = {}
+        for name in NAMES:
+            c = tiny_arch.CFG[name]
+            w = tiny_arch.weights(name, c)
+            tiny_arch.save(cls.path(name), c, w)
+            cls.want[name] = tiny_arch.forward(c, w, np.array(IDS)).astype(np.float32)
+
+    @classmethod
+    def path(cls, name):
+        return os.path.join(cls.dir.name, name + ".gguf")
+
+    def test_logits(self):
+        self.assertGreaterEqual(len(NAMES), 6)
+        for name in NAMES:
+            with self.subTest(name):
+                got = logits(self.path(name), IDS, kv="f32")
+                self.assertLess(np.abs(got - self.want[name]).max(), 1e-2 if name.startswith("gemma3") else 1e-3)
+                self.assertEqual(got.argmax(-1).tolist(), self.want[name].argmax(-1).tolist())
+
+    def test_one_answer(self):
+        """Bit for bit on any number of slices, chunk, threads, level, for every KV type."""
+        for name in NAMES:
+            for kv in KV_TYPES:
+                base = logits(self.path(name), IDS, kv=kv)
+                for slices in range(1, min(3, layers(name)) + 1):
+                    for axis in [dict(), dict(chunk=1), dict(threads=3), *(dict(isa=i) for i in levels())]:
+                        if kv in ("q8_0", "q4_0") and tiny_arch.CFG[name]["hd"] % 32:
+                            continue
+                        got = logits(self.path(name), IDS, kv=kv, slices=slices, **axis)
+                        self.assertEqual(got.tobytes(), base.tobytes(), (name, kv, slices, axis))
+                if kv in ("q8_0", "q4_0") and tiny_arch.CFG[name]["hd"] % 32:
+                    self.assertIsNone(base)
+        self.assertGreaterEqual(len(levels()), 2)
+
+    def test_workers(self):
+        for name in NAMES:
+            c, ids = tiny_arch.CFG[name], list(IDS)
+            w = tiny_arch.weights(name, c)
+            for _ in range(16):
+                ids.append(int(tiny_arch.forward(c, w, np.array(ids))[-1].argmax()))
+            for workers in range(1, min(3, layers(name)) + 1):
+                with Cluster(model=self.path(name), workers=workers, kv="f32") as cluster:
+                    got = cluster.generate(None, prompt_tokens=",".join(map(str, IDS)), tokens=16, ignore_eos=True)
+                    self.assertEqual(got["tokens"], ids[len(IDS):], (name, workers))
+
+    def test_missing_tensors(self):
+        for name in ("llama_plain", "gemma3_swa8"):
+            c = tiny_arch.CFG[name]
+            w = tiny_arch.weights(name, c)
+            for missing in [n for n in w if n.startswith("blk.1.")] + ["output_norm.weight", "token_embd.weight"]:
+                path = os.path.join(self.dir.name, "missing.gguf")
+                tiny_arch.save(path, c, {n: a for n, a in w.items() if n != missing})
+                r = run("generate", "--model", path, "--prompt", "a", "--tokens", "1")
+                self.assertEqual(r.returncode, 1)
+                self.assertIn(missing, r.stderr.decode())
+            extra = {**w, "blk.0.attn_q.bias": np.zeros(c["H"] * c["hd"], np.float32)}
+            tiny_arch.save(path, c, extra)
+            r = run("generate", "--model", path, "--prompt", "a", "--tokens", "1")
+            self.assertEqual(r.returncode, 1)
+            self.assertIn("blk.0.attn_q.bias", r.stderr.decode())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
