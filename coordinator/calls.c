@@ -27,6 +27,8 @@ static void free_call(struct call *c)
     detok_close(&c->detok);
     mem_free(c->prompt.ids);
     mem_free(c->unsent.ids);
+    struct buf *bufs[] = {&c->bias_ids, &c->bias, &c->chosen, &c->top_ids, &c->top};
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++) buf_close(bufs[i]);
     *c = (struct call){0};
 }
 
@@ -93,6 +95,10 @@ static void flush(struct shell *s, struct call *c)
                                    .tokens = c->unsent.ids,
                                    .text = text->data ? text->data : "",
                                    .finish_reason = c->ended ? c->finish_reason : ""};
+    if (c->chosen.len)
+        r.logprobs = (struct msg_logprobs){(const float *)(const void *)c->chosen.data, c->n_top,
+                                           (const int32_t *)(const void *)c->top_ids.data,
+                                           (const float *)(const void *)c->top.data};
     if (!c->usage_sent && c->prompt.n) {
         r.has_usage = true;
         r.prompt_tokens = c->prompt.ids;
@@ -116,6 +122,9 @@ static void flush(struct shell *s, struct call *c)
     c->first_unsent += (uint32_t)c->unsent.n;
     c->unsent.n = 0;
     buf_drop(text, text->len);
+    buf_drop(&c->chosen, c->chosen.len);
+    buf_drop(&c->top_ids, c->top_ids.len);
+    buf_drop(&c->top, c->top.len);
     if (c->ended) free_call(c);
 }
 
@@ -127,11 +136,23 @@ void calls__flush(struct shell *s)
 
 /* ---- the core's actions ---- */
 
-bool calls__tokens(struct shell *s, uint64_t request, uint32_t n, const int32_t *tokens)
+static void keep_logprobs(struct call *c, const struct msg_logprobs *l, uint32_t k)
 {
-    struct call *c = by_request(s, request);
+    if (!l->chosen) return;
+    c->n_top = l->n_top;
+    (void)buf_append(&c->chosen, l->chosen + k, sizeof *l->chosen);
+    if (l->n_top == 0) return;
+    (void)buf_append(&c->top_ids, l->top_ids + (size_t)k * l->n_top, l->n_top * sizeof *l->top_ids);
+    (void)buf_append(&c->top, l->top + (size_t)k * l->n_top, l->n_top * sizeof *l->top);
+}
+
+bool calls__tokens(struct shell *s, const struct action *a)
+{
+    const int32_t *tokens = a->tokens.tokens;
+    struct call *c = by_request(s, a->tokens.request);
     if (!c || c->ended || c->detok.stopped) return false;
-    for (uint32_t i = 0; i < n && !c->detok.stopped; i++) {
+    for (uint32_t i = 0; i < a->tokens.n && !c->detok.stopped; i++) {
+        keep_logprobs(c, &a->tokens.logprobs, i);
         struct vocab_string piece = vocab_piece(s->model->vocab, tokens[i]);
         tokens_push(&c->unsent, tokens[i]);
         if (!vocab_is_control(s->model->vocab, tokens[i]))
@@ -262,7 +283,23 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
         if (g->prompt_tokens[i] < 0 || (uint32_t)g->prompt_tokens[i] >= s->model->dims.vocab)
             return "field 'prompt_tokens': a token is not in the vocabulary";
     if (g->n_prompt_tokens && g->prompt_len) return "both 'prompt' and 'prompt_tokens' are given";
+    for (uint32_t i = 0; i < g->sampling.n_bias; i++)
+        if ((uint32_t)g->sampling.bias_ids[i] >= s->model->dims.vocab)
+            return "field 'logit_bias': a token is not in the vocabulary";
     return NULL;
+}
+
+/* The call outlives the message. */
+static void keep_sampling(struct call *c, const struct msg_sampling *m)
+{
+    c->sampling = *m;
+    c->sampling.bias_ids = NULL;
+    c->sampling.bias = NULL;
+    if (m->n_bias == 0) return;
+    (void)buf_append(&c->bias_ids, m->bias_ids, m->n_bias * sizeof *m->bias_ids);
+    (void)buf_append(&c->bias, m->bias, m->n_bias * sizeof *m->bias);
+    c->sampling.bias_ids = (const int32_t *)(const void *)c->bias_ids.data;
+    c->sampling.bias = (const float *)(const void *)c->bias.data;
 }
 
 static void generate(struct shell *s, const struct msg_call *h, const struct route *from,
@@ -294,7 +331,7 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
     c->generates = true;
     c->max_new = g.max_tokens;
     c->ignore_eos = g.ignore_eos;
-    c->sampling = g.sampling;
+    keep_sampling(c, &g.sampling);
     if (!g.has_seed) {
         if (getrandom(&c->sampling.seed, sizeof c->sampling.seed, 0) < 0)
             c->sampling.seed = s->now_ns;

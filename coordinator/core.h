@@ -105,6 +105,7 @@ struct action {
             uint64_t request;
             uint32_t first_index, n;
             const int32_t *tokens;
+            struct msg_logprobs logprobs; /* of the n tokens */
         } tokens;
         struct {
             uint64_t request;

@@ -151,8 +151,7 @@ void shell__event(struct shell *s, struct event *e)
         case ACT_LINK_CLOSE: close_link(s); break;
         case ACT_STEP: send_step(s, a->step); break;
         case ACT_TOKENS:
-            if (calls__tokens(s, a->tokens.request, a->tokens.n, a->tokens.tokens) &&
-                n_stops < LIMIT_STEP_RUNS)
+            if (calls__tokens(s, a) && n_stops < LIMIT_STEP_RUNS)
                 stops[n_stops++] = a->tokens.request;
             break;
         case ACT_END: calls__end(s, a); break;
@@ -299,7 +298,8 @@ int loop_check(const struct config *config, const struct model_file *model, stru
     enum kv_type kv;
     uint64_t bytes;
     if (!eng_kv_parse(config->kv, &kv))
-        return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16, q8_0, q4_0)", config->kv);
+        return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16, q8_0, q4_0)",
+                       config->kv);
     if (config->workers > model->dims.n_layers)
         return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
                        config->workers, model->dims.n_layers);

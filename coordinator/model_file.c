@@ -33,6 +33,20 @@ static int strings(const struct gguf *g, const char *key, struct vocab_string **
     return 0;
 }
 
+/* n numbers of 4 bytes, one for each token, aligned. *ret stays NULL where there is no such key. */
+static int numbers(const struct gguf *g, const char *key, enum gguf_type type, uint32_t n,
+                   void **ret, struct errmsg *em)
+{
+    const struct gguf_kv *kv = gguf_find(g, key);
+    if (!kv) return 0;
+    if (kv->type != GGUF_ARRAY || kv->item_type != type || kv->n_items != n)
+        return err_set(em, ERR_FORMAT, "key '%s' does not fit the tokens", key);
+    *ret = mem_try((size_t)kv->data_bytes + 1);
+    if (!*ret) return err_set(em, ERR_NOMEM, "key '%s'", key);
+    memcpy(*ret, kv->data, (size_t)kv->data_bytes);
+    return 0;
+}
+
 static void string_of(const struct gguf *g, const char *key, struct vocab_string *ret)
 {
     *ret = (struct vocab_string){"", 0};
@@ -49,24 +63,24 @@ static int open_vocab(struct model_file *f, struct errmsg *em)
                            .unknown = token_id(g, "tokenizer.ggml.unknown_token_id")};
     string_of(g, "tokenizer.ggml.model", &s.model);
     string_of(g, "tokenizer.ggml.pre", &s.pre);
+    /* SentencePiece files that do not say want both. */
+    s.add_bos = s.space_prefix = s.model.len == 5 && memcmp(s.model.data, "llama", 5) == 0;
     (void)gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &s.add_bos, NULL);
+    (void)gguf_get_bool(g, "tokenizer.ggml.add_space_prefix", &s.space_prefix, NULL);
     struct vocab_string *tokens, *merges = NULL;
     int32_t *types = NULL;
+    float *scores = NULL;
     int rc = strings(g, "tokenizer.ggml.tokens", &tokens, &s.n_tokens, em);
     if (rc == 0) rc = strings(g, "tokenizer.ggml.merges", &merges, &s.n_merges, em);
-    const struct gguf_kv *t = gguf_find(g, "tokenizer.ggml.token_type");
-    if (rc == 0 && t) {
-        if (t->type != GGUF_ARRAY || t->item_type != GGUF_I32 || t->n_items != s.n_tokens)
-            rc = err_set(em, ERR_FORMAT, "key 'tokenizer.ggml.token_type' does not fit the tokens");
-        else if ((types = mem_try((size_t)t->data_bytes + 1)))
-            memcpy(types, t->data, (size_t)t->data_bytes);
-        else
-            rc = err_set(em, ERR_NOMEM, "token types");
-    }
+    if (rc == 0)
+        rc = numbers(g, "tokenizer.ggml.token_type", GGUF_I32, s.n_tokens, (void **)&types, em);
+    if (rc == 0)
+        rc = numbers(g, "tokenizer.ggml.scores", GGUF_F32, s.n_tokens, (void **)&scores, em);
     struct errmsg warning = {0};
     s.tokens = tokens;
     s.merges = merges;
     s.types = types;
+    s.scores = scores;
     if (rc == 0) {
         rc = vocab_open(&s, &f->vocab, &warning);
         if (rc < 0)
@@ -77,6 +91,7 @@ static int open_vocab(struct model_file *f, struct errmsg *em)
     mem_free(tokens);
     mem_free(merges);
     mem_free(types);
+    mem_free(scores);
     return rc;
 }
 

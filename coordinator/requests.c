@@ -38,6 +38,22 @@ static struct request *free_slot(struct core *c, uint32_t *ret_slot)
     return NULL;
 }
 
+/* The request's own copies of what an event lends; at most LIMIT_BIAS. */
+static void copy_bias(struct msg_sampling *s)
+{
+    if (s->n_bias == 0) {
+        s->bias_ids = NULL;
+        s->bias = NULL;
+        return;
+    }
+    int32_t *ids = mem_alloc(s->n_bias * sizeof *ids);
+    float *bias = mem_alloc(s->n_bias * sizeof *bias);
+    memcpy(ids, s->bias_ids, s->n_bias * sizeof *ids);
+    memcpy(bias, s->bias, s->n_bias * sizeof *bias);
+    s->bias_ids = ids;
+    s->bias = bias;
+}
+
 void request__submit(struct core *c, const struct event *e)
 {
     uint64_t id = e->submit.request;
@@ -60,6 +76,8 @@ void request__submit(struct core *c, const struct event *e)
         return;
     }
     memcpy(tokens, e->submit.tokens, n_prompt * sizeof *tokens);
+    struct msg_sampling sampling = e->submit.sampling;
+    copy_bias(&sampling);
     *r = (struct request){.used = true,
                           .id = id,
                           .deadline_ns = c->now_ns + (e->submit.deadline_ns ? e->submit.deadline_ns
@@ -71,7 +89,7 @@ void request__submit(struct core *c, const struct event *e)
                           .n_prompt = n_prompt,
                           .n_tokens = n_prompt,
                           .max_new = max_new,
-                          .sampling = e->submit.sampling};
+                          .sampling = sampling};
     r->sampling.boundary = n_prompt;
     c->order[c->n_live++] = slot;
     imap_put(&c->by_id, id, slot);
@@ -97,6 +115,8 @@ void request__end(struct core *c, struct request *r, enum status status, const c
     c->n_live--;
     memmove(c->order + at, c->order + at + 1, (c->n_live - at) * sizeof *c->order);
     mem_free(r->tokens);
+    mem_free((void *)(uintptr_t)r->sampling.bias_ids);
+    mem_free((void *)(uintptr_t)r->sampling.bias);
     *r = (struct request){0};
 }
 
@@ -120,9 +140,28 @@ static bool is_eog(const struct core *c, int32_t token)
     return false;
 }
 
-/* Takes the token at `pos`, if that is the request's next. Returns whether the request lives on. */
-static bool take_token(struct core *c, struct request *r, uint32_t pos, int32_t token)
+/* The log-probabilities of token k, kept until the next event. */
+static struct msg_logprobs logprobs_of(struct core *c, const struct msg_logprobs *l, uint32_t k)
 {
+    if (!l->chosen) return (struct msg_logprobs){0};
+    float *chosen = core__alloc(c, sizeof *chosen),
+          *top = core__alloc(c, l->n_top * sizeof *top + 1);
+    int32_t *ids = core__alloc(c, l->n_top * sizeof *ids + 1);
+    *chosen = l->chosen[k];
+    if (l->n_top) {
+        memcpy(top, l->top + (size_t)k * l->n_top, l->n_top * sizeof *top);
+        memcpy(ids, l->top_ids + (size_t)k * l->n_top, l->n_top * sizeof *ids);
+    }
+    return (struct msg_logprobs){chosen, l->n_top, ids, top};
+}
+
+/* Takes token k of a run's result, if it is the request's next. Returns whether the request lives
+ * on. */
+static bool take_token(struct core *c, struct request *r, const struct msg_run_result *x,
+                       uint32_t k)
+{
+    uint32_t pos = x->first_pos + k;
+    int32_t token = x->tokens[k];
     bool next = pos == r->n_tokens && r->n_issued == r->n_tokens;
     if (!next && !MUTATED(RESULT_BY_COUNT)) return true;
     if (is_eog(c, token) && !r->ignore_eos) {
@@ -137,6 +176,7 @@ static bool take_token(struct core *c, struct request *r, uint32_t pos, int32_t 
     a->tokens.first_index = r->n_tokens - 1 - r->n_prompt;
     a->tokens.n = 1;
     a->tokens.tokens = out;
+    a->tokens.logprobs = logprobs_of(c, &x->logprobs, k);
     if (r->n_tokens < r->n_prompt + r->max_new) return true;
     request__end(c, r, STATUS_OK, "length", "");
     return false;
@@ -153,7 +193,7 @@ void request__results(struct core *c, const struct msg_result *m)
             continue;
         }
         for (uint32_t k = 0; k < x->n_tokens; k++)
-            if (!take_token(c, r, x->first_pos + k, x->tokens[k])) break;
+            if (!take_token(c, r, x, k)) break;
     }
 }
 

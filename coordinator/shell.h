@@ -31,11 +31,14 @@ struct call {
     uint64_t refused_ns;  /* since when its socket takes no reply; 0: it does */
     uint64_t deadline_ns; /* when, not how long */
     uint32_t max_new;
-    struct msg_sampling sampling;
+    struct msg_sampling sampling; /* its arrays: */
+    struct buf bias_ids, bias;
     bool ignore_eos;
     struct tokens prompt;
     struct detok detok;
     struct tokens unsent;
+    struct buf chosen, top_ids, top; /* log-probabilities of `unsent`, as in struct msg_logprobs */
+    uint32_t n_top;
     uint32_t first_unsent;
     enum status status; /* once ended */
     char text[LIMIT_TEXT_BYTES];
@@ -84,7 +87,7 @@ void calls__message(struct shell *s, const struct net_msg *m);
 void calls__text_done(struct shell *s, struct textjob *job);
 /* Actions of the core. calls__tokens returns true when the text met a stop string: the caller then
  * feeds EV_STOP. */
-bool calls__tokens(struct shell *s, uint64_t request, uint32_t n, const int32_t *tokens);
+bool calls__tokens(struct shell *s, const struct action *a);
 void calls__end(struct shell *s, const struct action *a);
 /* Replies to who is due one; cancels for clients that are gone or silent. */
 void calls__flush(struct shell *s);

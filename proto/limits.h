@@ -19,6 +19,8 @@
 #define LIMIT_PING_CALLS 256u       /* calls that one ping may list */
 #define LIMIT_DEADLINE_MS 86400000u /* a longer deadline is cut to this */
 #define LIMIT_STOPS 16u
+#define LIMIT_BIAS 300u        /* tokens whose logits a request may change */
+#define LIMIT_TOP_LOGPROBS 20u /* alternatives to a token that a request may ask for */
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_NAME_BYTES 64u
 #define LIMIT_TEXT_BYTES 512u /* of an error's text, an endpoint, a path is twice that */

@@ -49,6 +49,20 @@ struct msg_sampling {
     uint32_t top_k;
     uint64_t seed;
     uint32_t boundary;
+    float repetition, presence, frequency;
+    bool logprobs;
+    uint32_t top_logprobs;
+    uint32_t n_bias;
+    const int32_t *bias_ids; /* n_bias; borrowed, like the next */
+    const float *bias;
+};
+
+/* Log-probabilities beside n tokens. */
+struct msg_logprobs {
+    const float *chosen; /* n, or NULL: they were not asked for */
+    uint32_t n_top;      /* alternatives of each token */
+    const int32_t *top_ids;
+    const float *top; /* n x n_top */
 };
 
 enum run_kind { RUN_PREFILL, RUN_DECODE, RUN_VERIFY, RUN_PROBE };
@@ -86,6 +100,7 @@ struct msg_run_result {
     const int32_t *tokens;
     bool dead;
     const char *error; /* "" or NULL: none */
+    struct msg_logprobs logprobs;
 };
 
 struct msg_result {
@@ -195,6 +210,7 @@ struct msg_generate_reply {
     const int32_t *tokens;
     const char *text;          /* NUL-terminated */
     const char *finish_reason; /* "" but in the last reply */
+    struct msg_logprobs logprobs;
     bool has_usage;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;

@@ -7,6 +7,7 @@
 #include "proto/client.pb-c.h"
 #include "proto/cluster.pb-c.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -138,6 +139,16 @@ static void set_open(Flotilla__Cluster__SampleOpen *o, const struct msg_sampling
     o->min_p = s->min_p;
     o->seed = s->seed;
     o->boundary = s->boundary;
+    o->has_repetition = o->has_presence = o->has_frequency = o->has_logprobs = o->has_top_logprobs =
+        1;
+    o->repetition = s->repetition;
+    o->presence = s->presence;
+    o->frequency = s->frequency;
+    o->logprobs = s->logprobs;
+    o->top_logprobs = s->top_logprobs;
+    o->n_bias = o->n_bias_ids = s->n_bias;
+    o->bias_ids = (int32_t *)(uintptr_t)s->bias_ids;
+    o->bias = (float *)(uintptr_t)s->bias;
 }
 
 static void set_run(PbRun *p, Flotilla__Cluster__SampleOpen *open, const struct msg_run *r)
@@ -187,7 +198,12 @@ void wire_put_step(const struct msg_step *m, struct buf *to)
     pack(&s.base, to);
 }
 
-/* Also the check of what a client asked for. */
+static bool within(float x, float low, float high)
+{
+    return x >= low && x <= high; /* false for NaN */
+}
+
+/* Also the check of what a client asked for; names are the client's. */
 static int check_sampling(const struct msg_sampling *s, struct errmsg *em)
 {
     if (!isfinite(s->temp) || s->temp < 0.0f)
@@ -196,6 +212,23 @@ static int check_sampling(const struct msg_sampling *s, struct errmsg *em)
         return err_set(em, ERR_PROTO, "field 'top_p' is not in 0..1");
     if (!isfinite(s->min_p) || s->min_p < 0.0f || s->min_p > 1.0f)
         return err_set(em, ERR_PROTO, "field 'min_p' is not in 0..1");
+    if (!within(s->repetition, FLT_MIN, 10.0f))
+        return err_set(em, ERR_PROTO, "field 'repetition_penalty' is not above 0 and at most 10");
+    if (!within(s->presence, -2.0f, 2.0f))
+        return err_set(em, ERR_PROTO, "field 'presence_penalty' is not in -2..2");
+    if (!within(s->frequency, -2.0f, 2.0f))
+        return err_set(em, ERR_PROTO, "field 'frequency_penalty' is not in -2..2");
+    if (s->top_logprobs > LIMIT_TOP_LOGPROBS)
+        return err_set(em, ERR_PROTO, "field 'top_logprobs' is %" PRIu32 ", the limit is %u",
+                       s->top_logprobs, LIMIT_TOP_LOGPROBS);
+    if (s->n_bias > LIMIT_BIAS)
+        return err_set(em, ERR_PROTO, "field 'logit_bias' has %" PRIu32 " tokens, the limit is %u",
+                       s->n_bias, LIMIT_BIAS);
+    for (uint32_t i = 0; i < s->n_bias; i++)
+        if (!within(s->bias[i], -100.0f, 100.0f) || s->bias_ids[i] < 0)
+            return err_set(em, ERR_PROTO,
+                           "field 'logit_bias': token %" PRId32 " or its value is not in -100..100",
+                           s->bias_ids[i]);
     return 0;
 }
 
@@ -220,8 +253,22 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
                           .pages = p->pages,
                           .has_open = p->open != NULL};
     if (!p->open) return 0;
-    r->open = (struct msg_sampling){p->open->temp,  p->open->top_p, p->open->min_p,
-                                    p->open->top_k, p->open->seed,  p->open->boundary};
+    const Flotilla__Cluster__SampleOpen *o = p->open;
+    if (o->n_bias != o->n_bias_ids) return bad(em, "bias");
+    r->open = (struct msg_sampling){.temp = o->temp,
+                                    .top_p = o->top_p,
+                                    .min_p = o->min_p,
+                                    .top_k = o->top_k,
+                                    .seed = o->seed,
+                                    .boundary = o->boundary,
+                                    .repetition = o->repetition,
+                                    .presence = o->presence,
+                                    .frequency = o->frequency,
+                                    .logprobs = o->logprobs,
+                                    .top_logprobs = o->top_logprobs,
+                                    .n_bias = (uint32_t)o->n_bias,
+                                    .bias_ids = o->bias_ids,
+                                    .bias = o->bias};
     return check_sampling(&r->open, em);
 }
 
@@ -264,6 +311,19 @@ int wire_get_step(const void *data, size_t n, struct arena *a, struct msg_step *
 
 /* ---- Result ---- */
 
+/* False: the counts do not fit n tokens. */
+static bool get_logprobs(size_t n, size_t n_chosen, const float *chosen, size_t n_ids,
+                         const int32_t *ids, size_t n_top, const float *top,
+                         struct msg_logprobs *ret)
+{
+    *ret = (struct msg_logprobs){0};
+    if (n_chosen == 0 && n_ids == 0 && n_top == 0) return true;
+    if (n_chosen != n || n_ids != n_top || n_top % n || n_top / n > LIMIT_TOP_LOGPROBS)
+        return false;
+    *ret = (struct msg_logprobs){chosen, (uint32_t)(n_top / n), ids, top};
+    return true;
+}
+
 void wire_put_result(const struct msg_result *m, struct buf *to)
 {
     PbRunResult runs[LIMIT_STEP_RUNS], *run_pointers[LIMIT_STEP_RUNS];
@@ -289,6 +349,12 @@ void wire_put_result(const struct msg_result *m, struct buf *to)
         runs[i].has_dead = x->dead;
         runs[i].dead = x->dead;
         if (x->error && x->error[0]) runs[i].error = (char *)(uintptr_t)x->error;
+        if (!x->logprobs.chosen) continue;
+        runs[i].n_logprobs = x->n_tokens;
+        runs[i].logprobs = (float *)(uintptr_t)x->logprobs.chosen;
+        runs[i].n_top_ids = runs[i].n_top_logprobs = (size_t)x->n_tokens * x->logprobs.n_top;
+        runs[i].top_ids = (int32_t *)(uintptr_t)x->logprobs.top_ids;
+        runs[i].top_logprobs = (float *)(uintptr_t)x->logprobs.top;
     }
     POINTERS(run_pointers, runs, m->n_runs);
     r.n_runs = m->n_runs;
@@ -313,9 +379,13 @@ int wire_get_result(const void *data, size_t n, struct arena *a, struct msg_resu
         const PbRunResult *x = r->runs[i];
         if (!x->has_request || x->first_pos > LIMIT_CONTEXT || x->n_tokens > LIMIT_STEP_LOGITS)
             return bad(em, "runs");
+        struct msg_logprobs logprobs;
+        if (!get_logprobs(x->n_tokens, x->n_logprobs, x->logprobs, x->n_top_ids, x->top_ids,
+                          x->n_top_logprobs, x->top_logprobs, &logprobs))
+            return bad(em, "logprobs");
         runs[i] = (struct msg_run_result){
             x->request, x->attempt, x->sample, x->first_pos, (uint32_t)x->n_tokens,
-            x->tokens,  x->dead,    x->error};
+            x->tokens,  x->dead,    x->error,  logprobs};
     }
     *ret = (struct msg_result){
         .number = r->number, .digest = r->digest, .n_runs = (uint32_t)r->n_runs, .runs = runs};
@@ -660,6 +730,14 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
     SET(&g, top_p, m->sampling.top_p);
     SET(&g, min_p, m->sampling.min_p);
     if (m->has_seed) SET(&g, seed, m->sampling.seed);
+    SET(&g, repetition_penalty, m->sampling.repetition);
+    SET(&g, presence_penalty, m->sampling.presence);
+    SET(&g, frequency_penalty, m->sampling.frequency);
+    SET(&g, logprobs, m->sampling.logprobs);
+    SET(&g, top_logprobs, m->sampling.top_logprobs);
+    g.n_bias_ids = g.n_logit_bias = m->sampling.n_bias;
+    g.bias_ids = (int32_t *)(uintptr_t)m->sampling.bias_ids;
+    g.logit_bias = (float *)(uintptr_t)m->sampling.bias;
     SET(&g, ignore_eos, m->ignore_eos);
     g.n_stop = m->n_stops;
     g.stop = (char **)(uintptr_t)m->stops;
@@ -692,6 +770,7 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
     if (g->n_stop > LIMIT_STOPS) return bad(em, "stop");
     for (size_t i = 0; i < g->n_stop; i++)
         if (strlen(g->stop[i]) > LIMIT_STOP_BYTES) return bad(em, "stop");
+    if (g->n_bias_ids != g->n_logit_bias) return bad(em, "logit_bias");
     *ret = (struct msg_generate){
         .prompt = g->prompt ? g->prompt : "",
         .prompt_len = g->prompt ? strlen(g->prompt) : 0,
@@ -707,7 +786,15 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
                      .top_k = g->top_k,
                      .top_p = g->has_top_p ? g->top_p : 1.0f,
                      .min_p = g->min_p,
-                     .seed = g->seed},
+                     .seed = g->seed,
+                     .repetition = g->has_repetition_penalty ? g->repetition_penalty : 1.0f,
+                     .presence = g->presence_penalty,
+                     .frequency = g->frequency_penalty,
+                     .logprobs = g->logprobs,
+                     .top_logprobs = g->top_logprobs,
+                     .n_bias = (uint32_t)g->n_logit_bias,
+                     .bias_ids = g->bias_ids,
+                     .bias = g->logit_bias},
         .n_stops = (uint32_t)g->n_stop,
     };
     for (size_t i = 0; i < g->n_stop; i++) ret->stops[i] = g->stop[i];
@@ -722,6 +809,13 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
     r.n_tokens = m->n_tokens;
     r.tokens = (int32_t *)(uintptr_t)m->tokens;
     r.text = (char *)(uintptr_t)m->text;
+    if (m->logprobs.chosen) {
+        r.n_logprobs = m->n_tokens;
+        r.logprobs = (float *)(uintptr_t)m->logprobs.chosen;
+        r.n_top_ids = r.n_top_logprobs = (size_t)m->n_tokens * m->logprobs.n_top;
+        r.top_ids = (int32_t *)(uintptr_t)m->logprobs.top_ids;
+        r.top_logprobs = (float *)(uintptr_t)m->logprobs.top;
+    }
     if (m->finish_reason && m->finish_reason[0])
         r.finish_reason = (char *)(uintptr_t)m->finish_reason;
     if (m->has_usage) {
@@ -739,7 +833,12 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
     const PbGenerateReply *r =
         unpack(&flotilla__client__generate_reply__descriptor, data, n, a, em);
     if (!r) return ERR_PROTO;
-    *ret = (struct msg_generate_reply){.first_index = r->first_index,
+    struct msg_logprobs logprobs;
+    if (!get_logprobs(r->n_tokens, r->n_logprobs, r->logprobs, r->n_top_ids, r->top_ids,
+                      r->n_top_logprobs, r->top_logprobs, &logprobs))
+        return bad(em, "logprobs");
+    *ret = (struct msg_generate_reply){.logprobs = logprobs,
+                                       .first_index = r->first_index,
                                        .n_tokens = (uint32_t)r->n_tokens,
                                        .tokens = r->tokens,
                                        .text = r->text ? r->text : "",

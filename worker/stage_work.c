@@ -15,7 +15,18 @@ _Static_assert(LIMIT_PAGE == KV_PAGE && LIMIT_STEP_ROWS <= ENG_ROWS_MAX,
 
 /* A request's sampling state on the last stage, from its first row that wants logits to its end. */
 struct sampler {
-    struct sample_params params;
+    struct sample_params params; /* its bias is the array below */
+    struct sample_bias bias[LIMIT_BIAS];
+    uint32_t boundary; /* the first position that is not the prompt's */
+    bool logprobs;
+    uint32_t n_top;
+};
+
+/* Log-probabilities of a Step's tokens; a run's begin at its first row. */
+struct logprobs {
+    float chosen[LIMIT_STEP_LOGITS];
+    int32_t ids[LIMIT_STEP_LOGITS * LIMIT_TOP_LOGPROBS];
+    float top[LIMIT_STEP_LOGITS * LIMIT_TOP_LOGPROBS];
 };
 
 struct stage_work {
@@ -28,7 +39,15 @@ struct stage_work {
     uint32_t *free_samplers, n_free;
     struct imap by_request;
     struct sample_candidate *candidates;
+    /* Token ids by KV page, as keys and values are: what was said before a position is found
+     * through the run's own pages, whoever wrote them. */
+    int32_t *page_tokens;
+    struct sample_seen seen;
+    float *adjusted; /* a row of logits */
+    struct logprobs *logprobs;
 };
+
+_Static_assert(LIMIT_TOP_LOGPROBS <= SAMPLE_TOP_MAX, "what may be asked for, can be answered");
 
 static void find_path(const struct stage_work_options *o, char *ret, size_t size)
 {
@@ -81,7 +100,13 @@ int stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
     }
     w->samplers = mem_zalloc(2 * LIMIT_LIVE * sizeof *w->samplers);
     w->free_samplers = mem_zalloc(2 * LIMIT_LIVE * sizeof *w->free_samplers);
-    w->candidates = mem_zalloc(eng_dims(w->engine)->vocab * sizeof *w->candidates);
+    uint32_t vocab = eng_dims(w->engine)->vocab;
+    w->candidates = mem_zalloc(vocab * sizeof *w->candidates);
+    w->page_tokens = mem_zalloc((size_t)o->assign->n_pages * LIMIT_PAGE * sizeof *w->page_tokens);
+    w->seen.count = mem_zalloc(vocab * sizeof *w->seen.count);
+    w->seen.ids = mem_zalloc(vocab * sizeof *w->seen.ids);
+    w->adjusted = mem_zalloc(vocab * sizeof *w->adjusted);
+    w->logprobs = mem_zalloc(sizeof *w->logprobs);
     stage_work_reset(w);
     *ret = w;
     return 0;
@@ -95,6 +120,11 @@ void stage_work_close(struct stage_work *w)
     mem_free(w->samplers);
     mem_free(w->free_samplers);
     mem_free(w->candidates);
+    mem_free(w->page_tokens);
+    mem_free(w->seen.count);
+    mem_free(w->seen.ids);
+    mem_free(w->adjusted);
+    mem_free(w->logprobs);
     mem_free(w);
 }
 
@@ -151,8 +181,71 @@ static void open_sampler(struct stage_work *w, const struct msg_run *r)
     if (!known && w->n_free == 0) return; /* beyond every limit: the run then has no state */
     uint32_t slot = known ? *known : w->free_samplers[--w->n_free];
     if (!known) imap_put(&w->by_request, r->request, slot);
-    w->samplers[slot] =
-        (struct sampler){{r->open.temp, r->open.top_k, r->open.top_p, r->open.min_p, r->open.seed}};
+    const struct msg_sampling *o = &r->open;
+    struct sampler *s = &w->samplers[slot];
+    for (uint32_t i = 0; i < o->n_bias; i++)
+        s->bias[i] = (struct sample_bias){o->bias_ids[i], o->bias[i]};
+    s->boundary = o->boundary;
+    s->logprobs = o->logprobs;
+    s->n_top =
+        o->top_logprobs < eng_dims(w->engine)->vocab ? o->top_logprobs : eng_dims(w->engine)->vocab;
+    s->params = (struct sample_params){.temp = o->temp,
+                                       .top_k = o->top_k,
+                                       .top_p = o->top_p,
+                                       .min_p = o->min_p,
+                                       .seed = o->seed,
+                                       .repetition = o->repetition,
+                                       .presence = o->presence,
+                                       .frequency = o->frequency,
+                                       .bias = s->bias,
+                                       .n_bias = o->n_bias};
+}
+
+/* A Step's rows overwrite what their positions held, like their keys and values. The engine has
+ * checked the pages; it looks at tokens on the first stage only. */
+static int note_tokens(struct stage_work *w, const struct msg_run *r, struct errmsg *em)
+{
+    for (uint32_t i = 0; i < r->n_rows; i++) {
+        uint32_t pos = r->first_pos + i;
+        if (r->tokens[i] < 0 || (uint32_t)r->tokens[i] >= eng_dims(w->engine)->vocab)
+            return err_set(em, ERR_PROTO, "token %" PRId32 " of %" PRIu32, r->tokens[i],
+                           eng_dims(w->engine)->vocab);
+        w->page_tokens[(size_t)r->pages[pos / LIMIT_PAGE] * LIMIT_PAGE + pos % LIMIT_PAGE] =
+            r->tokens[i];
+    }
+    return 0;
+}
+
+/* The logits of the token at `pos`, with bias and penalties where the request has any. */
+static const float *adjust(struct stage_work *w, const struct sampler *s, const struct msg_run *r,
+                           uint32_t pos, const float *logits)
+{
+    uint32_t vocab = eng_dims(w->engine)->vocab;
+    if (!sample_adjusts(&s->params)) return logits;
+    for (uint32_t p = 0; p < pos && sample_needs_seen(&s->params); p++)
+        sample_seen_add(
+            &w->seen,
+            w->page_tokens[(size_t)r->pages[p / LIMIT_PAGE] * LIMIT_PAGE + p % LIMIT_PAGE],
+            p >= s->boundary);
+    memcpy(w->adjusted, logits, vocab * sizeof *logits);
+    sample_adjust(&s->params, &w->seen, w->adjusted, vocab);
+    sample_seen_clear(&w->seen);
+    return w->adjusted;
+}
+
+/* Token i of a run whose first is row `row`: n_top alternatives each, side by side. */
+static void note_logprobs(struct stage_work *w, const struct sampler *s, const float *logits,
+                          int32_t token, size_t row, uint32_t i)
+{
+    struct sample_candidate top[LIMIT_TOP_LOGPROBS];
+    struct logprobs *l = w->logprobs;
+    l->chosen[row + i] = sample_logprobs(logits, eng_dims(w->engine)->vocab, token, s->n_top, top);
+    int32_t *ids = l->ids + row * LIMIT_TOP_LOGPROBS + (size_t)i * s->n_top;
+    float *scores = l->top + row * LIMIT_TOP_LOGPROBS + (size_t)i * s->n_top;
+    for (uint32_t k = 0; k < s->n_top; k++) {
+        ids[k] = top[k].id;
+        scores[k] = top[k].score;
+    }
 }
 
 static void close_samplers(struct stage_work *w, const struct msg_step *s)
@@ -165,10 +258,11 @@ static void close_samplers(struct stage_work *w, const struct msg_step *s)
     }
 }
 
-/* Chooses the tokens after the run's last rows. */
-static void choose(struct stage_work *w, const struct msg_run *r, const float *logits,
-                   int32_t *tokens, struct msg_run_result *ret)
+/* Chooses the tokens after the run's last rows; the first is row `row` of the Step's. */
+static void choose(struct stage_work *w, const struct msg_run *r, const float *logits, size_t row,
+                   struct msg_run_result *ret)
 {
+    int32_t *tokens = w->tokens + row;
     const uint32_t *slot = imap_get(&w->by_request, r->request);
     uint32_t vocab = eng_dims(w->engine)->vocab, first = r->first_pos + r->n_rows - r->n_logits + 1;
     *ret = (struct msg_run_result){.request = r->request,
@@ -180,15 +274,21 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
         ret->error = "the last stage has no sampling state for this request";
         return;
     }
-    for (uint32_t i = 0; i < r->n_logits; i++) {
-        tokens[i] = sample_choose(&w->samplers[*slot].params, r->sample, first + i,
-                                  logits + i * eng_logits_stride(w->engine), vocab, w->candidates);
+    const struct sampler *s = &w->samplers[*slot];
+    for (uint32_t i = 0; i < r->n_logits; i++, logits += eng_logits_stride(w->engine)) {
+        tokens[i] = sample_choose(&s->params, r->sample, first + i,
+                                  adjust(w, s, r, first + i, logits), vocab, w->candidates);
         if (tokens[i] < 0) {
             ret->error = "the model gave logits that are not finite";
             return;
         }
         ret->n_tokens++;
+        if (s->logprobs) note_logprobs(w, s, logits, tokens[i], row, i);
     }
+    if (s->logprobs)
+        ret->logprobs = (struct msg_logprobs){w->logprobs->chosen + row, s->n_top,
+                                              w->logprobs->ids + row * LIMIT_TOP_LOGPROBS,
+                                              w->logprobs->top + row * LIMIT_TOP_LOGPROBS};
 }
 
 static void finish(struct stage_work *w, const struct msg_step *s, const float *logits,
@@ -203,7 +303,7 @@ static void finish(struct stage_work *w, const struct msg_step *s, const float *
         if (r->kind == RUN_PROBE)
             ret->digest = hash_bytes(at, eng_dims(w->engine)->vocab * sizeof *at, 0);
         else
-            choose(w, r, at, w->tokens + row, &w->results[ret->n_runs++]);
+            choose(w, r, at, row, &w->results[ret->n_runs++]);
         row += r->n_logits;
     }
 }
@@ -225,6 +325,8 @@ int stage_work_step(struct stage_work *w, const struct msg_step *s, const void *
     }
     const float *out;
     int rc = eng_step(w->engine, w->runs, s->n_runs, activations, &out, em);
+    for (uint32_t i = 0; i < s->n_runs && last && rc == 0; i++)
+        rc = note_tokens(w, &s->runs[i], em);
     if (rc < 0) return err_wrap(em, ERR_PROTO, "Step %" PRIu64, s->number);
     ret->activations = out;
     if (last) {

@@ -112,6 +112,11 @@ extern const struct kern kern_avx512;
 void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_parts,
                     uint32_t head_size, float *ret_out);
 
+/* Spreads elements over their blocks of 32: the normalised Walsh-Hadamard transform of each.
+ * Products of two spread vectors are those of the vectors, and spreading twice gives the vector
+ * back, but for rounding. n is a multiple of 32. Same code at every level. */
+void kern_spread(float *x, uint32_t n);
+
 size_t kern_scratch_bytes(uint32_t k);
 
 /* Where token `token`'s block starts in a (an index into x, y, s; times 32 into q). */

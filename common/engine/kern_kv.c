@@ -33,6 +33,20 @@ void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_par
     for (uint32_t j = 0; j < head_size; j++) ret_out[j] *= r;
 }
 
+void kern_spread(float *x, uint32_t n)
+{
+    for (uint32_t at = 0; at < n; at += ACT_BLOCK, x += ACT_BLOCK) {
+        for (uint32_t h = 1; h < ACT_BLOCK; h *= 2)
+            for (uint32_t i = 0; i < ACT_BLOCK; i += 2 * h)
+                for (uint32_t j = i; j < i + h; j++) {
+                    float a = x[j], b = x[j + h];
+                    x[j] = a + b;
+                    x[j + h] = a - b;
+                }
+        for (uint32_t i = 0; i < ACT_BLOCK; i++) x[i] *= 0.17677669529663687f; /* 1 / sqrt(32) */
+    }
+}
+
 size_t kern_scratch_bytes(uint32_t k)
 {
     /* A panel unpacked to bytes, and D and M of its sub-blocks of 16 or more. */

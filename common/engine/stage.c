@@ -175,6 +175,15 @@ static void turn_heads(const struct engine *e, float *x, uint32_t n, const float
     }
 }
 
+/* Quantised keys and values are spread first, so that a block's scale does not follow the one large
+ * element that it has. Mean KL from F32 keys and values on 510 tokens, without and with: Q4_0 0.150
+ * and 0.059 (SmolLM2), 0.143 and 0.061 (Gemma 3 270M); Q8_0 0.0050 and 0.0041, 0.0049 and 0.0037.
+ * Spreading over whole heads made Gemma's Q4_0 worse (0.167). */
+static bool spreads(const struct engine *e)
+{
+    return e->kv > KV_F16;
+}
+
 /* Rotates queries and keys, scales queries, writes keys and values. */
 static void rotate_and_store(const struct worker *w, uint32_t layer)
 {
@@ -189,6 +198,11 @@ static void rotate_and_store(const struct worker *w, uint32_t layer)
         turn_heads(e, q, d->n_heads, l->vecs[VEC_Q_NORM], cs);
         turn_heads(e, k, d->n_kv_heads, l->vecs[VEC_K_NORM], cs);
         for (uint32_t i = 0; i < d->n_heads * hs; i++) q[i] *= d->q_scale;
+        if (spreads(e)) {
+            kern_spread(q, d->n_heads * hs);
+            kern_spread(k, d->n_kv_heads * hs);
+            kern_spread(v, d->n_kv_heads * hs);
+        }
         for (uint32_t h = 0; h < d->n_kv_heads; h++) {
             struct kv_view kv = view(e, layer, h, e->rows[r].pages);
             e->kern->kv_store(&kv, e->rows[r].pos, k + h * hs, v + h * hs);
@@ -249,6 +263,14 @@ static void attend_spans(const struct worker *w, uint32_t layer)
     }
 }
 
+static void join_head(const struct engine *e, const struct attn_part *parts, size_t stride,
+                      uint32_t n_parts, float *out)
+{
+    uint32_t d = e->model.dims.head_size;
+    kern_attn_join(parts, stride, n_parts, d, out);
+    if (spreads(e)) kern_spread(out, d);
+}
+
 static void join_spans(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
@@ -258,9 +280,9 @@ static void join_spans(const struct worker *w, uint32_t layer)
     share(e->n_rows, w->idx, w->n, &a, &b);
     for (uint32_t r = a; r < b; r++)
         for (uint32_t h = 0; h < d->n_heads; h++)
-            kern_attn_join(e->parts + (size_t)r * e->n_spans[reach] * d->n_heads + h, d->n_heads,
-                           sight_of(d, e->rows[r].pos, reach).n_spans, d->head_size,
-                           e->att + ((size_t)r * d->n_heads + h) * d->head_size);
+            join_head(e, e->parts + (size_t)r * e->n_spans[reach] * d->n_heads + h, d->n_heads,
+                      sight_of(d, e->rows[r].pos, reach).n_spans,
+                      e->att + ((size_t)r * d->n_heads + h) * d->head_size);
 }
 
 /* Rows interleave over the threads: later rows of a prompt are longer. */
@@ -277,8 +299,8 @@ static void attend_rows(const struct worker *w, uint32_t layer)
             for (uint32_t i = 0; i < s.n_spans; i++)
                 one_span(w, layer, r, &s, head, i, parts + i * group);
             for (uint32_t g = 0; g < group; g++)
-                kern_attn_join(parts + g, group, s.n_spans, d->head_size,
-                               e->att + ((size_t)r * d->n_heads + head * group + g) * d->head_size);
+                join_head(e, parts + g, group, s.n_spans,
+                          e->att + ((size_t)r * d->n_heads + head * group + g) * d->head_size);
         }
     }
 }

@@ -64,6 +64,11 @@ void json_add_int(struct json *array, int64_t v)
     (void)json_array_append_new(inner(array), json_integer(v));
 }
 
+void json_add_real(struct json *array, double v)
+{
+    (void)json_array_append_new(inner(array), json_real(v));
+}
+
 void json_add(struct json *array, struct json *moved)
 {
     (void)json_array_append_new(inner(array), inner(moved));

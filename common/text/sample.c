@@ -3,8 +3,6 @@
 #include "common/base/fmath.h"
 #include "common/base/rng.h"
 
-#include <stdbool.h>
-
 /* The largest value gumbel() returns, rounded up: -ln(-ln(1 - 2^-24)). */
 #define GUMBEL_MAX 16.7f
 
@@ -90,6 +88,61 @@ static int32_t noisy_argmax(const struct sample_params *p, uint32_t sample_idx, 
         if (before(x, best)) best = x;
     }
     return best.id;
+}
+
+void sample_seen_add(struct sample_seen *s, int32_t id, bool in_answer)
+{
+    if (!s->count[id]) s->ids[s->n++] = id;
+    s->count[id] = (s->count[id] | 1u) + (in_answer ? 2u : 0u);
+}
+
+void sample_seen_clear(struct sample_seen *s)
+{
+    for (uint32_t i = 0; i < s->n; i++) s->count[s->ids[i]] = 0;
+    s->n = 0;
+}
+
+bool sample_needs_seen(const struct sample_params *p)
+{
+    return p->repetition != 1.0f || p->presence != 0.0f || p->frequency != 0.0f;
+}
+
+bool sample_adjusts(const struct sample_params *p)
+{
+    return p->n_bias || sample_needs_seen(p);
+}
+
+void sample_adjust(const struct sample_params *p, const struct sample_seen *seen, float *logits,
+                   uint32_t n)
+{
+    for (uint32_t i = 0; i < p->n_bias; i++)
+        if (p->bias[i].id >= 0 && (uint32_t)p->bias[i].id < n)
+            logits[p->bias[i].id] += p->bias[i].value;
+    for (uint32_t i = 0; i < seen->n; i++) {
+        float *l = &logits[seen->ids[i]];
+        uint32_t said = seen->count[seen->ids[i]] / 2;
+        *l = *l > 0.0f ? *l / p->repetition : *l * p->repetition;
+        if (said) *l -= (float)said * p->frequency + p->presence;
+    }
+}
+
+float sample_logprobs(const float *logits, uint32_t n, int32_t chosen, uint32_t n_top,
+                      struct sample_candidate *ret_top)
+{
+    uint32_t kept = 0;
+    float max = logits[0];
+    double sum = 0.0;
+    for (uint32_t i = 1; i < n; i++) max = logits[i] > max ? logits[i] : max;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += (double)fm_exp(logits[i] - max);
+        if (n_top == 0 || (kept == n_top && logits[i] <= ret_top[kept - 1].score)) continue;
+        uint32_t at = kept < n_top ? kept++ : kept - 1;
+        for (; at && ret_top[at - 1].score < logits[i]; at--) ret_top[at] = ret_top[at - 1];
+        ret_top[at] = (struct sample_candidate){logits[i], (int32_t)i};
+    }
+    float lse = max + fm_log((float)sum);
+    for (uint32_t i = 0; i < kept; i++) ret_top[i].score -= lse;
+    return logits[chosen] - lse;
 }
 
 int32_t sample_choose(const struct sample_params *p, uint32_t sample_idx, uint32_t pos,

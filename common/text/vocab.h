@@ -1,6 +1,6 @@
-/* A model's vocabulary: text to token ids and token ids to bytes. Byte-level BPE (Sennrich et al.,
- * 2016; the byte alphabet of GPT-2). Read from GGUF metadata that the caller hands over as plain
- * arrays, so that this module knows no file format.
+/* A model's vocabulary: text to token ids and token ids to bytes. Byte-level BPE (tok_bpe.c) and
+ * SentencePiece with scores (tok_spm.c). Read from GGUF metadata that the caller hands over as
+ * plain arrays, so that this module knows no file format.
  *
  * Immutable once open: any thread may encode. */
 #ifndef FLOTILLA_TEXT_VOCAB_H
@@ -32,13 +32,15 @@ struct vocab_string {
 
 /* Everything is borrowed during vocab_open only. */
 struct vocab_spec {
-    struct vocab_string model; /* "gpt2" */
-    struct vocab_string pre;   /* name of the pre-tokeniser; empty: the default */
+    struct vocab_string model; /* "gpt2": byte-level BPE; "llama": SentencePiece */
+    struct vocab_string pre;   /* BPE: name of the pre-tokeniser */
     const struct vocab_string *tokens;
     const int32_t *types; /* NULL: all normal */
     uint32_t n_tokens;
     const struct vocab_string *merges; /* "left right", best first */
     uint32_t n_merges;
+    const float *scores;                 /* SentencePiece: n_tokens */
+    bool space_prefix;                   /* SentencePiece: a text begins with a space of its own */
     int32_t bos, eos, eot, eom, unknown; /* -1: none */
     bool add_bos;
 };

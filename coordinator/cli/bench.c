@@ -78,15 +78,15 @@ static int run_rows(struct bench *b, struct whole *w, struct errmsg *em)
     const float *logits;
     int32_t *tokens = mem_alloc(b->chunk * sizeof *tokens);
     for (uint32_t i = 0; i < b->chunk; i++) tokens[i] = (int32_t)((i * 7919u + 11u) % vocab);
-    int rc = whole_step(w, 0, tokens, 1, &logits, em); /* warm up: page tables, threads */
+    int rc = whole_step(w, 0, tokens, 1, 1, &logits, em); /* warm up: page tables, threads */
     uint64_t start = clock_ns();
     for (uint32_t at = 0; at < b->prompt && rc == 0; at += b->chunk) {
         uint32_t rows = b->prompt - at < b->chunk ? b->prompt - at : b->chunk;
-        rc = whole_step(w, at, tokens, rows, &logits, em);
+        rc = whole_step(w, at, tokens, rows, 1, &logits, em);
     }
     uint64_t middle = clock_ns();
     for (uint32_t i = 0; i < b->tokens && rc == 0; i++)
-        rc = whole_step(w, b->depth + i, tokens + i % b->chunk, 1, &logits, em);
+        rc = whole_step(w, b->depth + i, tokens + i % b->chunk, 1, 1, &logits, em);
     uint64_t end = clock_ns();
     if (b->prompt) b->prompt_rate = (double)b->prompt * 1e9 / (double)(middle - start);
     if (b->tokens) b->decode_rate = (double)b->tokens * 1e9 / (double)(end - middle);

@@ -22,6 +22,9 @@ struct gen_options {
     uint32_t tokens; /* most tokens to generate */
     struct sample_params sampling;
     bool seed_given;
+    struct opt_list biases; /* "ID=VALUE" */
+    bool logprobs;
+    uint32_t top_logprobs; /* at most SAMPLE_TOP_MAX */
     struct opt_list stops;
     /* of the engine alone */
     uint32_t threads, ctx, chunk;
@@ -31,6 +34,8 @@ struct gen_options {
 
 struct gen_result {
     struct tokens prompt, tokens;
+    struct buf chosen, top; /* log-probabilities of `tokens`: floats; struct sample_candidate */
+    uint32_t n_top;         /* of the latter, for each token */
     struct buf text;
     const char *finish_reason; /* "stop" or "length" */
     const char *isa;           /* of the engine alone */

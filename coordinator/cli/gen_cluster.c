@@ -18,6 +18,17 @@ static void append(struct tokens *t, const int32_t *ids, size_t n)
     for (size_t i = 0; i < n; i++) tokens_push(t, ids[i]);
 }
 
+static void keep_logprobs(struct gen_result *r, const struct msg_logprobs *l, uint32_t n)
+{
+    if (!l->chosen) return;
+    (void)buf_append(&r->chosen, l->chosen, n * sizeof *l->chosen);
+    r->n_top = l->n_top;
+    for (size_t i = 0; i < (size_t)n * l->n_top; i++) {
+        struct sample_candidate c = {l->top[i], l->top_ids[i]};
+        (void)buf_append(&r->top, &c, sizeof c);
+    }
+}
+
 static bool on_reply(void *arg, const struct msg_generate_reply *reply)
 {
     struct remote *r = arg;
@@ -31,6 +42,7 @@ static bool on_reply(void *arg, const struct msg_generate_reply *reply)
         r->last_ns = clock_ns();
         if (!r->first_ns) r->first_ns = r->last_ns;
         append(&r->ret->tokens, reply->tokens, reply->n_tokens);
+        keep_logprobs(r->ret, &reply->logprobs, reply->n_tokens);
     }
     if (len) {
         (void)buf_append(&r->ret->text, reply->text, len);
@@ -64,6 +76,12 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
     struct client *c;
     int rc = client_open(o->cluster, &c, em);
     if (rc < 0) return rc;
+    int32_t bias_ids[OPT_LIST_MAX];
+    float bias[OPT_LIST_MAX];
+    for (uint32_t i = 0; i < o->sampling.n_bias; i++) {
+        bias_ids[i] = o->sampling.bias[i].id;
+        bias[i] = o->sampling.bias[i].value;
+    }
     struct remote r = {.ret = ret, .on_text = on_text, .arg = arg, .start_ns = clock_ns()};
     struct msg_generate m = {.prompt = o->prompt,
                              .prompt_tokens = ret->prompt.ids,
@@ -76,7 +94,15 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
                                           .top_k = o->sampling.top_k,
                                           .top_p = o->sampling.top_p,
                                           .min_p = o->sampling.min_p,
-                                          .seed = o->sampling.seed},
+                                          .seed = o->sampling.seed,
+                                          .repetition = o->sampling.repetition,
+                                          .presence = o->sampling.presence,
+                                          .frequency = o->sampling.frequency,
+                                          .logprobs = o->logprobs,
+                                          .top_logprobs = o->top_logprobs,
+                                          .n_bias = o->sampling.n_bias,
+                                          .bias_ids = bias_ids,
+                                          .bias = bias},
                              .n_stops = (uint32_t)o->stops.n};
     memcpy(m.stops, o->stops.items, o->stops.n * sizeof m.stops[0]);
     struct client_end end;

@@ -18,6 +18,8 @@ struct local {
     struct whole whole;
     struct sample_params sampling;
     struct sample_candidate *candidates;
+    struct sample_seen seen; /* and logits that bias and penalties have changed */
+    float *adjusted;
     struct detok detok;
     struct gen_result *ret;
     gen_text_fn on_text;
@@ -34,6 +36,10 @@ static int encode_prompt(struct local *l, struct errmsg *em)
         rc = vocab_encode(v, l->o->prompt, strlen(l->o->prompt), l->o->special, t, em);
     if (rc < 0) return rc;
     if (t->n == 0) return err_set(em, ERR_RANGE, "the prompt has no tokens");
+    for (uint32_t i = 0; i < l->o->sampling.n_bias; i++)
+        if ((uint32_t)l->o->sampling.bias[i].id >= l->file.dims.vocab)
+            return err_set(em, ERR_RANGE, "--logit-bias: token %" PRId32 " of %" PRIu32,
+                           l->o->sampling.bias[i].id, l->file.dims.vocab);
     uint32_t ctx =
         l->o->ctx && l->o->ctx < l->file.dims.ctx_train ? l->o->ctx : l->file.dims.ctx_train;
     if (t->n >= ctx)
@@ -55,7 +61,33 @@ static int open_engine(struct local *l, struct errmsg *em)
     if (rc < 0) return rc;
     l->ret->isa = eng_isa(l->whole.engine);
     l->candidates = mem_alloc(l->file.dims.vocab * sizeof *l->candidates);
+    l->adjusted = mem_alloc(l->file.dims.vocab * sizeof *l->adjusted);
+    l->seen.count = mem_zalloc(l->file.dims.vocab * sizeof *l->seen.count);
+    l->seen.ids = mem_zalloc(l->file.dims.vocab * sizeof *l->seen.ids);
     return 0;
+}
+
+static const float *adjust(struct local *l, const float *logits)
+{
+    if (!sample_adjusts(&l->sampling)) return logits;
+    const struct tokens *said[] = {&l->ret->prompt, &l->ret->tokens};
+    for (int answer = 0; answer < 2 && sample_needs_seen(&l->sampling); answer++)
+        for (size_t i = 0; i < said[answer]->n; i++)
+            sample_seen_add(&l->seen, said[answer]->ids[i], answer);
+    memcpy(l->adjusted, logits, l->file.dims.vocab * sizeof *logits);
+    sample_adjust(&l->sampling, &l->seen, l->adjusted, l->file.dims.vocab);
+    sample_seen_clear(&l->seen);
+    return l->adjusted;
+}
+
+static void note_logprobs(struct local *l, const float *logits, int32_t token)
+{
+    struct sample_candidate top[SAMPLE_TOP_MAX];
+    uint32_t n = l->o->top_logprobs < l->file.dims.vocab ? l->o->top_logprobs : l->file.dims.vocab;
+    float chosen = sample_logprobs(logits, l->file.dims.vocab, token, n, top);
+    l->ret->n_top = n;
+    (void)buf_append(&l->ret->chosen, &chosen, sizeof chosen);
+    if (n) (void)buf_append(&l->ret->top, top, n * sizeof *top);
 }
 
 /* Runs rows [first, first + n) and, if asked, chooses the token after them. */
@@ -63,12 +95,14 @@ static int run_rows(struct local *l, uint32_t first, const int32_t *tokens, uint
                     int32_t *ret_token, struct errmsg *em)
 {
     const float *logits;
-    int rc = whole_step(&l->whole, first, tokens, n, choose ? &logits : NULL, em);
+    int rc = whole_step(&l->whole, first, tokens, n, choose, &logits, em);
     if (rc < 0 || !choose) return rc;
-    *ret_token =
-        sample_choose(&l->sampling, 0, first + n, logits, l->file.dims.vocab, l->candidates);
-    return *ret_token < 0 ? err_set(em, ERR_FORMAT, "the model gave logits that are not finite")
-                          : 0;
+    *ret_token = sample_choose(&l->sampling, 0, first + n, adjust(l, logits), l->file.dims.vocab,
+                               l->candidates);
+    if (*ret_token < 0) return err_set(em, ERR_FORMAT, "the model gave logits that are not finite");
+    bool kept = !vocab_is_eog(l->file.vocab, *ret_token) || l->o->ignore_eos;
+    if (l->o->logprobs && kept) note_logprobs(l, logits, *ret_token);
+    return 0;
 }
 
 static int prefill(struct local *l, int32_t *ret_token, struct errmsg *em)
@@ -165,6 +199,9 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
     detok_close(&l.detok);
     whole_close(&l.whole);
     mem_free(l.candidates);
+    mem_free(l.adjusted);
+    mem_free(l.seen.count);
+    mem_free(l.seen.ids);
     model_file_close(&l.file);
     return rc;
 }
@@ -173,6 +210,8 @@ void gen_result_close(struct gen_result *r)
 {
     mem_free(r->prompt.ids);
     mem_free(r->tokens.ids);
+    buf_close(&r->chosen);
+    buf_close(&r->top);
     buf_close(&r->text);
     *r = (struct gen_result){0};
 }

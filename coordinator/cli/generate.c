@@ -16,12 +16,34 @@ static void print_text(void *arg, const char *text, size_t len)
     (void)fflush(stdout);
 }
 
+/* One object a token: {"logprob", "top": [[id, logprob], ...]}. */
+static struct json *json_logprobs(const struct gen_result *r)
+{
+    struct json *list = json_new_array();
+    const float *chosen = (const float *)(const void *)r->chosen.data;
+    const struct sample_candidate *top = (const struct sample_candidate *)(const void *)r->top.data;
+    for (size_t i = 0; i < r->chosen.len / sizeof *chosen; i++) {
+        struct json *o = json_new_object(), *tops = json_new_array();
+        for (uint32_t k = 0; k < r->n_top; k++, top++) {
+            struct json *pair = json_new_array();
+            json_add_int(pair, top->id);
+            json_add_real(pair, (double)top->score);
+            json_add(tops, pair);
+        }
+        json_put_real(o, "logprob", (double)chosen[i]);
+        json_put(o, "top", tops);
+        json_add(list, o);
+    }
+    return list;
+}
+
 static void print_json(const struct gen_result *r)
 {
     struct json *j = json_new_object(), *t = json_new_object();
     json_put_string(j, "text", r->text.data, r->text.len);
     json_put(j, "prompt_tokens", json_tokens(r->prompt.ids, r->prompt.n));
     json_put(j, "tokens", json_tokens(r->tokens.ids, r->tokens.n));
+    if (r->chosen.len) json_put(j, "logprobs", json_logprobs(r));
     json_put_string(j, "finish_reason", r->finish_reason, strlen(r->finish_reason));
     json_put_int(j, "seed", (int64_t)r->seed);
     if (r->isa) json_put_string(j, "isa", r->isa, strlen(r->isa));
@@ -74,9 +96,38 @@ static int parse_ids(const char *text, struct tokens *ret, struct errmsg *em)
     }
 }
 
+static int parse_bias(const char *text, struct sample_bias *ret, struct errmsg *em)
+{
+    char *end, *value_end;
+    errno = 0;
+    long id = strtol(text, &end, 10);
+    float value = *end == '=' ? strtof(end + 1, &value_end) : 0.0f;
+    if (end == text || *end != '=' || value_end == end + 1 || *value_end || errno || id < 0 ||
+        id > INT32_MAX || !(value >= -100.0f && value <= 100.0f))
+        return err_set(em, ERR_CONF, "--logit-bias: '%s' is not ID=B with B in -100..100", text);
+    *ret = (struct sample_bias){(int32_t)id, value};
+    return 0;
+}
+
+/* Checks what was given and parses lists; bias has room for OPT_LIST_MAX. */
+static int complete(struct gen_options *o, struct sample_bias *bias, struct gen_result *r,
+                    struct errmsg *em)
+{
+    int rc = check(o, em);
+    if (!o->chunk) o->chunk = 512;
+    o->sampling.bias = bias;
+    o->sampling.n_bias = (uint32_t)o->biases.n;
+    for (size_t i = 0; i < o->biases.n && rc == 0; i++)
+        rc = parse_bias(o->biases.items[i], &bias[i], em);
+    if (rc == 0 && o->prompt_tokens) rc = parse_ids(o->prompt_tokens, &r->prompt, em);
+    return rc;
+}
+
 int cmd_generate(int argc, char **argv)
 {
-    struct gen_options o = {.tokens = 128, .sampling = {.top_p = 1.0f}};
+    struct gen_options o = {.tokens = 128, .sampling = {.top_p = 1.0f, .repetition = 1.0f}};
+    struct sample_params *s = &o.sampling;
+    struct sample_bias bias[OPT_LIST_MAX];
     bool json = false;
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &o.model, 0, 0, NULL,
@@ -90,16 +141,22 @@ int cmd_generate(int argc, char **argv)
         {"--special", 0, OPT_FLAG, &o.special, 0, 0, NULL,
          "names of control tokens in the prompt are those tokens"},
         {"--tokens", 'n', OPT_U32, &o.tokens, 0, 1 << 20, NULL, "N  most tokens to generate (128)"},
-        {"--temp", 0, OPT_F32, &o.sampling.temp, 0, 1e6, NULL,
-         "T  temperature; 0, the default, takes the likeliest token"},
-        {"--top-k", 0, OPT_U32, &o.sampling.top_k, 0, UINT32_MAX, NULL,
-         "K  choose among the K likeliest; 0: no limit"},
-        {"--top-p", 0, OPT_F32, &o.sampling.top_p, 0, 1, NULL,
-         "P  choose among the likeliest that hold P of the mass (1)"},
-        {"--min-p", 0, OPT_F32, &o.sampling.min_p, 0, 1, NULL,
-         "P  drop tokens below P times the likeliest (0)"},
-        {"--seed", 0, OPT_U64, &o.sampling.seed, 0, 0, &o.seed_given,
-         "S  same seed, same answer; drawn if not given"},
+        {"--temp", 0, OPT_F32, &s->temp, 0, 1e6, NULL, "T  temperature (0: the likeliest token)"},
+        {"--top-k", 0, OPT_U32, &s->top_k, 0, UINT32_MAX, NULL,
+         "K  choose among the K likeliest (0: all)"},
+        {"--top-p", 0, OPT_F32, &s->top_p, 0, 1, NULL, "P  among the likeliest that hold P (1)"},
+        {"--min-p", 0, OPT_F32, &s->min_p, 0, 1, NULL, "P  drop those below P x the likeliest (0)"},
+        {"--repetition-penalty", 0, OPT_F32, &s->repetition, 1e-6, 10, NULL,
+         "R  divide logits of tokens of the prompt and the answer (1)"},
+        {"--presence-penalty", 0, OPT_F32, &s->presence, -2, 2, NULL,
+         "P  less for tokens of the answer (0)"},
+        {"--frequency-penalty", 0, OPT_F32, &s->frequency, -2, 2, NULL,
+         "P  less for each time they were said (0)"},
+        {"--logit-bias", 0, OPT_LIST, &o.biases, 0, 0, NULL,
+         "ID=B  add B, -100 to 100, to a token's logit; may be repeated"},
+        {"--logprobs", 0, OPT_U32, &o.top_logprobs, 0, SAMPLE_TOP_MAX, &o.logprobs,
+         "N  log-probabilities of tokens and of N alternatives (with --json)"},
+        {"--seed", 0, OPT_U64, &s->seed, 0, 0, &o.seed_given, "S  same seed, same answer"},
         {"--stop", 0, OPT_LIST, &o.stops, 0, 0, NULL,
          "TEXT  end before this text; may be repeated"},
         {"--ignore-eos", 0, OPT_FLAG, &o.ignore_eos, 0, 0, NULL,
@@ -109,7 +166,7 @@ int cmd_generate(int argc, char **argv)
         {"--chunk", 0, OPT_U32, &o.chunk, 1, 4096, NULL,
          "N  prompt tokens computed at once (512, --model)"},
         {"--threads", 't', OPT_U32, &o.threads, 1, 256, NULL,
-         "N  threads; all cores if not given (--model)"},
+         "N  all cores if not given (--model)"},
         {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL,
          "NAME  force scalar, avx2 or avx512; the best if not given (--model)"},
         {"--kv", 0, OPT_STRING, &o.kv, 0, 0, NULL,
@@ -128,18 +185,13 @@ int cmd_generate(int argc, char **argv)
             table, argc, argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
-    if (check(&o, &em) < 0) return cmd_fail("generate", ERR_CONF, &em);
-    if (!o.chunk) o.chunk = 512;
     struct gen_result r = {0};
-    if (o.prompt_tokens && parse_ids(o.prompt_tokens, &r.prompt, &em) < 0) {
+    if (complete(&o, bias, &r, &em) < 0) {
         gen_result_close(&r);
         return cmd_fail("generate", ERR_CONF, &em);
     }
     int rc = (o.model ? gen_local : gen_cluster)(&o, json ? NULL : print_text, NULL, &r, &em);
-    if (rc == 0 && json)
-        print_json(&r);
-    else if (rc == 0)
-        print_summary(&r);
+    if (rc == 0) (json ? print_json : print_summary)(&r);
     gen_result_close(&r);
     return rc < 0 ? cmd_fail("generate", rc, &em) : CMD_OK;
 }

@@ -14,6 +14,7 @@ static const struct {
     {"status", cmd_status, "a cluster's replicas, workers and requests"},
     {"inspect", cmd_inspect, "show what a GGUF file holds"},
     {"tokenize", cmd_tokenize, "text on stdin to token ids"},
+    {"quality", cmd_quality, "perplexity, and distance from a baseline"},
     {"bench", cmd_bench, "measure the engine's speed on this machine"},
 };
 

@@ -19,7 +19,7 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
                             .kv = kv,
                             .n_pages = o->positions / KV_PAGE + 1,
                             .rows_max = o->chunk,
-                            .logits_max = 1,
+                            .logits_max = o->logits ? o->logits : 1,
                             .threads = o->threads ? o->threads : pool_cores(),
                             .isa = o->isa,
                             .read = ring_read,
@@ -41,11 +41,11 @@ void whole_close(struct whole *w)
 }
 
 int whole_step(struct whole *w, uint32_t first_pos, const int32_t *tokens, uint32_t n,
-               const float **ret_logits, struct errmsg *em)
+               uint32_t n_logits, const float **ret_logits, struct errmsg *em)
 {
-    struct eng_run run = {first_pos, n, ret_logits != NULL, tokens, w->pages};
+    struct eng_run run = {first_pos, n, n_logits, tokens, w->pages};
     const float *out;
     int rc = eng_step(w->engine, &run, 1, NULL, &out, em);
-    if (rc == 0 && ret_logits) *ret_logits = out;
+    if (rc == 0 && n_logits) *ret_logits = out;
     return rc;
 }

@@ -11,6 +11,7 @@ struct whole_options {
     const char *isa, *kv;      /* NULL: the best; f16 */
     uint32_t threads;          /* 0: all cores */
     uint32_t positions, chunk; /* room for; rows of a step */
+    uint32_t logits;           /* rows of a step that may want logits; 0: one */
 };
 
 struct whole {
@@ -23,8 +24,9 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
                struct errmsg *em);
 void whole_close(struct whole *w);
 
-/* Runs consecutive rows; *ret_logits are those of the last row, if asked for. */
+/* Runs n consecutive rows; *ret_logits are those of the last n_logits rows, which lie
+ * eng_logits_stride apart. */
 int whole_step(struct whole *w, uint32_t first_pos, const int32_t *tokens, uint32_t n,
-               const float **ret_logits, struct errmsg *em);
+               uint32_t n_logits, const float **ret_logits, struct errmsg *em);
 
 #endif

@@ -251,7 +251,7 @@ static void submit(struct world *w, uint32_t idx)
                                  .tokens = r->tokens,
                                  .n_prompt = r->n_prompt,
                                  .max_new = r->max_new,
-                                 .sampling = {.seed = r->seed},
+                                 .sampling = {.seed = r->seed, .repetition = 1.0f},
                                  .deadline_ns = deadline_ns}};
     world__core(w, &e);
 }

@@ -3,11 +3,12 @@
 llama.cpp comes from the source package llama-cpp-python==0.3.36, built once with every instruction
 set of this machine but AMX.
 """
-import argparse, glob, os, subprocess, tarfile
+import argparse, os, subprocess, sys
 
-from ratio import BIN, CACHE, MODEL, compare, finish, machine, run_json
-
-VERSION = "0.3.36"
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy"))
+import fetch
+from fetch import CACHE
+from ratio import BIN, MODEL, compare, finish, machine, run_json
 
 
 def llama_bench():
@@ -17,16 +18,11 @@ def llama_bench():
     if "avx512_vnni" in flags:
         wanted.update(AVX512="avx512f", AVX512_VBMI="avx512vbmi", AVX512_VNNI="avx512_vnni", AVX512_BF16="avx512_bf16")
     have = sorted(n for n, f in wanted.items() if f in flags)
-    build = os.path.join(CACHE, f"llama-cpp-{VERSION}-" + "-".join(have).lower())
+    build = os.path.join(CACHE, f"llama-cpp-{fetch.LLAMA}-" + "-".join(have).lower())
     program = os.path.join(build, "bin", "llama-bench")
     if os.path.exists(program):
         return program, have
-    os.makedirs(build, exist_ok=True)
-    subprocess.run(["python3", "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", build,
-                    f"llama-cpp-python=={VERSION}"], check=True)
-    with tarfile.open(glob.glob(build + "/*.tar.gz")[0]) as t:
-        t.extractall(build, filter="data")
-    source = glob.glob(build + "/llama_cpp_python-*/vendor/llama.cpp")[0]
+    source = os.path.join(fetch.llama_source(), "vendor", "llama.cpp")
     options = [f"-DGGML_{n}=ON" for n in have]
     subprocess.run(["cmake", "-S", source, "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=OFF",
                     "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",

@@ -4,6 +4,7 @@
 #include "common/client/client.h"
 #include "proto/wire.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,16 +28,57 @@ static void generate(struct client *c, const char *name, const struct msg_genera
     buf_close(&b);
 }
 
+/* Sampling parameters one at a time, those that are served and those that are not. */
+static void sampling(struct client *c)
+{
+    static const int32_t beyond[] = {49152}, below[] = {-1}, three[] = {35};
+    static const float five[] = {5}, infinite[] = {INFINITY}, never[] = {-100}, over[] = {101};
+    const struct {
+        const char *name;
+        struct msg_sampling s;
+    } cases[] = {
+        {"temp_negative", {.temp = -1, .top_p = 1, .repetition = 1}},
+        {"temp_nan", {.temp = NAN, .top_p = 1, .repetition = 1}},
+        {"temp_tiny", {.temp = 1e-30f, .top_p = 1, .repetition = 1}},
+        {"temp_huge", {.temp = 1e30f, .top_p = 1, .repetition = 1}},
+        {"top_p_zero", {.temp = 1, .top_p = 0, .repetition = 1}},
+        {"top_p_negative", {.temp = 1, .top_p = -0.1f, .repetition = 1}},
+        {"top_p_above", {.temp = 1, .top_p = 1.1f, .repetition = 1}},
+        {"top_k_beyond", {.temp = 1, .top_p = 1, .top_k = 49153, .repetition = 1}},
+        {"top_k_huge", {.temp = 1, .top_p = 1, .top_k = 9999999, .repetition = 1}},
+        {"min_p_above", {.temp = 1, .top_p = 1, .min_p = 2, .repetition = 1}},
+        {"repetition_zero", {.top_p = 1, .repetition = 0}},
+        {"repetition_nan", {.top_p = 1, .repetition = NAN}},
+        {"repetition_huge", {.top_p = 1, .repetition = 11}},
+        {"presence_above", {.top_p = 1, .repetition = 1, .presence = 2.1f}},
+        {"presence_nan", {.top_p = 1, .repetition = 1, .presence = NAN}},
+        {"frequency_below", {.top_p = 1, .repetition = 1, .frequency = -2.1f}},
+        {"bias_beyond",
+         {.top_p = 1, .repetition = 1, .n_bias = 1, .bias_ids = beyond, .bias = five}},
+        {"bias_below", {.top_p = 1, .repetition = 1, .n_bias = 1, .bias_ids = below, .bias = five}},
+        {"bias_infinite",
+         {.top_p = 1, .repetition = 1, .n_bias = 1, .bias_ids = three, .bias = infinite}},
+        {"bias_over", {.top_p = 1, .repetition = 1, .n_bias = 1, .bias_ids = three, .bias = over}},
+        {"bias_never",
+         {.top_p = 1, .repetition = 1, .n_bias = 1, .bias_ids = three, .bias = never}},
+        {"logprobs_none", {.top_p = 1, .repetition = 1, .logprobs = true}},
+        {"logprobs_20", {.top_p = 1, .repetition = 1, .logprobs = true, .top_logprobs = 20}},
+        {"logprobs_21", {.top_p = 1, .repetition = 1, .logprobs = true, .top_logprobs = 21}},
+        {"logprobs_huge", {.top_p = 1, .repetition = 1, .logprobs = true, .top_logprobs = 100000}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        generate(
+            c, cases[i].name,
+            &(struct msg_generate){.prompt = "Hello", .max_tokens = 4, .sampling = cases[i].s});
+}
+
 int main(int argc, char **argv)
 {
     struct client *c;
     struct errmsg em = {0};
     if (argc != 2 || client_open(argv[1], &c, &em) < 0) return 2;
     static const int32_t foreign[] = {5, 1 << 30};
-    const struct msg_sampling plain = {.top_p = 1};
-    struct msg_sampling cold = plain, wide = plain;
-    cold.temp = -1;
-    wide.top_p = 1.5f;
+    const struct msg_sampling plain = {.top_p = 1, .repetition = 1};
     call(c, "unknown_method", PROTO_VERSION, "Summarise", "", 0);
     call(c, "unknown_version", 99, "Status", "", 0);
     call(c, "status", PROTO_VERSION, "Status", "", 0);
@@ -44,8 +86,6 @@ int main(int argc, char **argv)
     call(c, "garbage", PROTO_VERSION, "Generate", "\xff\xff\xff", 3);
     call(c, "cancel_nothing", PROTO_VERSION, "Cancel", "\x09\1\0\0\0\0\0\0\0", 9);
     generate(c, "no_prompt", &(struct msg_generate){.max_tokens = 4, .sampling = plain});
-    generate(c, "temp", &(struct msg_generate){.prompt = "a", .max_tokens = 4, .sampling = cold});
-    generate(c, "top_p", &(struct msg_generate){.prompt = "a", .max_tokens = 4, .sampling = wide});
     generate(c, "other_model",
              &(struct msg_generate){
                  .prompt = "a", .model = "other", .max_tokens = 4, .sampling = plain});
@@ -60,6 +100,7 @@ int main(int argc, char **argv)
     uint32_t n;
     if (client_tokenize(c, "Hello  world", false, &ids, &n, &em) == 0)
         (void)printf("tokenize 0 %u\n", n);
+    sampling(c);
     client_close(c);
     return 0;
 }

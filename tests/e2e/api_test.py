@@ -12,7 +12,15 @@ class Api(unittest.TestCase):
             lines = {line.split()[0]: line.split(" ", 2)[1:] for line in r.stdout.splitlines()}
             want = {"unknown_method": ("12", "Summarise"), "unknown_version": ("9", "version"), "status": ("0", ""),
                     "models": ("0", ""), "garbage": ("3", "malformed"), "cancel_nothing": ("5", ""),
-                    "no_prompt": ("3", "no tokens"), "temp": ("3", "temp"), "top_p": ("3", "top_p"),
+                    "no_prompt": ("3", "no tokens"),
+                    **{n: ("0", "") for n in ("temp_tiny", "temp_huge", "top_p_zero", "top_k_beyond", "top_k_huge",
+                                              "bias_never", "logprobs_none", "logprobs_20")},
+                    **{n: ("3", field) for field, names in {
+                        "'temp'": ("temp_negative", "temp_nan"), "'top_p'": ("top_p_negative", "top_p_above"),
+                        "'min_p'": ("min_p_above",), "'presence_penalty'": ("presence_above", "presence_nan"),
+                        "'repetition_penalty'": ("repetition_zero", "repetition_nan", "repetition_huge"),
+                        "'frequency_penalty'": ("frequency_below",), "'top_logprobs'": ("logprobs_21", "logprobs_huge"),
+                        "'logit_bias'": ("bias_beyond", "bias_below", "bias_infinite", "bias_over")}.items() for n in names},
                     "other_model": ("5", "model"), "resume": ("12", "from_index"),
                     "foreign_token": ("3", "prompt_tokens"), "tokenize": ("0", "3")}
             self.assertEqual(set(lines), set(want))

@@ -1,11 +1,14 @@
 """Starts real processes and talks to them through the command line, for the end-to-end tests.
 
-Environment: FLOTILLA_BIN (folder of the programs), FLOTILLA_MODEL, FLOTILLA_LONG.
+Environment: FLOTILLA_BIN (folder of the programs), FLOTILLA_MODEL (the demo model), FLOTILLA_GEMMA,
+FLOTILLA_LLAMA_SOURCE (deploy/fetch.py), FLOTILLA_LONG.
 """
 import json, os, re, signal, subprocess, tempfile, time
 
 BIN = os.environ["FLOTILLA_BIN"]
 MODEL = os.environ["FLOTILLA_MODEL"]
+GEMMA = os.environ.get("FLOTILLA_GEMMA", "")
+LLAMA_SOURCE = os.environ.get("FLOTILLA_LLAMA_SOURCE", "")
 LONG = bool(os.environ.get("FLOTILLA_LONG"))
 
 

@@ -23,15 +23,15 @@ PURE_MAY_NOT = ["common/base/pool.h", "common/base/log.h", "common/base/progress
 
 ONE_MODULE = {
     "zmq.h": "common/io/net.c", "liburing.h": "common/io/ring.c", "yaml.h": "common/io/conf.c",
-    "xxhash.h": "common/base/hash.c", "jansson.h": "common/text/json.c", "pcre2.h": "common/text/vocab.c",
+    "xxhash.h": "common/base/hash.c", "jansson.h": "common/text/json.c", "pcre2.h": "common/text/tok_bpe.c",
 }
 SYSTEM = {
-    "arpa/inet.h", "cpuid.h", "errno.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "pthread.h",
+    "arpa/inet.h", "cpuid.h", "errno.h", "float.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "pthread.h",
     "sched.h", "signal.h", "stdarg.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h",
     "string.h", "sys/mman.h", "sys/prctl.h", "sys/random.h", "sys/stat.h", "sys/syscall.h", "sys/wait.h", "time.h",
     "unistd.h", "xmmintrin.h",
 }
-MANY_MODULES = {"utf8proc.h": {"common/text/vocab.c"}, "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests"}
+MANY_MODULES = {"utf8proc.h": {"common/text/utf8.c"}, "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests"}
 LONG_FILES = {"proto/wire.c"}  # tables of fields, one function a message
 
 

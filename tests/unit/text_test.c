@@ -236,13 +236,47 @@ static void test_choice_is_a_function(void **state)
     assert_int_equal(sample_choose(&greedy, 0, 0, logits, N, scratch), -1);
 }
 
+/* Bias first, then penalties; repetition over prompt and answer, the others over the answer. */
+static void test_adjustments(void **state)
+{
+    (void)state;
+    uint32_t count[N] = {0};
+    int32_t ids[N];
+    struct sample_seen seen = {count, ids, 0};
+    const struct sample_bias bias[] = {{0, 1.5f}, {3, -100.0f}, {N, 9.0f}, {-1, 9.0f}};
+    struct sample_params p = {
+        .repetition = 2, .presence = 0.5f, .frequency = 0.25f, .bias = bias, .n_bias = 4};
+    float logits[N] = {1, 2, -2, 3, 4, 0, 1, 1}, top_logits[N];
+    const float want[N] = {1.25f, 0.25f, -5.0f, -97, 4, 0, 1, 1};
+    sample_seen_add(&seen, 0, false); /* the prompt: 0 1 2 */
+    sample_seen_add(&seen, 1, false);
+    sample_seen_add(&seen, 2, false);
+    for (int i = 0; i < 2; i++) sample_seen_add(&seen, 2, true);
+    sample_seen_add(&seen, 1, true);
+    assert_true(sample_adjusts(&p) && sample_needs_seen(&p));
+    sample_adjust(&p, &seen, logits, N);
+    for (int i = 0; i < N; i++) assert_float_equal(logits[i], want[i], 0);
+    sample_seen_clear(&seen);
+    for (int i = 0; i < N; i++) assert_int_equal(count[i], 0);
+    p = (struct sample_params){.repetition = 1};
+    assert_false(sample_adjusts(&p));
+    struct sample_candidate top[3];
+    for (int i = 0; i < N; i++) top_logits[i] = i == 5 ? 2.0f : i == 6 ? 2.0f : (float)-i;
+    double sum = 0;
+    for (int i = 0; i < N; i++) sum += exp((double)top_logits[i]);
+    float chosen = sample_logprobs(top_logits, N, 1, 3, top);
+    assert_true(fabs((double)chosen - (-1 - log(sum))) < 1e-6);
+    assert_true(top[0].id == 5 && top[1].id == 6 && top[2].id == 0);
+    assert_true(fabs((double)top[2].score + log(sum)) < 1e-6);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_characters_over_tokens), cmocka_unit_test(test_any_bytes),
-        cmocka_unit_test(test_stop_strings),           cmocka_unit_test(test_merge_order),
-        cmocka_unit_test(test_distribution),           cmocka_unit_test(test_filters),
-        cmocka_unit_test(test_choice_is_a_function),
+        cmocka_unit_test(test_adjustments), cmocka_unit_test(test_characters_over_tokens),
+        cmocka_unit_test(test_any_bytes),   cmocka_unit_test(test_stop_strings),
+        cmocka_unit_test(test_merge_order), cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_filters),     cmocka_unit_test(test_choice_is_a_function),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

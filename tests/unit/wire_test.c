@@ -18,6 +18,8 @@ static struct buf out;
 
 static const int32_t tokens[] = {5, 0, 49151};
 static const uint32_t pages[] = {9, 3};
+static const int32_t bias_ids[] = {0, 49151};
+static const float bias[] = {-100, 1.5f}, tiny[] = {-101, 0};
 static const uint64_t closed[] = {17, UINT64_MAX};
 
 static struct msg_step make_step(struct msg_run *runs)
@@ -32,7 +34,20 @@ static struct msg_step make_step(struct msg_run *runs)
                                .tokens = tokens,
                                .pages = pages,
                                .has_open = true,
-                               .open = {0.8f, 0.9f, 0.05f, 40, 123456789, 23}};
+                               .open = {.temp = 0.8f,
+                                        .top_p = 0.9f,
+                                        .min_p = 0.05f,
+                                        .top_k = 40,
+                                        .seed = 123456789,
+                                        .boundary = 23,
+                                        .repetition = 1.25f,
+                                        .presence = -0.5f,
+                                        .frequency = 2,
+                                        .logprobs = true,
+                                        .top_logprobs = 20,
+                                        .n_bias = 2,
+                                        .bias_ids = bias_ids,
+                                        .bias = bias}};
     runs[1] = (struct msg_run){.request = 4,
                                .kind = RUN_DECODE,
                                .first_pos = 0,
@@ -66,7 +81,12 @@ static void test_step(void **state)
     assert_true(epoch_eq(r.epoch, s.epoch) && r.number == 99 && r.rows == 4 && r.n_runs == 2);
     assert_memory_equal(r.runs[0].tokens, tokens, sizeof tokens);
     assert_memory_equal(r.runs[0].pages, pages, sizeof pages);
-    assert_memory_equal(&r.runs[0].open, &s.runs[0].open, sizeof s.runs[0].open);
+    struct msg_sampling open = r.runs[0].open;
+    assert_memory_equal(open.bias_ids, bias_ids, sizeof bias_ids);
+    assert_memory_equal(open.bias, bias, sizeof bias);
+    open.bias_ids = bias_ids;
+    open.bias = bias;
+    assert_memory_equal(&open, &s.runs[0].open, sizeof open);
     assert_false(r.runs[1].has_open);
     assert_memory_equal(r.closed, closed, sizeof closed);
     assert_int_equal(r.timings[0].compute_ns, 1000);
@@ -103,7 +123,49 @@ static void test_step_rules(void **state)
     WITH(runs[1].n_logits, 2, "n_logits");
     WITH(runs[0].open.temp, NAN, "temp");
     WITH(runs[0].open.top_p, 1.5f, "top_p");
+    WITH(runs[0].open.repetition, 0, "repetition_penalty");
+    WITH(runs[0].open.presence, NAN, "presence_penalty");
+    WITH(runs[0].open.frequency, -3, "frequency_penalty");
+    WITH(runs[0].open.top_logprobs, 21, "top_logprobs");
+    WITH(runs[0].open.bias, tiny, "logit_bias");
 #undef WITH
+}
+
+/* Log-probabilities come back as they went, and only in numbers that fit the tokens. */
+static void test_logprobs(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    const float chosen[] = {-0.5f, -2}, top[] = {-0.5f, -1, -2, -3, -0.25f, -2};
+    const int32_t ids[] = {4, 5, 6, 7, 8, 9};
+    struct msg_run_result runs[] = {{.request = 4,
+                                     .attempt = 1,
+                                     .first_pos = 9,
+                                     .n_tokens = 2,
+                                     .tokens = tokens,
+                                     .logprobs = {chosen, 3, ids, top}},
+                                    {.request = 5, .attempt = 1, .n_tokens = 1, .tokens = tokens}};
+    struct msg_result m = {.epoch = {7, 0, 3}, .number = 1, .n_runs = 2, .runs = runs}, r;
+    wire_put_result(&m, &out);
+    assert_int_equal(wire_get_result(out.data, out.len, &arena, &r, &em), 0);
+    assert_int_equal(r.runs[0].logprobs.n_top, 3);
+    assert_memory_equal(r.runs[0].logprobs.chosen, chosen, sizeof chosen);
+    assert_memory_equal(r.runs[0].logprobs.top, top, sizeof top);
+    assert_memory_equal(r.runs[0].logprobs.top_ids, ids, sizeof ids);
+    assert_null(r.runs[1].logprobs.chosen);
+    struct msg_generate_reply g = {.n_tokens = 2,
+                                   .tokens = tokens,
+                                   .text = "",
+                                   .logprobs = {chosen, 3, ids, top}},
+                              h;
+    wire_put_generate_reply(&g, &out);
+    assert_int_equal(wire_get_generate_reply(out.data, out.len, &arena, &h, &em), 0);
+    assert_memory_equal(h.logprobs.top, top, sizeof top);
+    float many[2 * 21] = {0};
+    int32_t many_ids[2 * 21] = {0};
+    runs[0].logprobs = (struct msg_logprobs){chosen, 21, many_ids, many};
+    wire_put_result(&m, &out);
+    assert_int_equal(wire_get_result(out.data, out.len, &arena, &r, &em), ERR_PROTO);
 }
 
 static void test_control(void **state)
@@ -159,7 +221,7 @@ static void test_generate(void **state)
                              .prompt_len = 2,
                              .max_tokens = 0,
                              .has_seed = true,
-                             .sampling = {.temp = 0, .top_p = 1, .seed = 5},
+                             .sampling = {.temp = 0, .top_p = 1, .seed = 5, .repetition = 1},
                              .stops = {"x"},
                              .n_stops = 1},
                         r;
@@ -244,9 +306,10 @@ static int clean_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step),      cmocka_unit_test(test_step_rules),
-        cmocka_unit_test(test_control),   cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_mutations), cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_step),     cmocka_unit_test(test_step_rules),
+        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_control),
+        cmocka_unit_test(test_generate), cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_gate),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);
 }

@@ -1,0 +1,12 @@
+/* Characters of UTF-8. The only module that knows utf8proc. */
+#ifndef FLOTILLA_TEXT_UTF8_H
+#define FLOTILLA_TEXT_UTF8_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bytes of the character that s begins with (n bytes are there), 0 where it is not valid. ret_c may
+ * be NULL. */
+size_t utf8_char(const char *s, size_t n, int32_t *ret_c);
+
+#endif

