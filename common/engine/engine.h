@@ -11,6 +11,7 @@
 
 #include "common/base/err.h"
 #include "common/base/source.h"
+#include "common/base/stats.h"
 #include "common/engine/arch.h"
 #include "common/engine/gguf.h"
 #include "common/engine/kern.h"
@@ -71,7 +72,16 @@ void eng_rouse(struct engine *e);
 
 size_t eng_logits_stride(const struct engine *e);
 const struct arch_dims *eng_dims(const struct engine *e);
+/* The level of every kernel that this engine calls. */
 const char *eng_isa(const struct engine *e);
+
+/* Durations of calls into the kernels of that level, by each thread. */
+enum eng_op {
+    ENG_LINEAR,    /* one matrix, the thread's panels, all rows of the step */
+    ENG_ATTENTION, /* one layer, the thread's share */
+    ENG_N_OPS
+};
+const struct stats *eng_dispatch(const struct engine *e, enum eng_op op);
 struct eng_stats eng_stats(const struct engine *e);
 
 /* ERR_UNSUPPORTED: the model's heads do not fit the blocks of this KV type. */

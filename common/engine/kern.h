@@ -86,7 +86,10 @@ struct kern {
     void (*linear)(const struct mat *w, uint32_t panel0, uint32_t panel1, const struct act *a,
                    const float *x, size_t ldx, uint32_t n_tokens, float *out, size_t ldo,
                    void *scratch);
+    /* y may be x, in both. b: NULL, or added. */
     void (*rmsnorm)(const float *x, const float *w, float *y, uint32_t n, float eps);
+    void (*layernorm)(const float *x, const float *w, const float *b, float *y, uint32_t n,
+                      float eps);
     /* y = silu(g) * u, y = gelu(g) * u (the tanh form) */
     void (*silu_mul)(const float *g, const float *u, float *y, uint32_t n);
     void (*gelu_mul)(const float *g, const float *u, float *y, uint32_t n);
@@ -116,6 +119,18 @@ void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_par
  * Products of two spread vectors are those of the vectors, and spreading twice gives the vector
  * back, but for rounding. n is a multiple of 32. Same code at every level. */
 void kern_spread(float *x, uint32_t n);
+
+/* A row's norm: RMSNorm, or LayerNorm with or without a bias. */
+struct kern_norm {
+    bool layer;
+    const float *weight, *bias;
+    float eps;
+};
+
+/* Normalises a row once and, where `a` is not NULL, quantises it once, as row `row` of a: what the
+ * products of all panels and threads then share. */
+void kern_norm_row(const struct kern *k, const struct kern_norm *norm, const float *x, uint32_t n,
+                   float *y, struct act *a, uint32_t row);
 
 size_t kern_scratch_bytes(uint32_t k);
 

@@ -47,6 +47,16 @@ void kern_spread(float *x, uint32_t n)
     }
 }
 
+void kern_norm_row(const struct kern *k, const struct kern_norm *norm, const float *x, uint32_t n,
+                   float *y, struct act *a, uint32_t row)
+{
+    if (norm->layer)
+        k->layernorm(x, norm->weight, norm->bias, y, n, norm->eps);
+    else
+        k->rmsnorm(x, norm->weight, y, n, norm->eps);
+    if (a) k->quantise(y, a, row);
+}
+
 size_t kern_scratch_bytes(uint32_t k)
 {
     /* A panel unpacked to bytes, and D and M of its sub-blocks of 16 or more. */

@@ -139,6 +139,20 @@ static void rmsnorm(const float *x, const float *w, float *y, uint32_t n, float 
     for (uint32_t i = 0; i < n; i++) y[i] = (x[i] * r) * w[i];
 }
 
+static void layernorm(const float *x, const float *w, const float *b, float *y, uint32_t n,
+                      float eps)
+{
+    float sums[16] = {0}, lanes[16] = {0};
+    for (uint32_t i = 0; i < n; i++) sums[i & 15] += x[i];
+    float mean = tree16(sums) / (float)n;
+    for (uint32_t i = 0; i < n; i++) {
+        float d = x[i] - mean;
+        lanes[i & 15] = fmaf(d, d, lanes[i & 15]);
+    }
+    float r = 1.0f / sqrtf(tree16(lanes) / (float)n + eps);
+    for (uint32_t i = 0; i < n; i++) y[i] = fmaf((x[i] - mean) * r, w[i], b ? b[i] : 0.0f);
+}
+
 static void silu_mul(const float *g, const float *u, float *y, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) y[i] = (g[i] / (1.0f + fm_exp(-g[i]))) * u[i];
@@ -275,6 +289,7 @@ const struct kern kern_scalar = {
     .quantise = quantise,
     .linear = linear,
     .rmsnorm = rmsnorm,
+    .layernorm = layernorm,
     .silu_mul = silu_mul,
     .gelu_mul = gelu_mul,
     .rope = rope,

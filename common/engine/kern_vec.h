@@ -129,6 +129,34 @@ static void rmsnorm(const float *x, const float *w, float *y, uint32_t n, float 
     }
 }
 
+/* 16 elements from i on; what lies beyond n is +0. */
+VEC_INLINE vec part(const float *x, uint32_t i, uint32_t n)
+{
+    return i + 16 <= n ? vec_load(x + i) : vec_load_n(x + i, (int)(n - i));
+}
+
+static void layernorm(const float *x, const float *w, const float *b, float *y, uint32_t n,
+                      float eps)
+{
+    vec sums = vec_all(0.0f), lanes = sums, zero = sums;
+    for (uint32_t i = 0; i < n; i += 16) sums = vec_add(sums, part(x, i, n));
+    vec mean = vec_all(vec_tree(sums) / (float)n);
+    for (uint32_t i = 0; i < n; i += 16) {
+        vec d = vec_sub(part(x, i, n), mean);
+        if (n - i < 16) d = vec_select(vec_range(0, (int)(n - i)), d, zero);
+        lanes = vec_fma(d, d, lanes);
+    }
+    vec r = vec_all(1.0f / sqrtf(vec_tree(lanes) / (float)n + eps));
+    for (uint32_t i = 0; i < n; i += 16) {
+        vec d = vec_mul(vec_sub(part(x, i, n), mean), r);
+        vec out = vec_fma(d, part(w, i, n), b ? part(b, i, n) : zero);
+        if (n - i >= 16)
+            vec_store(y + i, out);
+        else
+            vec_store_n(y + i, out, (int)(n - i));
+    }
+}
+
 /* y = act(g) * u */
 VEC_INLINE vec gate(bool gelu, vec g, vec u)
 {
@@ -434,8 +462,9 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
 #define KERN_VEC                                                                                   \
     {                                                                                              \
         .name = VEC_LEVEL, .quantise = quantise, .linear = linear, .rmsnorm = rmsnorm,             \
-        .silu_mul = silu_mul, .gelu_mul = gelu_mul, .rope = rope, .rope_halves = rope_halves,      \
-        .kv_store = kv_store, .attn_span = attn_span, .softcap = softcap                           \
+        .layernorm = layernorm, .silu_mul = silu_mul, .gelu_mul = gelu_mul, .rope = rope,          \
+        .rope_halves = rope_halves, .kv_store = kv_store, .attn_span = attn_span,                  \
+        .softcap = softcap                                                                         \
     }
 
 #endif

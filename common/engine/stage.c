@@ -14,6 +14,7 @@
 #include "common/engine/engine.h"
 #include "common/engine/model.h"
 
+#include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/pool.h"
 #include "common/engine/cpu.h"
@@ -58,6 +59,7 @@ struct engine {
     uint8_t *scratch;        /* one for each thread */
     size_t scratch_bytes;
     struct eng_stats stats;
+    struct stats dispatch[ENG_N_OPS];
 };
 
 static size_t round16(size_t n)
@@ -87,7 +89,10 @@ struct worker {
 static void project(const struct worker *w, const struct mat *m, uint32_t p0, uint32_t p1,
                     const struct act *a, const float *x, size_t ldx, float *out, size_t ldo)
 {
-    if (p0 < p1) w->e->kern->linear(m, p0, p1, a, x, ldx, a->n_tokens, out, ldo, w->scratch);
+    if (p0 >= p1) return;
+    uint64_t start = clock_ns();
+    w->e->kern->linear(m, p0, p1, a, x, ldx, a->n_tokens, out, ldo, w->scratch);
+    stats_record(&w->e->dispatch[ENG_LINEAR], clock_ns() - start);
 }
 
 /* ---- phases split by rows ---- */
@@ -133,12 +138,12 @@ static void norm_rows(const struct worker *w, const float *post, const float *we
 {
     struct engine *e = w->e;
     uint32_t n = e->model.dims.hidden, a, b;
+    const struct kern_norm norm = {.weight = weight, .eps = e->model.dims.norm_eps};
     share(e->n_rows, w->idx, w->n, &a, &b);
     for (uint32_t r = a; r < b; r++) {
         float *y = e->norm + (size_t)r * n;
         if (post) add_normalised(e, r, post);
-        e->kern->rmsnorm(e->x + (size_t)r * n, weight, y, n, e->model.dims.norm_eps);
-        if (quantise) e->kern->quantise(y, &e->in_act, r);
+        kern_norm_row(e->kern, &norm, e->x + (size_t)r * n, n, y, quantise ? &e->in_act : NULL, r);
     }
 }
 
@@ -376,12 +381,15 @@ static void run_layer(const struct worker *w, uint32_t idx, const float *post)
     pool_barrier(e->pool);
     rotate_and_store(w, idx);
     pool_barrier(e->pool);
+    uint64_t start = clock_ns();
     if (split_by_spans(e, reach_of(e, idx), w->n)) {
         attend_spans(w, idx);
+        stats_record(&e->dispatch[ENG_ATTENTION], clock_ns() - start);
         pool_barrier(e->pool);
         join_spans(w, idx);
     } else {
         attend_rows(w, idx);
+        stats_record(&e->dispatch[ENG_ATTENTION], clock_ns() - start);
         pool_barrier(e->pool);
     }
     if (quantised(&l->mats[MAT_O])) quantise_rows(w, &e->att_act, e->att, q_width);
@@ -404,12 +412,12 @@ static void run_head(const struct worker *w)
 {
     struct engine *e = w->e;
     uint32_t n = e->model.dims.hidden, a, b;
+    const struct kern_norm norm = {.weight = e->model.output_norm, .eps = e->model.dims.norm_eps};
     share(e->n_logits, w->idx, w->n, &a, &b);
     for (uint32_t i = a; i < b; i++) {
         float *y = e->norm + (size_t)i * n;
-        e->kern->rmsnorm(e->x + (size_t)e->logit_rows[i] * n, e->model.output_norm, y, n,
-                         e->model.dims.norm_eps);
-        if (quantised(&e->model.output)) e->kern->quantise(y, &e->head_act, i);
+        kern_norm_row(e->kern, &norm, e->x + (size_t)e->logit_rows[i] * n, n, y,
+                      quantised(&e->model.output) ? &e->head_act : NULL, i);
     }
     pool_barrier(e->pool);
     share(mat_n_panels(&e->model.output), w->idx, w->n, &a, &b);
@@ -665,6 +673,11 @@ size_t eng_logits_stride(const struct engine *e)
 const struct arch_dims *eng_dims(const struct engine *e)
 {
     return &e->model.dims;
+}
+
+const struct stats *eng_dispatch(const struct engine *e, enum eng_op op)
+{
+    return &e->dispatch[op];
 }
 
 const char *eng_isa(const struct engine *e)

@@ -20,6 +20,7 @@ struct bench {
     double prompt_rate, decode_rate, read_gb_per_s;
     const char *used_isa;
     uint64_t bytes_per_token;
+    struct stats_view dispatch[ENG_N_OPS];
 };
 
 struct read_loop {
@@ -115,10 +116,35 @@ static int run(struct bench *b, struct errmsg *em)
         b->bytes_per_token -= gguf_tensor(f.gguf, "token_embd.weight")->bytes;
     if (rc == 0) rc = run_rows(b, &w, em);
     if (rc == 0) b->used_isa = eng_isa(w.engine);
+    for (int op = 0; op < ENG_N_OPS && rc == 0; op++)
+        stats_read(eng_dispatch(w.engine, (enum eng_op)op), &b->dispatch[op]);
     whole_close(&w);
     model_file_close(&f);
     if (rc == 0) b->read_gb_per_s = read_rate(b->threads);
     return rc;
+}
+
+/* {"isa": {"linear": {"count", "mean_us", "sd_us", "min_us", "max_us", "p50_us", "p99_us"}, ...}}
+ */
+static struct json *json_dispatch(const struct bench *b)
+{
+    static const char *const names[ENG_N_OPS] = {"linear", "attention"};
+    struct json *all = json_new_object(), *level = json_new_object();
+    for (int op = 0; op < ENG_N_OPS; op++) {
+        const struct stats_view *v = &b->dispatch[op];
+        struct json *o = json_new_object();
+        double n = v->count ? (double)v->count : 1.0;
+        json_put_int(o, "count", (int64_t)v->count);
+        json_put_real(o, "mean_us", (double)v->sum_ns / n / 1e3);
+        json_put_real(o, "sd_us", v->sd_ns / 1e3);
+        json_put_real(o, "min_us", (double)v->min_ns / 1e3);
+        json_put_real(o, "max_us", (double)v->max_ns / 1e3);
+        json_put_real(o, "p50_us", (double)stats_quantile(v, 0.5) / 1e3);
+        json_put_real(o, "p99_us", (double)stats_quantile(v, 0.99) / 1e3);
+        json_put(level, names[op], o);
+    }
+    json_put(all, b->used_isa, level);
+    return all;
 }
 
 static void print(const struct bench *b, bool json)
@@ -138,6 +164,7 @@ static void print(const struct bench *b, bool json)
     json_put_int(j, "threads", b->threads);
     json_put_real(j, "read_gb_per_s", b->read_gb_per_s);
     json_put_real(j, "decode_gb_per_s", decode_gb);
+    json_put(j, "dispatch", json_dispatch(b));
     json_print(j, stdout);
     json_free(j);
 }

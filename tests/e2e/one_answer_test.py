@@ -1,13 +1,15 @@
 """One answer: the tokens depend on model, KV type, prompt, parameters and seed alone.
 
 Base case: the engine alone, one process, the machine's best level. Against it: 1, 2 and 3 workers,
-chunks of 16 and 512, 1 and 2 threads, scalar and AVX2, alone and among 7 other requests. The short
-form varies each axis; the long form runs the product.
+chunks of 16 and 512, 1 and 2 threads, every level, alone and among 7 other requests; for Gemma 3, whose
+window is shorter than the longest prompt, also every KV type. The short form varies each axis; the long
+form runs the product, in which Gemma's cells take the KV types in turn.
 """
 import itertools, os, sys, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import LONG, Cluster, local
+from cluster import GEMMA, LONG, MODEL, Cluster, local
+from logits import levels
 
 PROMPTS = [
     "Once upon a time",
@@ -28,28 +30,42 @@ def requests():
 
 
 class OneAnswer(unittest.TestCase):
+    model = MODEL
+    short = [(False, 1, "avx2", 512, 2, "f16"), (True, 2, "avx2", 512, 1, "f16"), (True, 3, "avx2", 16, 1, "f16"),
+             (True, 2, "scalar", 512, 1, "f16")]
+    kv_types = ("f16",)
+
     @classmethod
     def setUpClass(cls):
-        cls.base = [local(p, threads=2, chunk=512, **kw)["tokens"] for p, kw in requests()]
-        lengths = [len(local(p, tokens=0)["prompt_tokens"]) for p in PROMPTS]
+        cls.bases = {}
+        lengths = [len(local(p, model=cls.model, tokens=0)["prompt_tokens"]) for p in PROMPTS]
         assert max(lengths) >= 600, lengths
 
-    def compare(self, results, what):
-        for (prompt, kw), want, got in zip(requests(), self.base, results, strict=True):
+    def alone(self, kv, **axis):
+        return [local(p, model=self.model, kv=kv, **axis, **kw)["tokens"] for p, kw in requests()]
+
+    def base(self, kv):
+        if kv not in self.bases:
+            self.bases[kv] = self.alone(kv, threads=2, chunk=512)
+        return self.bases[kv]
+
+    def compare(self, results, kv, what):
+        for (prompt, kw), want, got in zip(requests(), self.base(kv), results, strict=True):
             self.assertEqual(got, want, f"{what}: {prompt[:40]!r} {kw}")
 
     def test_base_is_not_trivial(self):
-        greedy, sampled = self.base[:8], self.base[8:]
+        base = self.base(self.kv_types[0])
+        greedy, sampled = base[:8], base[8:]
         self.assertGreaterEqual(sum(a != b for a, b in zip(greedy, sampled)), 7)
-        self.assertTrue(all(len(t) == TOKENS for t in self.base))
+        self.assertTrue(all(len(t) == TOKENS for t in base))
 
     def test_engine_alone(self):
         for axis in (dict(chunk=16, threads=2), dict(chunk=512, threads=1)):
-            self.compare([local(p, **axis, **kw)["tokens"] for p, kw in requests()], f"alone {axis}")
+            self.compare(self.alone(self.kv_types[0], **axis), self.kv_types[0], f"alone {axis}")
 
-    def in_cluster(self, together, workers, isa, **axis):
-        what = f"{workers} workers {isa} {axis} {'together' if together else 'one by one'}"
-        with Cluster(workers=workers, isa=isa, kv_tokens=16384, **axis) as c:
+    def in_cluster(self, together, workers, isa, kv, **axis):
+        what = f"{workers} workers {isa} {kv} {axis} {'together' if together else 'one by one'}"
+        with Cluster(model=self.model, workers=workers, isa=isa, kv=kv, kv_tokens=16384, **axis) as c:
             if together:
                 results = []
                 for kw in PARAMETERS:
@@ -59,7 +75,7 @@ class OneAnswer(unittest.TestCase):
             else:
                 results = [c.generate(p, **kw) for p, kw in requests()]
             status, log = c.status(), c.text()[-2000:]
-            self.compare([r["tokens"] for r in results], what)
+            self.compare([r["tokens"] for r in results], kv, what)
         replica = status["replicas"][0]
         for w in replica["workers"]:
             self.assertEqual(w["isa"], isa, what)
@@ -68,19 +84,25 @@ class OneAnswer(unittest.TestCase):
         return replica
 
     def test_clusters(self):
+        cells = self.short
         if LONG:
-            cells = list(itertools.product([False, True], [1, 2, 3], ["avx2", "scalar"], [16, 512], [1, 2]))
-        else:
-            cells = [(False, 1, "avx2", 512, 2), (True, 2, "avx2", 512, 1), (True, 3, "avx2", 16, 1),
-                     (True, 2, "scalar", 512, 1)]
+            product = itertools.product([False, True], [1, 2, 3], levels(), [16, 512], [1, 2])
+            cells = [(*cell, kv) for cell, kv in zip(product, itertools.cycle(self.kv_types))]
         most, mixed = 0, 0
-        for together, workers, isa, chunk, threads in cells:
-            with self.subTest(together=together, workers=workers, isa=isa, chunk=chunk, threads=threads):
-                r = self.in_cluster(together, workers, isa, chunk=chunk, threads=threads)
+        for together, workers, isa, chunk, threads, kv in cells:
+            with self.subTest(together=together, workers=workers, isa=isa, chunk=chunk, threads=threads, kv=kv):
+                r = self.in_cluster(together, workers, isa, kv, chunk=chunk, threads=threads)
                 most, mixed = max(most, r["sequences_max"]), mixed + r["steps_mixed"]
         # Without these the comparison above would have compared nothing.
         self.assertGreaterEqual(most, 4, "no Step carried four sequences")
         self.assertGreater(mixed, 0, "no Step carried decodes and prefill together")
+
+
+class Gemma(OneAnswer):
+    model = GEMMA
+    short = [(True, 2, levels()[-1], 16, 1, "q8_0"), (True, 3, "avx2", 512, 1, "q4_0"), (False, 1, "avx2", 512, 2, "f32")]
+    # In the product, 4 x 3 threads-and-chunks would always meet the same type: a length of 5 shifts them.
+    kv_types = ("q8_0", "f16", "q4_0", "f32", "f16") if LONG else ("q8_0",)
 
 
 if __name__ == "__main__":

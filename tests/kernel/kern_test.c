@@ -239,6 +239,11 @@ static void test_rows(void **state)
                 kern_scalar.rmsnorm(x, w, want, n, 1e-5f);
                 levels[l]->rmsnorm(x, w, got, n, 1e-5f);
                 assert_true(same(got, want, n, &at));
+                for (int b = 0; b < 2; b++) {
+                    kern_scalar.layernorm(x, w, b ? x : NULL, want, n, 1e-5f);
+                    levels[l]->layernorm(x, w, b ? x : NULL, got, n, 1e-5f);
+                    assert_true(same(got, want, n, &at));
+                }
                 kern_scalar.silu_mul(x, w, want, n);
                 levels[l]->silu_mul(x, w, got, n);
                 assert_true(same(got, want, n, &at));
@@ -424,6 +429,187 @@ static void test_linear_vector(void **state)
     }
 }
 
+/* LayerNorm and RMSNorm fused with the product: the vector of the definition, a constant row, and
+ * the same bits as norm, quantiser and product one after another. A row is normalised and quantised
+ * once however many panels and threads read it: counted. */
+static unsigned n_norms, n_quantised;
+static const struct kern *counted;
+
+static void count_layernorm(const float *x, const float *w, const float *b, float *y, uint32_t n,
+                            float eps)
+{
+    n_norms++;
+    counted->layernorm(x, w, b, y, n, eps);
+}
+
+static void count_rmsnorm(const float *x, const float *w, float *y, uint32_t n, float eps)
+{
+    n_norms++;
+    counted->rmsnorm(x, w, y, n, eps);
+}
+
+static void count_quantise(const float *x, struct act *a, uint32_t token)
+{
+    n_quantised++;
+    counted->quantise(x, a, token);
+}
+
+static void fused_vector(const struct kern *k)
+{
+    const float x[4] = {1, 2, 3, 4}, one[4] = {1, 1, 1, 1}, constant[4] = {7, 7, 7, 7};
+    const float want[4] = {-1.3416355f, -0.4472118f, 0.4472118f, 1.3416355f};
+    float identity[4][4] = {{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}};
+    float packed[4 * 16], y[4], out[16];
+    struct act none = {0};
+    struct kern_norm norm = {.layer = true, .weight = one, .eps = 1e-5f};
+    assert_true(tile_pack(QTYPE_F32, (const uint8_t *)identity, 4, 4, (uint8_t *)packed));
+    struct mat m = {QTYPE_F32, 4, 4, (const uint8_t *)packed};
+    kern_norm_row(k, &norm, x, 4, y, NULL, 0);
+    k->linear(&m, 0, 1, &none, y, 4, 1, out, 16, NULL);
+    for (int i = 0; i < 4; i++) assert_float_equal(out[i], want[i], 1e-6);
+    kern_norm_row(k, &norm, constant, 4, y, NULL, 0);
+    for (int i = 0; i < 4; i++) assert_float_equal(y[i], 0, 0);
+}
+
+static void fused_equals_unfused(const struct kern *k, bool layer)
+{
+    enum { ROWS = 5, WIDTH = 576, OUT = 48 };
+    static float x[ROWS * WIDTH], w[WIDTH], y[ROWS * WIDTH], z[ROWS * WIDTH], one[ROWS * OUT],
+        split[ROWS * OUT];
+    struct kern counting = *k;
+    counting.layernorm = count_layernorm;
+    counting.rmsnorm = count_rmsnorm;
+    counting.quantise = count_quantise;
+    counted = k;
+    n_norms = n_quantised = 0;
+    size_t row_bytes = WIDTH / 32 * 20, at;
+    uint8_t *file = mem_alloc(row_bytes * OUT), *packed = mem_alloc(row_bytes * OUT);
+    random_rows(QTYPE_Q4_1, file, OUT * WIDTH / 32, 0);
+    for (uint32_t p = 0; p < OUT / 16; p++)
+        assert_true(tile_pack(QTYPE_Q4_1, file + p * 16 * row_bytes, 16, WIDTH,
+                              packed + p * 16 * row_bytes));
+    struct mat m = {QTYPE_Q4_1, OUT, WIDTH, packed};
+    struct kern_norm norm = {.layer = layer, .weight = w, .bias = layer ? w : NULL, .eps = 1e-5f};
+    struct act_room a = new_act(ROWS, WIDTH), b = new_act(ROWS, WIDTH);
+    void *scratch = mem_alloc(kern_scratch_bytes(WIDTH));
+    fill(x, ROWS * WIDTH, GAUSS);
+    fill(w, WIDTH, GAUSS);
+    for (uint32_t r = 0; r < ROWS; r++) {
+        kern_norm_row(&counting, &norm, x + r * WIDTH, WIDTH, y + r * WIDTH, &a.a, r);
+        if (layer)
+            k->layernorm(x + r * WIDTH, w, w, z + r * WIDTH, WIDTH, 1e-5f);
+        else
+            k->rmsnorm(x + r * WIDTH, w, z + r * WIDTH, WIDTH, 1e-5f);
+        k->quantise(z + r * WIDTH, &b.a, r);
+    }
+    for (uint32_t p = 0; p < OUT / 16; p++) /* as threads split it */
+        counting.linear(&m, p, p + 1, &a.a, y, WIDTH, ROWS, split, OUT, scratch);
+    k->linear(&m, 0, OUT / 16, &b.a, z, WIDTH, ROWS, one, OUT, scratch);
+    assert_true(same(split, one, ROWS * OUT, &at));
+    assert_int_equal(n_norms, ROWS);
+    assert_int_equal(n_quantised, ROWS);
+    mem_free(scratch);
+    mem_free(file);
+    mem_free(packed);
+    free_act(&a);
+    free_act(&b);
+}
+
+static void test_norm_and_linear(void **state)
+{
+    (void)state;
+    for (unsigned l = 0; l <= n_levels; l++) {
+        const struct kern *k = l == n_levels ? &kern_scalar : levels[l];
+        fused_vector(k);
+        fused_equals_unfused(k, true);
+        fused_equals_unfused(k, false);
+    }
+}
+
+/* One Q4_K block, by hand: x = 256 ones, bias 0.5 added after. */
+static float q4_k_product(const struct kern *k, float d, float dmin, const uint8_t *scales,
+                          uint8_t nibbles)
+{
+    uint8_t block[144], packed[144 * 16];
+    float x[256], out[16];
+    uint16_t h = f16_from_f32(d), m = f16_from_f32(dmin);
+    memcpy(block, &h, 2);
+    memcpy(block + 2, &m, 2);
+    memcpy(block + 4, scales, 12);
+    memset(block + 16, nibbles, 128);
+    for (int i = 0; i < 256; i++) x[i] = 1;
+    struct act_room a = new_act(1, 256);
+    k->quantise(x, &a.a, 0);
+    assert_true(tile_pack(QTYPE_Q4_K, block, 1, 256, packed));
+    struct mat mat = {QTYPE_Q4_K, 1, 256, packed};
+    void *scratch = mem_alloc(kern_scratch_bytes(256));
+    k->linear(&mat, 0, 1, &a.a, x, 256, 1, out, 16, scratch);
+    mem_free(scratch);
+    free_act(&a);
+    return out[0] + 0.5f;
+}
+
+static void test_q4_k_vectors(void **state)
+{
+    (void)state;
+    const uint8_t ones[12] = {1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1};
+    const uint8_t mins[12] = {1, 1, 1, 1, 1, 1, 1, 1, 0x11, 0x11, 0x11, 0x11};
+    const uint8_t high[12] = {0xc1, 0xc2, 0xc3, 0xc4, 0, 0, 0, 0, 0x0f, 0x0e, 0x0d, 0x0c};
+    for (unsigned l = 0; l <= n_levels; l++) {
+        const struct kern *k = l == n_levels ? &kern_scalar : levels[l];
+        assert_float_equal(q4_k_product(k, 1, 0, ones, 0x21), 384.5f, 1e-4);
+        assert_float_equal(q4_k_product(k, 1, 1, mins, 0x21), 128.5f, 1e-4);
+        assert_float_equal(q4_k_product(k, 1, 0, high, 0x11), 8192.5f, 2e-3);
+    }
+    assert_int_equal(tile_panel_bytes(QTYPE_Q4_K, 4096) * (4096 / 16), 9437184);
+}
+
+/* Blocks of keys and values. */
+static void test_kv_blocks(void **state)
+{
+    (void)state;
+    double err8 = 0, err4 = 0, power = 0;
+    struct qblock b, again;
+    float x[32], y[32];
+    for (int round = 0; round < 100000; round++) {
+        float amax = 0, scale = round % 5 ? 1.0f : fm_exp(gauss() * 2);
+        for (int i = 0; i < 32; i++) {
+            x[i] = gauss() * scale;
+            amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+        }
+        quant_encode(QTYPE_Q8_0, x, &b);
+        quant_values(QTYPE_Q8_0, &b, y);
+        for (int i = 0; i < 32 && amax > 0.01f; i++) {
+            assert_true(fabsf(x[i] - y[i]) <= amax / 254 * (1 + 0x1p-10f) * 1.0001f);
+            if (scale == 1.0f) {
+                err8 += (double)((x[i] - y[i]) * (x[i] - y[i]));
+                power += (double)(x[i] * x[i]);
+            }
+        }
+        quant_encode(QTYPE_Q8_0, y, &again); /* below 0.01 the scale is a denormal half */
+        assert_true(amax <= 0.01f || (again.d == b.d && memcmp(again.u, b.u, 32) == 0));
+        quant_encode(QTYPE_Q4_0, x, &b);
+        quant_values(QTYPE_Q4_0, &b, y);
+        for (int i = 0; i < 32 && scale == 1.0f; i++)
+            err4 += (double)((x[i] - y[i]) * (x[i] - y[i]));
+    }
+    assert_true(sqrt(err8 / power) <= 0.006);
+    assert_true(sqrt(err4 / power) <= 0.10);
+    for (int type = 0; type < 2; type++) {
+        enum qtype t = type ? QTYPE_Q8_0 : QTYPE_Q4_0;
+        memset(x, 0, sizeof x);
+        quant_encode(t, x, &b);
+        quant_values(t, &b, y);
+        for (int i = 0; i < 32; i++) assert_float_equal(y[i], 0, 0);
+        const float bad[] = {NAN, INFINITY, -INFINITY, 3e38f};
+        for (int i = 0; i < 4; i++) {
+            x[7] = bad[i];
+            quant_encode(t, x, &b);
+            assert_false(f16_finite(b.d)); /* flagged: every product with it is a NaN */
+        }
+    }
+}
+
 int main(void)
 {
     struct errmsg em;
@@ -438,7 +624,8 @@ int main(void)
         cmocka_unit_test(test_tiles),         cmocka_unit_test(test_quantise),
         cmocka_unit_test(test_linear),        cmocka_unit_test(test_rows),
         cmocka_unit_test(test_attention),     cmocka_unit_test(test_oracle_against_f64),
-        cmocka_unit_test(test_linear_vector),
+        cmocka_unit_test(test_linear_vector), cmocka_unit_test(test_norm_and_linear),
+        cmocka_unit_test(test_q4_k_vectors),  cmocka_unit_test(test_kv_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

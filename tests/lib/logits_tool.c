@@ -1,5 +1,6 @@
-/* logits_tool FILE SLICES KV ISA CHUNK THREADS: token ids (int32) on stdin, the logits of every
- * position (f32) on stdout, computed by a chain of engines that hold a slice of the layers each. */
+/* logits_tool FILE SLICES KV ISA CHUNK THREADS LAST: token ids (int32) on stdin, the logits (f32)
+ * of the last LAST positions (0: of all) on stdout, by a chain of engines that hold a slice each.
+ */
 #include "common/base/mem.h"
 #include "common/engine/engine.h"
 #include "common/io/ring.h"
@@ -12,7 +13,7 @@
 
 struct chain {
     struct engine *slice[SLICES_MAX];
-    uint32_t n, hidden, vocab;
+    uint32_t n, hidden, vocab, from; /* the first position whose logits are wanted */
     uint32_t *pages;
 };
 
@@ -48,13 +49,14 @@ static int step(const struct chain *c, uint32_t first, const int32_t *ids, uint3
                 struct errmsg *em)
 {
     const float *out = NULL;
+    uint32_t wanted = first + n <= c->from ? 0 : first >= c->from ? n : first + n - c->from;
     for (uint32_t i = 0; i < c->n; i++) {
-        struct eng_run run = {first, n, i + 1 == c->n ? n : 0, ids, c->pages};
+        struct eng_run run = {first, n, i + 1 == c->n ? wanted : 0, ids, c->pages};
         int rc = eng_step(c->slice[i], &run, 1, i ? hop : NULL, &out, em);
         if (rc < 0) return rc;
         if (i + 1 < c->n) memcpy(hop, out, (size_t)n * c->hidden * sizeof *hop);
     }
-    for (uint32_t r = 0; r < n; r++)
+    for (uint32_t r = 0; r < wanted; r++)
         (void)fwrite(out + r * eng_logits_stride(c->slice[c->n - 1]), sizeof *out, c->vocab,
                      stdout);
     return 0;
@@ -66,9 +68,11 @@ int main(int argc, char **argv)
     struct gguf *g = NULL;
     enum kv_type kv;
     static int32_t ids[TOKENS_MAX];
-    if (argc != 7 || !eng_kv_parse(argv[3], &kv)) return 2;
+    if (argc != 8 || !eng_kv_parse(argv[3], &kv)) return 2;
     struct chain c = {.n = (uint32_t)atoi(argv[2])};
     uint32_t chunk = (uint32_t)atoi(argv[5]), n = (uint32_t)fread(ids, 4, TOKENS_MAX, stdin);
+    uint32_t last = (uint32_t)atoi(argv[7]);
+    c.from = last && last < n ? n - last : 0;
     if (c.n == 0 || c.n > SLICES_MAX) return 2;
     int rc = gguf_open(argv[1], &g, &em);
     if (rc == 0)

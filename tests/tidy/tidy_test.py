@@ -26,7 +26,7 @@ ONE_MODULE = {
     "xxhash.h": "common/base/hash.c", "jansson.h": "common/text/json.c", "pcre2.h": "common/text/tok_bpe.c",
 }
 SYSTEM = {
-    "arpa/inet.h", "cpuid.h", "errno.h", "float.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "pthread.h",
+    "arpa/inet.h", "cpuid.h", "dirent.h", "errno.h", "float.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "pthread.h",
     "sched.h", "signal.h", "stdarg.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h",
     "string.h", "sys/mman.h", "sys/prctl.h", "sys/random.h", "sys/stat.h", "sys/syscall.h", "sys/wait.h", "time.h",
     "unistd.h", "xmmintrin.h",

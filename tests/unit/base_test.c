@@ -8,6 +8,7 @@
 #include "common/base/opts.h"
 #include "common/base/pool.h"
 #include "common/base/rng.h"
+#include "common/base/stats.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -228,6 +229,89 @@ static void test_pool_cores(void **state)
     pool_close(other);
 }
 
+#define SECOND_NS UINT64_C(1000000000)
+
+/* Bounds count what they say: a value is in the first bucket whose bound it does not exceed. */
+static void test_stats_buckets(void **state)
+{
+    (void)state;
+    struct rng rng = {9};
+    assert_int_equal(stats_le(0), 0);
+    assert_true(stats_le(STATS_BUCKETS - 1) == UINT64_MAX);
+    for (uint32_t i = 1; i < STATS_BUCKETS; i++) assert_true(stats_le(i) > stats_le(i - 1));
+    for (int round = 0; round < 20000; round++) {
+        uint64_t ns = rng_u64(&rng) >> rng_below(&rng, 64);
+        if (round % 3 == 0) ns = stats_le((uint32_t)rng_below(&rng, STATS_BUCKETS - 1));
+        struct stats s = {0};
+        struct stats_view v;
+        stats_record(&s, ns);
+        stats_read(&s, &v);
+        uint32_t at = 0;
+        while (v.buckets[at] == 0) at++;
+        assert_true(ns <= stats_le(at) && (at == 0 || ns > stats_le(at - 1)));
+        assert_true(v.count == 1 && v.sum_ns == ns && v.min_ns == ns && v.max_ns == ns);
+        assert_true(stats_quantile(&v, 0.99) == ns || stats_le(at) < ns * 17 / 16 + 2);
+    }
+}
+
+static void test_stats_figures(void **state)
+{
+    (void)state;
+    static struct stats s;
+    struct stats_view v;
+    for (int i = 0; i < 100; i++) stats_record(&s, SECOND_NS);
+    stats_read(&s, &v);
+    assert_true(v.count == 100 && v.sum_ns == 100 * SECOND_NS && v.sd_ns >= 0);
+    assert_true(fabs((double)stats_quantile(&v, 0.99) / (double)SECOND_NS - 1) < 0.1);
+    stats_reset(&s);
+    stats_read(&s, &v);
+    assert_true(v.count == 0 && v.sum_ns == 0 && v.min_ns == 0 && v.max_ns == 0 && v.sd_ns == 0);
+    assert_int_equal(stats_quantile(&v, 0.5), 0);
+    for (uint64_t i = 0; i < 1000; i++) stats_record(&s, 1000000 * SECOND_NS + i); /* 1e9 us */
+    stats_read(&s, &v);
+    assert_true(isfinite(v.sd_ns) && v.sd_ns >= 0 && v.min_ns == 1000000 * SECOND_NS);
+    stats_reset(&s);
+    for (uint64_t i = 1; i <= 1000; i++) stats_record(&s, i * 1000);
+    stats_read(&s, &v);
+    assert_true(fabs(v.sd_ns / 288675.0 - 1) < 0.01);
+    assert_true(stats_quantile(&v, 0.5) >= 500000 && stats_quantile(&v, 0.5) <= 540000);
+}
+
+struct recorders {
+    struct stats stats;
+    atomic_int left;
+};
+
+static void record_many(void *arg, unsigned idx, unsigned n)
+{
+    struct recorders *r = arg;
+    struct stats_view v;
+    for (uint64_t i = 0; i < 1000000 && idx; i++) stats_record(&r->stats, 1 + i % 1000);
+    if (idx) atomic_fetch_sub(&r->left, 1);
+    uint64_t last = 0;
+    while (idx == 0 && atomic_load(&r->left)) { /* a scrape under load */
+        stats_read(&r->stats, &v);
+        assert_true(v.count >= last && v.count <= (uint64_t)(n - 1) * 1000000);
+        last = v.count;
+    }
+}
+
+static void test_stats_threads(void **state)
+{
+    (void)state;
+    static struct recorders r;
+    struct errmsg em;
+    struct pool *pool;
+    struct stats_view v;
+    atomic_store(&r.left, 8);
+    assert_int_equal(pool_open(9, &pool, &em), 0);
+    pool_run(pool, record_many, &r);
+    pool_close(pool);
+    stats_read(&r.stats, &v);
+    assert_true(v.count == 8000000 && v.sum_ns == 8 * UINT64_C(500500000));
+    assert_true(v.min_ns == 1 && v.max_ns == 1000);
+}
+
 static void test_opts(void **state)
 {
     (void)state;
@@ -256,12 +340,13 @@ static void test_opts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_err),    cmocka_unit_test(test_cursor),
-        cmocka_unit_test(test_arena),  cmocka_unit_test(test_buf),
-        cmocka_unit_test(test_imap),   cmocka_unit_test(test_smap),
-        cmocka_unit_test(test_philox), cmocka_unit_test(test_fmath),
-        cmocka_unit_test(test_pool),   cmocka_unit_test(test_pool_cores),
-        cmocka_unit_test(test_opts),
+        cmocka_unit_test(test_err),           cmocka_unit_test(test_cursor),
+        cmocka_unit_test(test_arena),         cmocka_unit_test(test_buf),
+        cmocka_unit_test(test_imap),          cmocka_unit_test(test_smap),
+        cmocka_unit_test(test_philox),        cmocka_unit_test(test_fmath),
+        cmocka_unit_test(test_pool),          cmocka_unit_test(test_pool_cores),
+        cmocka_unit_test(test_stats_buckets), cmocka_unit_test(test_stats_figures),
+        cmocka_unit_test(test_stats_threads), cmocka_unit_test(test_opts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,37 @@
+"""The fuzz targets with libFuzzer, ASan and UBSan, ten minutes each, from the corpora. Long form only;
+builds with clang into build-fuzz. What is found stays in build-fuzz/findings."""
+import os, subprocess, sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+BUILD = os.path.join(ROOT, "build-fuzz")
+SECONDS = int(os.environ.get("FLOTILLA_FUZZ_SECONDS", "600"))
+
+
+def main():
+    subprocess.run(["cmake", "-B", BUILD, "-DCMAKE_C_COMPILER=clang", "-DFUZZ=ON", "-DSANITIZE=address,undefined"],
+                   cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    targets = ["gguf_fuzz", "bpe_fuzz", "spm_fuzz"]
+    subprocess.run(["cmake", "--build", BUILD, "-j", str(os.cpu_count()), "--target", *targets], check=True,
+                   stdout=subprocess.DEVNULL)
+    running = []
+    for name in targets:
+        found, new = (os.path.join(BUILD, kind, name) for kind in ("findings", "corpus"))
+        for folder in (found, new):
+            os.makedirs(folder, exist_ok=True)
+        running.append((name, subprocess.Popen(
+            [os.path.join(BUILD, "bin", name), f"-max_total_time={SECONDS}", "-max_len=65536", "-timeout=20", "-rss_limit_mb=4096",
+             f"-artifact_prefix={found}/", new, os.path.join(HERE, "corpus", name.removesuffix("_fuzz"))],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
+    failed = False
+    for name, p in running:
+        out, _ = p.communicate()
+        print(name, "exit", p.returncode, out.strip().splitlines()[-1])
+        if p.returncode:
+            print(out[-4000:])
+        failed |= p.returncode != 0
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

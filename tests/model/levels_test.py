@@ -1,0 +1,36 @@
+"""Both real models, with a prompt longer than Gemma's window of 512: the same bits of logits at every
+level and KV type, on one, two and three slices, in chunks of any size, with any number of threads."""
+import itertools, os, sys, unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "lib"))
+from cluster import GEMMA, LONG, MODEL, local
+from logits import KV_TYPES, levels, logits
+
+with open(os.path.join(HERE, "ruth_jonah.txt")) as f:
+    TEXT = f.read(3400)
+
+
+class Levels(unittest.TestCase):
+    def test_one_answer(self):
+        best = levels()[-1]
+        for model in (MODEL, GEMMA):
+            ids = local(TEXT, model=model, tokens=0)["prompt_tokens"]
+            self.assertGreater(len(ids), 560)
+            for kv in KV_TYPES:
+                base = logits(model, ids, kv=kv, isa=best, last=16)
+                cells = [dict(slices=2, chunk=16), dict(slices=3, threads=1), dict(slices=1, chunk=100, threads=3)]
+                vectors = [dict(isa=i, slices=2, chunk=64) for i in levels()[1:]]
+                scalar = [dict(isa="scalar", slices=2, chunk=256)]
+                if LONG:
+                    axes = itertools.product(levels(), (1, 2, 3), (16, 512), (1, 2))
+                    cells, vectors = [dict(isa=i, slices=s, chunk=c, threads=t) for i, s, c, t in axes], []
+                elif kv in ("f16", "f32"):  # the scalar level is slow: two of the four types in the short form
+                    scalar = []
+                for cell in [*cells, *vectors, *scalar]:
+                    got = logits(model, ids, kv=kv, last=16, **cell)
+                    self.assertEqual(got.tobytes(), base.tobytes(), (model, kv, cell))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
