@@ -46,8 +46,12 @@ def run_json(*words, **kw):
     return json.loads(r.stdout)
 
 
-def finish(results):
+def finish(results, out=""):
     name, cores, _ = machine()
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True).stdout.strip()
-    print(json.dumps(dict(machine=name, cores=cores, commit=commit, command=" ".join(sys.argv), results=results)))
+    document = dict(machine=name, cores=cores, commit=commit, command=" ".join(sys.argv), results=results)
+    print(json.dumps(document))
+    if out:
+        with open(out, "w") as f:
+            json.dump(document, f, indent=1)
     sys.exit(0 if all(r["holds"] for r in results) else 1)
