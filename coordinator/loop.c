@@ -300,6 +300,8 @@ int loop_check(const struct config *config, const struct model_file *model, stru
     if (!eng_kv_parse(config->kv, &kv))
         return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16, q8_0, q4_0)",
                        config->kv);
+    int fits = eng_kv_check(&model->dims, kv, em);
+    if (fits < 0) return err_wrap(em, ERR_CONF, "key 'kv'");
     if (config->workers > model->dims.n_layers)
         return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
                        config->workers, model->dims.n_layers);

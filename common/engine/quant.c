@@ -225,7 +225,7 @@ static void encode_q4_0(const float *x, float amax, struct qblock *r)
     float d = extreme / -8.0f, id = d != 0.0f ? 1.0f / d : 0.0f;
     r->d = f16_from_f32(d);
     for (uint32_t i = 0; i < 32; i++) {
-        int q = (int)(x[i] * id + 8.5f);
+        int q = (int)fmaf(x[i], id, 8.5f); /* as ggml's loop is compiled where there is FMA */
         r->u[i] = (uint8_t)(q < 15 ? q : 15);
     }
 }

@@ -156,6 +156,8 @@ class ClusterFile(unittest.TestCase):
             self.assertEqual(code, 2, text)
             self.assertIn(words, error)
         self.assertEqual(self.check(base + "listen: 0.0.0.0\nplaintext: true\n")[0], 0)
+        for kv in ("f32", "f16", "q8_0", "q4_0"):
+            self.assertEqual(self.check(base + f"kv: {kv}\n")[0], 0)
 
     def test_every_key_is_documented(self):
         root = os.path.join(HERE, "..", "..")

@@ -112,5 +112,15 @@ class Slices(unittest.TestCase):
                 c.stdout.close()
 
 
+class KvTypes(unittest.TestCase):
+    def test_pool_sizes(self):
+        """Positions x KV heads x head size x 2 x layers x bytes a value, scales included."""
+        for kv, per_value in (("f32", 4), ("f16", 2), ("q8_0", 1.0625), ("q4_0", 0.5625)):
+            with Cluster(workers=2, kv=kv, kv_tokens=1024) as c:
+                pool = sum(w["kv_bytes"] for w in c.workers())
+                self.assertEqual(pool, 1024 * 3 * 64 * 2 * 30 * per_value)
+                self.assertEqual(len(c.generate("Hello", tokens=4, ignore_eos=True)["tokens"]), 4)
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

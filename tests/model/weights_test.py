@@ -56,6 +56,18 @@ class Dequantise(unittest.TestCase):
             self.compare(path, tensors)
 
 
+class Encode(unittest.TestCase):
+    def test_q4_0_as_ggml(self):
+        """Keys and values of Q4_0 are encoded to the bytes that ggml's reference gives."""
+        rng = np.random.default_rng(8)
+        x = rng.standard_normal((20000, 32)).astype(np.float32) * np.exp(rng.standard_normal((20000, 1)) * 2).astype(np.float32)
+        x[7] = 0
+        x[8, :] = np.resize([1, -1], 32)
+        r = subprocess.run([os.path.join(BIN, "encode_tool"), "q4_0"], input=x.tobytes(), stdout=subprocess.PIPE, check=True)
+        want = gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q4_0)
+        self.assertEqual(r.stdout, want.tobytes())
+
+
 def tiny(path, change=None, **kv):
     """A llama of one layer with random weights; `change` may edit {name: (array, type)}."""
     rng = np.random.default_rng(1)
