@@ -58,7 +58,7 @@ def llama_source():
     os.makedirs(CACHE, exist_ok=True)
     print("downloading the source of llama-cpp-python (a minute or two)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=CACHE) as work:
-        with tarfile.open(download(f"llama-cpp-python=={LLAMA}", work, "--no-binary", ":all:")) as t:
+        with tarfile.open(download(f"llama-cpp-python=={LLAMA}", work, "--no-binary", "llama-cpp-python")) as t:
             t.extractall(work, filter="data") if hasattr(tarfile, "data_filter") else t.extractall(work)
         shutil.move(glob.glob(os.path.join(work, "llama_cpp_python-*"))[0], path)
     return path

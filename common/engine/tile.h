@@ -10,15 +10,23 @@
  *   cells:    vectors of the low bits, then, in types of 3, 5 or 6 bits, one vector of high bits
  *   others:   d[16 rows], m[16 rows] (f16)
  *
- *             low bits   high bits   weights of a cell   scales
- *   Q4_0 Q4_1 4          -           32
- *   Q5_0 Q5_1 4          1           32
- *   Q8_0      8          -           32
- *   Q2_K      2          -           32                  4 vectors: byte j of 4 rows..: scale | min
- * << 4 Q3_K      2          1           32                  low halves of 0-7, 8-15 (4 + 4); then
- * high bits Q4_K      4          -           32                  low halves of scales (4 + 4), of
- * minima; high bits Q5_K      4          1           32                  as Q4_K Q6_K      4 2 16
- * 4 vectors: byte j % 4 of vector j / 4
+ *               bits: low  high   weights of a cell
+ *   Q4_0, Q4_1        4    -      32
+ *   Q5_0, Q5_1        4    1      32
+ *   Q8_0              8    -      32
+ *   Q2_K              2    -      32
+ *   Q3_K              2    1      32
+ *   Q4_K              4    -      32
+ *   Q5_K              4    1      32
+ *   Q6_K              4    2      16
+ *
+ * Scales of sub-blocks j, as bytes i = 0..3 of a row in vectors v:
+ *   Q2_K         v 0..3: scale | min << 4 of j = 4v + i
+ *   Q6_K         v 0..3: scale of j = 4v + i
+ *   Q4_K, Q5_K   v 0: low halves of the scales of i and i + 4; v 1: of the minima; v 2: two high
+ *                bits of scale i, scale i + 4, min i, min i + 4
+ *   Q3_K         v 0: low halves of the scales of i and i + 4; v 1: of i + 8 and i + 12; v 2: two
+ *                high bits of each of the four
  *
  * Panels of F32, F16 and BF16 are [k][16]. Rows beyond the matrix in its last panel are zero. */
 #ifndef FLOTILLA_ENGINE_TILE_H
