@@ -2,7 +2,7 @@
 import json, os, signal, subprocess, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import MODEL, Cluster, local, program, run
+from cluster import GEMMA, MODEL, Cluster, local, program, run
 
 MIB = 1 << 20
 
@@ -73,14 +73,20 @@ class Slices(unittest.TestCase):
             self.assertLessEqual(max(probe), 1)
 
     def test_the_rest_of_the_file_does_not_matter(self):
+        self.with_foreign_bytes(MODEL, ((0, 14), (15, 29)))
+
+    def test_the_rest_of_the_other_file_does_not_matter(self):
+        self.with_foreign_bytes(GEMMA, ((0, 8), (9, 17)))
+
+    def with_foreign_bytes(self, model, slices):
         """Each worker gets a file in which all that is not its own is 0xFF."""
-        want = local("Once upon a time", tokens=16)["tokens"]
-        info = json.loads(run("inspect", MODEL, "--json").stdout)
+        want = local("Once upon a time", model=model, tokens=16)["tokens"]
+        info = json.loads(run("inspect", model, "--json").stdout)
         with tempfile.TemporaryDirectory() as d:
-            for i, (first, last) in enumerate(((0, 14), (15, 29))):
+            for i, (first, last) in enumerate(slices):
                 os.mkdir(f"{d}/{i}")
-                path = f"{d}/{i}/{os.path.basename(MODEL)}"
-                with open(MODEL, "rb") as src, open(path, "wb") as dst:
+                path = f"{d}/{i}/{os.path.basename(model)}"
+                with open(model, "rb") as src, open(path, "wb") as dst:
                     dst.write(src.read(info["header_bytes"]))
                     dst.write(b"\xff" * (info["file_bytes"] - info["header_bytes"]))
                     for t in info["tensors"]:
@@ -92,7 +98,7 @@ class Slices(unittest.TestCase):
                         src.seek(t["offset"])
                         dst.seek(t["offset"])
                         dst.write(src.read(t["bytes"]))
-            config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\nports: {{clients: 0, workers: 0, results: 0}}\n"
+            config = f"model: {model}\nworkers: 2\nkv_tokens: 1024\nports: {{clients: 0, workers: 0, results: 0}}\n"
             c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, text=True)
             c.stdin.write(config)
