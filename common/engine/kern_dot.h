@@ -177,10 +177,11 @@ VEC_INLINE void unpack_tiles(const enum qtype type, const uint8_t *t, uint32_t k
                              float *d, float *m)
 {
     const struct tile l = tile_of(type);
+    const int subs = l.block / l.sub;
     for (uint32_t b = 0; b < k / l.block; b++, t += l.bytes) {
         vec td = half_at(t + l.d_at), tm = tile_min(l, t);
 #pragma GCC unroll 16
-        for (int j = 0; j < l.block / l.sub; j++, d += 16, m += 16) {
+        for (int j = 0; j < subs; j++, d += 16, m += 16) {
             vec_store(d, scale_at(type, t, td, j));
             if (l.has_min) vec_store(m, min_at(type, t, tm, j));
         }

@@ -114,7 +114,7 @@ static void take_q4_k(const uint8_t *q, const uint8_t *fifth, struct qblock *r)
 {
     for (uint32_t n = 0; n < 4; n++, q += 32) /* 64 weights */
         for (uint32_t i = 0; i < 32; i++) {
-            uint32_t h = fifth ? fifth[i] >> (2 * n) : 0;
+            uint32_t h = fifth ? (uint32_t)fifth[i] >> (2 * n) : 0;
             r->u[64 * n + i] = (uint8_t)((q[i] & 15) | (h & 1) << 4);
             r->u[64 * n + 32 + i] = (uint8_t)(q[i] >> 4 | (h >> 1 & 1) << 4);
         }

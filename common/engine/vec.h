@@ -144,14 +144,19 @@ VEC_INLINE ivec iv_merge(ivec to, ivec v, int mask)
 {
     return _mm512_ternarylogic_epi32(to, v, _mm512_set1_epi8((char)mask), 0xf8);
 }
+#if defined(__clang__) /* the two compilers' headers want counts of different signs */
+#define IV_COUNT(n) ((unsigned)(n))
+#else
+#define IV_COUNT(n) (n)
+#endif
 /* Shifts cross bytes: bits that came from a neighbour must be masked off. */
 VEC_INLINE ivec iv_shl(ivec v, int n)
 {
-    return n ? _mm512_slli_epi16(v, n) : v;
+    return n ? _mm512_slli_epi16(v, IV_COUNT(n)) : v;
 }
 VEC_INLINE ivec iv_shr(ivec v, int n)
 {
-    return n ? _mm512_srli_epi16(v, n) : v;
+    return n ? _mm512_srli_epi16(v, IV_COUNT(n)) : v;
 }
 /* Byte k of every 32-bit lane, as a float. */
 VEC_INLINE vec iv_unsigned(ivec v, int k)
