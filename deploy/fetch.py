@@ -6,7 +6,7 @@
   llama-source   the source of llama-cpp-python: vocabularies with expected tokens, and the peer
                  that benchmarks build
 
-Files are kept in ~/.cache/flotilla and checked by their hash. Needs Python's standard library only.
+Kept in ~/.cache/flotilla; a model is checked by its hash. Needs Python's standard library only.
 """
 import glob, hashlib, os, shutil, subprocess, sys, tarfile, tempfile, zipfile
 

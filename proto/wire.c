@@ -1,4 +1,7 @@
-/* Encoding goes through structures on the stack or in a scratch arena; protobuf-c packs them.
+/* Long because it is the one place that knows protobuf-c: all messages of both protocols, one put and
+ * one get each, over the same few helpers.
+ *
+ * Encoding goes through structures on the stack or in a scratch arena; protobuf-c packs them.
  * Decoding unpacks into the caller's arena, whose budget is a multiple of the bytes received,
  * checks every field, and hands out plain structures that point into it. */
 #include "proto/wire.h"

@@ -100,16 +100,14 @@ static float read_float(struct reader *r, const char *name, float fallback)
     return v;
 }
 
-/* A count that is computed with as a float; 0 where the key is missing. */
-static float read_float_of(struct reader *r, const char *name)
+/* A whole number; 0 where the whole key is missing. One of another type is an error, not absent. */
+static uint32_t read_number(struct reader *r, const char *key)
 {
-    char key[128];
     uint32_t v = 0;
-    key_of(r, name, key, sizeof key);
-    if (r->rc < 0) return 0.0f;
+    if (r->rc < 0) return 0;
     int rc = gguf_get_u32(r->g, key, &v, r->em);
     if (rc < 0 && rc != ERR_NOTFOUND) r->rc = rc;
-    return (float)v;
+    return v;
 }
 
 /* Scaled positions: by a named type, or by a bare factor, which older files mean as linear. */
@@ -123,9 +121,13 @@ static void read_rope_scaling(struct reader *r, struct rope_params *p)
     if (factor == 0.0f) factor = 1.0f;
     key_of(r, "rope.scaling.type", key, sizeof key);
     if (r->rc < 0) return;
-    if (gguf_get_string(r->g, key, &type, &len, NULL) < 0) {
+    int rc = gguf_get_string(r->g, key, &type, &len, r->em);
+    if (rc == ERR_NOTFOUND) {
         type = "linear";
         len = strlen(type);
+    } else if (rc < 0) {
+        r->rc = rc;
+        return;
     }
     if (len == 4 && memcmp(type, "none", 4) == 0) return;
     if (len == 4 && memcmp(type, "yarn", 4) == 0)
@@ -141,7 +143,8 @@ static void read_rope_scaling(struct reader *r, struct rope_params *p)
         r->rc = err_set(r->em, ERR_FORMAT, "key '%s.rope.scaling.factor' is %g, below 1",
                         r->arch->name, (double)factor);
     if (p->scaling != ROPE_YARN) return;
-    p->ctx_orig = read_float_of(r, "rope.scaling.original_context_length");
+    key_of(r, "rope.scaling.original_context_length", key, sizeof key);
+    p->ctx_orig = (float)read_number(r, key);
     p->attn_factor = read_float(r, "rope.scaling.attn_factor", 1.0f);
     p->beta_fast = read_float(r, "rope.scaling.yarn_beta_fast", 32.0f);
     p->beta_slow = read_float(r, "rope.scaling.yarn_beta_slow", 1.0f);
@@ -170,7 +173,8 @@ static void read_window(struct reader *r, struct arch_dims *d)
     char key[128];
     d->window_every = 1;
     key_of(r, "attention.sliding_window", key, sizeof key);
-    if (r->rc < 0 || gguf_get_u32(r->g, key, &d->window, NULL) < 0 || d->window == 0) return;
+    d->window = read_number(r, key);
+    if (r->rc < 0 || d->window == 0) return;
     if (!r->arch->windows)
         r->rc =
             err_set(r->em, ERR_UNSUPPORTED, "key '%s' is not supported for %s", key, r->arch->name);
@@ -216,13 +220,12 @@ static void refuse_unknown_tensors(struct reader *r)
 static void refuse_variants(struct reader *r)
 {
     char key[128];
-    uint32_t n;
-    if (r->rc < 0) return;
     key_of(r, "expert_count", key, sizeof key);
-    if (gguf_get_u32(r->g, key, &n, NULL) == 0 && n)
+    if (read_number(r, key))
         r->rc =
             err_set(r->em, ERR_UNSUPPORTED, "key '%s': mixtures of experts are not supported", key);
-    if (r->rc == 0 && gguf_get_u32(r->g, "split.count", &n, NULL) == 0 && n > 1)
+    uint32_t n = read_number(r, "split.count");
+    if (n > 1)
         r->rc = err_set(
             r->em, ERR_UNSUPPORTED,
             "key 'split.count' is %" PRIu32 ": models in several files are not supported", n);

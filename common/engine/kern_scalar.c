@@ -3,7 +3,7 @@
 #include "common/engine/kern.h"
 
 #include "common/base/fmath.h"
-#include "common/engine/kern_kv.h"
+#include "common/engine/kern_shared.h"
 
 #include <string.h>
 

@@ -7,7 +7,7 @@
 #include "common/base/fmath.h"
 #include "common/engine/kern.h"
 #include "common/engine/kern_dot.h"
-#include "common/engine/kern_kv.h"
+#include "common/engine/kern_shared.h"
 #include "common/engine/vec.h"
 
 #include <string.h>

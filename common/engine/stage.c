@@ -223,7 +223,7 @@ static bool split_by_spans(const struct engine *e, enum arch_reach reach, unsign
            (size_t)e->n_rows * e->n_spans[reach] * e->model.dims.n_heads <= e->n_parts;
 }
 
-/* The positions that a row sees: from *ret_first to its own; the spans that they lie in. */
+/* The positions [first, end) that a row sees, and the spans that they lie in. */
 struct sight {
     uint32_t first, end; /* positions */
     uint32_t span, n_spans;

@@ -49,7 +49,7 @@ def run_json(*words, **kw):
 def finish(results, out=""):
     name, cores, _ = machine()
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True).stdout.strip()
-    document = dict(machine=name, cores=cores, commit=commit, command=" ".join(sys.argv), results=results)
+    document = dict(machine=name, cores=cores, commit=commit, command=" ".join(os.path.basename(w) for w in sys.argv), results=results)
     print(json.dumps(document))
     if out:
         with open(out, "w") as f:

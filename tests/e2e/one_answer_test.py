@@ -101,7 +101,7 @@ class OneAnswer(unittest.TestCase):
 class Gemma(OneAnswer):
     model = GEMMA
     short = [(True, 2, levels()[-1], 16, 1, "q8_0"), (True, 3, "avx2", 512, 1, "q4_0"), (False, 1, "avx2", 512, 2, "f32")]
-    # In the product, 4 x 3 threads-and-chunks would always meet the same type: a length of 5 shifts them.
+    # The product's last axes have four cells: a cycle of four types would always meet the same one.
     kv_types = ("q8_0", "f16", "q4_0", "f32", "f16") if LONG else ("q8_0",)
 
 

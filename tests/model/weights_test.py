@@ -148,6 +148,10 @@ class Refused(unittest.TestCase):
         self.refuse("split.count", "3", uint32=("split.count", 3))
         self.refuse("blk.0.attn_q.bias", change=lambda t: t.update({"blk.0.attn_q.bias": t["output_norm"]}))
         self.refuse("expert_count", expert_count=4)
+        # A key of another type is not an absent one.
+        self.refuse("llama.expert_count", string=("llama.expert_count", "4"))
+        self.refuse("llama.attention.sliding_window", string=("llama.attention.sliding_window", "8"))
+        self.refuse("llama.rope.scaling.type", uint32=("llama.rope.scaling.type", 1))
 
     def test_cut_files(self):
         size = os.path.getsize(MODEL)

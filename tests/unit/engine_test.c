@@ -6,6 +6,7 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/io/ring.h"
+#include "tests/lib/gguf_bytes.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,22 +30,6 @@
 static char path[] = "/tmp/flotilla-engine-test-XXXXXX";
 static struct gguf *gguf;
 static struct rng rng = {5};
-
-static void u32(struct buf *b, uint32_t v)
-{
-    (void)buf_append(b, &v, sizeof v);
-}
-
-static void u64(struct buf *b, uint64_t v)
-{
-    (void)buf_append(b, &v, sizeof v);
-}
-
-static void str(struct buf *b, const char *s)
-{
-    u64(b, strlen(s));
-    (void)buf_append(b, s, strlen(s));
-}
 
 static void key(struct buf *b, const char *name, uint32_t value)
 {

@@ -5,6 +5,7 @@
 #include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "tests/lib/gguf_bytes.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,22 +13,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-static void u32(struct buf *b, uint32_t v)
-{
-    (void)buf_append(b, &v, sizeof v);
-}
-
-static void u64(struct buf *b, uint64_t v)
-{
-    (void)buf_append(b, &v, sizeof v);
-}
-
-static void str(struct buf *b, const char *s)
-{
-    u64(b, strlen(s));
-    (void)buf_append(b, s, strlen(s));
-}
 
 static void tensor(struct buf *b, const char *name, uint32_t n_dims, uint64_t d0, uint64_t d1,
                    uint32_t type, uint64_t offset)

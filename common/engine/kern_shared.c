@@ -1,4 +1,4 @@
-#include "common/engine/kern_kv.h"
+#include "common/engine/kern_shared.h"
 
 void kern_store_quantised(const struct kv_view *kv, uint8_t *page, uint32_t slot, const float *k,
                           const float *v)
