@@ -78,9 +78,14 @@ const char *eng_isa(const struct engine *e);
 /* Durations of calls into the kernels of that level, by each thread. */
 enum eng_op {
     ENG_LINEAR,    /* one matrix, the thread's panels, all rows of the step */
-    ENG_ATTENTION, /* one layer, the thread's share */
+    ENG_ATTENTION, /* one layer, the thread's share, as in what follows */
+    ENG_NORM,      /* norms of rows, quantised where a product follows */
+    ENG_ROTATE,    /* head norms, RoPE, writing of keys and values */
+    ENG_QUANTISE,  /* rows that no norm precedes */
+    ENG_GATE,      /* SiLU or GELU and the product with `up` */
     ENG_N_OPS
 };
+const char *eng_op_name(enum eng_op op);
 const struct stats *eng_dispatch(const struct engine *e, enum eng_op op);
 struct eng_stats eng_stats(const struct engine *e);
 

@@ -11,12 +11,9 @@
  *   tmp   [R][hidden]         a projection before it is added to x (padded)
  *   cs    [R][rope_dims]      cos, sin of the row's position, for each reach
  *   *_act                     quantised activations: one buffer, reused */
-#include "common/engine/engine.h"
-#include "common/engine/model.h"
+#include "common/engine/stage.h"
 
-#include "common/base/clock.h"
 #include "common/base/mem.h"
-#include "common/base/pool.h"
 #include "common/engine/cpu.h"
 #include "common/engine/rope.h"
 
@@ -24,66 +21,13 @@
 #include <math.h>
 #include <unistd.h>
 
-/* Below this many rows for each thread, attention is also split by spans. */
-#define ROWS_FOR_SPLIT 4u
 /* Most memory for partial results of rows that are split so. */
 #define PARTS_BYTES ((size_t)32 << 20)
-
-struct row {
-    uint32_t pos;
-    int32_t token;
-    const uint32_t *pages;
-};
-
-struct engine {
-    struct model model;
-    const struct kern *kern;
-    struct pool *pool;
-    enum kv_type kv;
-    uint32_t n_pages, rows_max, logits_max;
-    uint8_t *pool_kv; /* [layer][page][kv head][keys, values] */
-    size_t head_bytes, page_bytes, layer_bytes;
-    double *inv_freq[N_REACHES], magnitude[N_REACHES];
-    /* the step at hand */
-    struct row *rows;
-    uint32_t *logit_rows;
-    uint32_t n_rows, n_logits, spans_max;
-    uint32_t n_spans[N_REACHES]; /* most that a row has */
-    size_t n_parts;
-    const uint8_t *in;
-    /* buffers */
-    float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs[N_REACHES], *logits;
-    size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
-    struct act in_act, att_act, ffn_act, head_act; /* one buffer, four shapes: see set_shapes */
-    struct attn_part *parts; /* [row][span][head] when split by spans, else [thread][span][head] */
-    uint8_t *scratch;        /* one for each thread */
-    size_t scratch_bytes;
-    struct eng_stats stats;
-    struct stats dispatch[ENG_N_OPS];
-};
 
 static size_t round16(size_t n)
 {
     return (n + 15) & ~(size_t)15;
 }
-
-/* Thread `idx` of n takes items [*a, *b) of total. */
-static void share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_t *b)
-{
-    *a = (uint32_t)((uint64_t)total * idx / n);
-    *b = (uint32_t)((uint64_t)total * (idx + 1) / n);
-}
-
-static bool quantised(const struct mat *m)
-{
-    return !qtype_is_float(m->type);
-}
-
-struct worker {
-    struct engine *e;
-    unsigned idx, n;
-    void *scratch;
-};
 
 /* Panels [p0, p1) of one matrix over all rows of `a` (and of x, which float weights read). */
 static void project(const struct worker *w, const struct mat *m, uint32_t p0, uint32_t p1,
@@ -92,7 +36,7 @@ static void project(const struct worker *w, const struct mat *m, uint32_t p0, ui
     if (p0 >= p1) return;
     uint64_t start = clock_ns();
     w->e->kern->linear(m, p0, p1, a, x, ldx, a->n_tokens, out, ldo, w->scratch);
-    stats_record(&w->e->dispatch[ENG_LINEAR], clock_ns() - start);
+    count_call(w, ENG_LINEAR, start);
 }
 
 /* ---- phases split by rows ---- */
@@ -140,31 +84,22 @@ static void norm_rows(const struct worker *w, const float *post, const float *we
     uint32_t n = e->model.dims.hidden, a, b;
     const struct kern_norm norm = {.weight = weight, .eps = e->model.dims.norm_eps};
     share(e->n_rows, w->idx, w->n, &a, &b);
+    uint64_t start = clock_ns();
     for (uint32_t r = a; r < b; r++) {
         float *y = e->norm + (size_t)r * n;
         if (post) add_normalised(e, r, post);
         kern_norm_row(e->kern, &norm, e->x + (size_t)r * n, n, y, quantise ? &e->in_act : NULL, r);
     }
+    if (a < b) count_call(w, ENG_NORM, start);
 }
 
 static void add_rows(const struct worker *w, const float *post)
 {
     uint32_t a, b;
     share(w->e->n_rows, w->idx, w->n, &a, &b);
+    uint64_t start = clock_ns();
     for (uint32_t r = a; r < b; r++) add_normalised(w->e, r, post);
-}
-
-static struct kv_view view(const struct engine *e, uint32_t layer, uint32_t head,
-                           const uint32_t *pages)
-{
-    return (struct kv_view){e->kv, e->model.dims.head_size,
-                            e->pool_kv + layer * e->layer_bytes + head * e->head_bytes,
-                            e->page_bytes, pages};
-}
-
-static enum arch_reach reach_of(const struct engine *e, uint32_t layer)
-{
-    return arch_reach(&e->model.dims, e->model.layer_first + layer);
+    if (a < b) count_call(w, ENG_NORM, start);
 }
 
 /* Normalises heads where the architecture does, and rotates them. */
@@ -180,15 +115,6 @@ static void turn_heads(const struct engine *e, float *x, uint32_t n, const float
     }
 }
 
-/* Quantised keys and values are spread first, so that a block's scale does not follow the one large
- * element that it has. Mean KL from F32 keys and values on 510 tokens, without and with: Q4_0 0.150
- * and 0.059 (SmolLM2), 0.143 and 0.061 (Gemma 3 270M); Q8_0 0.0050 and 0.0041, 0.0049 and 0.0037.
- * Spreading over whole heads made Gemma's Q4_0 worse (0.167). */
-static bool spreads(const struct engine *e)
-{
-    return e->kv > KV_F16;
-}
-
 /* Rotates queries and keys, scales queries, writes keys and values. */
 static void rotate_and_store(const struct worker *w, uint32_t layer)
 {
@@ -197,6 +123,7 @@ static void rotate_and_store(const struct worker *w, uint32_t layer)
     const struct layer *l = &e->model.layers[layer];
     uint32_t a, b, hs = d->head_size;
     share(e->n_rows, w->idx, w->n, &a, &b);
+    uint64_t start = clock_ns();
     for (uint32_t r = a; r < b; r++) {
         const float *cs = e->cs[reach_of(e, layer)] + (size_t)r * d->rope_dims;
         float *q = e->qkv + r * e->ld_qkv, *k = q + e->ld_q, *v = k + e->ld_kv;
@@ -213,101 +140,7 @@ static void rotate_and_store(const struct worker *w, uint32_t layer)
             e->kern->kv_store(&kv, e->rows[r].pos, k + h * hs, v + h * hs);
         }
     }
-}
-
-/* ---- attention: items are (row, kv head), or (row, kv head, span) when rows are few ---- */
-
-static bool split_by_spans(const struct engine *e, enum arch_reach reach, unsigned n_threads)
-{
-    return e->n_rows < ROWS_FOR_SPLIT * n_threads &&
-           (size_t)e->n_rows * e->n_spans[reach] * e->model.dims.n_heads <= e->n_parts;
-}
-
-/* The positions [first, end) that a row sees, and the spans that they lie in. */
-struct sight {
-    uint32_t first, end; /* positions */
-    uint32_t span, n_spans;
-};
-
-static struct sight sight_of(const struct arch_dims *d, uint32_t pos, enum arch_reach reach)
-{
-    struct sight s = {.end = pos + 1};
-    if (reach == REACH_WINDOW && s.end > d->window) s.first = s.end - d->window;
-    s.span = s.first / ATTN_SPAN;
-    s.n_spans = pos / ATTN_SPAN - s.span + 1;
-    return s;
-}
-
-/* Span i of those that the row sees. */
-static void one_span(const struct worker *w, uint32_t layer, uint32_t row, const struct sight *s,
-                     uint32_t head, uint32_t i, struct attn_part *parts)
-{
-    struct engine *e = w->e;
-    const struct arch_dims *d = &e->model.dims;
-    uint32_t group = d->n_heads / d->n_kv_heads;
-    uint32_t p0 = (s->span + i) * ATTN_SPAN, p1 = p0 + ATTN_SPAN < s->end ? p0 + ATTN_SPAN : s->end;
-    struct kv_view kv = view(e, layer, head, e->rows[row].pages);
-    const float *q = e->qkv + row * e->ld_qkv + (size_t)head * group * d->head_size;
-    e->kern->attn_span(&kv, q, group, p0 > s->first ? p0 : s->first, p1, d->score_softcap, parts);
-}
-
-static void attend_spans(const struct worker *w, uint32_t layer)
-{
-    struct engine *e = w->e;
-    const struct arch_dims *d = &e->model.dims;
-    enum arch_reach reach = reach_of(e, layer);
-    uint32_t group = d->n_heads / d->n_kv_heads, most = e->n_spans[reach], a, b;
-    share(e->n_rows * d->n_kv_heads * most, w->idx, w->n, &a, &b);
-    for (uint32_t i = a; i < b; i++) {
-        uint32_t head = i % d->n_kv_heads, row = i / d->n_kv_heads % e->n_rows;
-        uint32_t span = i / d->n_kv_heads / e->n_rows;
-        struct sight s = sight_of(d, e->rows[row].pos, reach);
-        if (span >= s.n_spans) continue;
-        struct attn_part *p = e->parts + ((size_t)row * most + span) * d->n_heads + head * group;
-        one_span(w, layer, row, &s, head, span, p);
-    }
-}
-
-static void join_head(const struct engine *e, const struct attn_part *parts, size_t stride,
-                      uint32_t n_parts, float *out)
-{
-    uint32_t d = e->model.dims.head_size;
-    kern_attn_join(parts, stride, n_parts, d, out);
-    if (spreads(e)) kern_spread(out, d);
-}
-
-static void join_spans(const struct worker *w, uint32_t layer)
-{
-    struct engine *e = w->e;
-    const struct arch_dims *d = &e->model.dims;
-    enum arch_reach reach = reach_of(e, layer);
-    uint32_t a, b;
-    share(e->n_rows, w->idx, w->n, &a, &b);
-    for (uint32_t r = a; r < b; r++)
-        for (uint32_t h = 0; h < d->n_heads; h++)
-            join_head(e, e->parts + (size_t)r * e->n_spans[reach] * d->n_heads + h, d->n_heads,
-                      sight_of(d, e->rows[r].pos, reach).n_spans,
-                      e->att + ((size_t)r * d->n_heads + h) * d->head_size);
-}
-
-/* Rows interleave over the threads: later rows of a prompt are longer. */
-static void attend_rows(const struct worker *w, uint32_t layer)
-{
-    struct engine *e = w->e;
-    const struct arch_dims *d = &e->model.dims;
-    enum arch_reach reach = reach_of(e, layer);
-    uint32_t group = d->n_heads / d->n_kv_heads;
-    struct attn_part *parts = e->parts + (size_t)w->idx * group * e->n_spans[reach];
-    for (uint32_t r = w->idx; r < e->n_rows; r += w->n) {
-        struct sight s = sight_of(d, e->rows[r].pos, reach);
-        for (uint32_t head = 0; head < d->n_kv_heads; head++) {
-            for (uint32_t i = 0; i < s.n_spans; i++)
-                one_span(w, layer, r, &s, head, i, parts + i * group);
-            for (uint32_t g = 0; g < group; g++)
-                join_head(e, parts + g, group, s.n_spans,
-                          e->att + ((size_t)r * d->n_heads + head * group + g) * d->head_size);
-        }
-    }
+    if (a < b) count_call(w, ENG_ROTATE, start);
 }
 
 static void quantise_rows(const struct worker *w, struct act *to, const float *x, size_t ldx)
@@ -315,7 +148,9 @@ static void quantise_rows(const struct worker *w, struct act *to, const float *x
     struct engine *e = w->e;
     uint32_t a, b;
     share(e->n_rows, w->idx, w->n, &a, &b);
+    uint64_t start = clock_ns();
     for (uint32_t r = a; r < b; r++) e->kern->quantise(x + r * ldx, to, r);
+    if (a < b) count_call(w, ENG_QUANTISE, start);
 }
 
 /* ---- phases split by panels ---- */
@@ -360,10 +195,12 @@ static void project_ffn(const struct worker *w, const struct layer *l)
     share(mat_n_panels(&l->mats[MAT_GATE]), w->idx, w->n, &p0, &p1);
     project(w, &l->mats[MAT_GATE], p0, p1, &e->in_act, e->norm, hidden, e->gate, e->ld_ffn);
     project(w, &l->mats[MAT_UP], p0, p1, &e->in_act, e->norm, hidden, e->up, e->ld_ffn);
+    uint64_t start = clock_ns();
     for (uint32_t r = 0; r < e->n_rows; r++) {
         size_t at = r * e->ld_ffn + (size_t)p0 * TILE_ROWS;
         gate(e->gate + at, e->up + at, e->gate + at, (p1 - p0) * TILE_ROWS);
     }
+    if (p0 < p1) count_call(w, ENG_GATE, start);
 }
 
 /* post: as in norm_rows, of the layer before. */
@@ -381,17 +218,7 @@ static void run_layer(const struct worker *w, uint32_t idx, const float *post)
     pool_barrier(e->pool);
     rotate_and_store(w, idx);
     pool_barrier(e->pool);
-    uint64_t start = clock_ns();
-    if (split_by_spans(e, reach_of(e, idx), w->n)) {
-        attend_spans(w, idx);
-        stats_record(&e->dispatch[ENG_ATTENTION], clock_ns() - start);
-        pool_barrier(e->pool);
-        join_spans(w, idx);
-    } else {
-        attend_rows(w, idx);
-        stats_record(&e->dispatch[ENG_ATTENTION], clock_ns() - start);
-        pool_barrier(e->pool);
-    }
+    attend(w, idx);
     if (quantised(&l->mats[MAT_O])) quantise_rows(w, &e->att_act, e->att, q_width);
     pool_barrier(e->pool);
     project_and_add(w, &l->mats[MAT_O], &e->att_act, e->att, q_width, !l->vecs[VEC_ATTN_POST_NORM]);
@@ -414,11 +241,13 @@ static void run_head(const struct worker *w)
     uint32_t n = e->model.dims.hidden, a, b;
     const struct kern_norm norm = {.weight = e->model.output_norm, .eps = e->model.dims.norm_eps};
     share(e->n_logits, w->idx, w->n, &a, &b);
+    uint64_t start = clock_ns();
     for (uint32_t i = a; i < b; i++) {
         float *y = e->norm + (size_t)i * n;
         kern_norm_row(e->kern, &norm, e->x + (size_t)e->logit_rows[i] * n, n, y,
                       quantised(&e->model.output) ? &e->head_act : NULL, i);
     }
+    if (a < b) count_call(w, ENG_NORM, start);
     pool_barrier(e->pool);
     share(mat_n_panels(&e->model.output), w->idx, w->n, &a, &b);
     project(w, &e->model.output, a, b, &e->head_act, e->norm, n, e->logits, e->ld_logits);
@@ -673,6 +502,13 @@ size_t eng_logits_stride(const struct engine *e)
 const struct arch_dims *eng_dims(const struct engine *e)
 {
     return &e->model.dims;
+}
+
+const char *eng_op_name(enum eng_op op)
+{
+    static const char *const names[ENG_N_OPS] = {"linear", "attention", "norm",
+                                                 "rotate", "quantise",  "gate"};
+    return names[op];
 }
 
 const struct stats *eng_dispatch(const struct engine *e, enum eng_op op)

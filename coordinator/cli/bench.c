@@ -128,7 +128,6 @@ static int run(struct bench *b, struct errmsg *em)
  */
 static struct json *json_dispatch(const struct bench *b)
 {
-    static const char *const names[ENG_N_OPS] = {"linear", "attention"};
     struct json *all = json_new_object(), *level = json_new_object();
     for (int op = 0; op < ENG_N_OPS; op++) {
         const struct stats_view *v = &b->dispatch[op];
@@ -141,7 +140,7 @@ static struct json *json_dispatch(const struct bench *b)
         json_put_real(o, "max_us", (double)v->max_ns / 1e3);
         json_put_real(o, "p50_us", (double)stats_quantile(v, 0.5) / 1e3);
         json_put_real(o, "p99_us", (double)stats_quantile(v, 0.99) / 1e3);
-        json_put(level, names[op], o);
+        json_put(level, eng_op_name((enum eng_op)op), o);
     }
     json_put(all, b->used_isa, level);
     return all;

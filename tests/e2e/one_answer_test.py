@@ -9,7 +9,7 @@ import itertools, os, sys, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import GEMMA, LONG, MODEL, Cluster, local
-from logits import levels
+from machine import levels
 
 PROMPTS = [
     "Once upon a time",

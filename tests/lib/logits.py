@@ -1,4 +1,4 @@
-"""Logits of every position from the engine (tests/lib/logits_tool.c), and what this machine has."""
+"""Logits of every position from the engine (tests/lib/logits_tool.c)."""
 import os, subprocess
 
 import numpy as np
@@ -15,15 +15,3 @@ def logits(path, ids, kv="f32", slices=1, isa="", chunk=512, threads=2, last=0, 
         return None
     r.check_returncode()
     return np.frombuffer(r.stdout, np.float32).reshape(last or len(ids), -1)
-
-
-def levels():
-    """Instruction-set levels that this machine can be forced to."""
-    with open("/proc/cpuinfo") as f:
-        flags = set(next(l for l in f if l.startswith("flags")).split())
-    have = ["scalar"]
-    if {"avx2", "fma", "f16c"} <= flags:
-        have.append("avx2")
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= flags:
-        have.append("avx512")
-    return have

@@ -7,7 +7,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import numpy as np
 import tiny_arch
 from cluster import Cluster, run
-from logits import KV_TYPES, levels, logits
+from logits import KV_TYPES, logits
+from machine import levels
 
 NAMES = [n for n in tiny_arch.CFG if n.startswith(("llama", "gemma3"))]
 IDS = tiny_arch.PROMPT

@@ -1,11 +1,12 @@
 """Both real models, with a prompt longer than Gemma's window of 512: the same bits of logits at every
 level and KV type, on one, two and three slices, in chunks of any size, with any number of threads."""
-import itertools, os, sys, unittest
+import itertools, json, os, sys, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
-from cluster import GEMMA, LONG, MODEL, local
-from logits import KV_TYPES, levels, logits
+from cluster import GEMMA, LONG, MODEL, local, run
+from logits import KV_TYPES, logits
+from machine import levels
 
 with open(os.path.join(HERE, "ruth_jonah.txt")) as f:
     TEXT = f.read(3400)
@@ -30,6 +31,15 @@ class Levels(unittest.TestCase):
                 for cell in [*cells, *vectors, *scalar]:
                     got = logits(model, ids, kv=kv, last=16, **cell)
                     self.assertEqual(got.tobytes(), base.tobytes(), (model, kv, cell))
+
+    def test_figures_name_the_level_of_every_kernel(self):
+        for isa in levels():
+            r = run("bench", "--model", MODEL, "-p", "8", "-n", "4", "--threads", "2", "--isa", isa, "--json")
+            dispatch = json.loads(r.stdout)["dispatch"]
+            self.assertEqual(list(dispatch), [isa])
+            self.assertEqual(set(dispatch[isa]), {"linear", "attention", "norm", "rotate", "quantise", "gate"})
+            for op, figures in dispatch[isa].items():
+                self.assertGreater(figures["count"], 30 * 4, op)  # at least once a layer and token
 
 
 if __name__ == "__main__":
