@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define N_KEYS 18
+#define N_KEYS 22
 
 static void fill_table(struct config *c, struct conf_key *table)
 {
@@ -25,7 +25,11 @@ static void fill_table(struct config *c, struct conf_key *table)
         {"kv_tokens", CONF_U32, &c->kv_tokens, LIMIT_PAGE, 1u << 30, false},
         {"chunk", CONF_U32, &c->chunk, 1, LIMIT_STEP_ROWS, false},
         {"window", CONF_U32, &c->window, 1, LIMIT_WINDOW, false},
+        {"step_ms", CONF_U32, &c->step_ms, 0, 60000, false},
+        {"prefix_cache", CONF_BOOL, &c->prefix_cache, 0, 0, false},
         {"max_requests", CONF_U32, &c->max_requests, 1, LIMIT_LIVE, false},
+        {"max_sequences", CONF_U32, &c->max_sequences, 1, LIMIT_LIVE, false},
+        {"max_per_client", CONF_U32, &c->max_per_client, 1, LIMIT_LIVE, false},
         {"replica_wait", CONF_U32, &c->replica_wait_s, 0, 86400, false},
         {"deadline", CONF_U32, &c->deadline_s, 1, 86400, false},
         {"worker_timeout_ms", CONF_U32, &c->worker_timeout_ms, 500, 600000, false},
@@ -60,6 +64,7 @@ int config_read(const char *path, struct config *ret, struct errmsg *em)
                        .worker_port = 7071,
                        .result_port = 7072,
                        .chunk = 512,
+                       .prefix_cache = true,
                        .max_requests = 256,
                        .replica_wait_s = 30,
                        .deadline_s = 600,

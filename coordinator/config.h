@@ -12,7 +12,9 @@ struct config {
     uint32_t client_port, worker_port, result_port; /* 0: any free one */
     bool plaintext;
     uint32_t workers;
-    uint32_t ctx, kv_tokens, chunk, window, max_requests;
+    uint32_t ctx, kv_tokens, chunk, window, step_ms;
+    uint32_t max_requests, max_sequences, max_per_client;
+    bool prefix_cache;
     uint32_t replica_wait_s, deadline_s, worker_timeout_ms, step_timeout_ms;
 };
 

@@ -22,11 +22,19 @@ struct core *core_open(const struct core_config *config)
     if (config->n_eog) memcpy(c->eog, config->eog, config->n_eog * sizeof *c->eog);
     c->cfg.eog = c->eog;
     c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
-    c->order = mem_zalloc(config->max_live * sizeof *c->order);
+    c->running = mem_zalloc(config->max_live * sizeof *c->running);
+    c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
+    c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
+    for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
     c->closed = mem_zalloc(2 * config->max_live * sizeof *c->closed);
-    c->free_pages = mem_zalloc(config->n_pages * sizeof *c->free_pages);
-    c->n_free = config->n_pages;
-    for (uint32_t i = 0; i < c->n_free; i++) c->free_pages[i] = config->n_pages - 1 - i;
+    uint64_t seed[] = {config->hash_seed, config->model_digest, config->kv_type, config->page};
+    struct pages_config pages = {.n_pages = config->n_pages,
+                                 .page_size = config->page,
+                                 .share = config->share,
+                                 .seed = hash128_bytes(seed, sizeof seed, 0),
+                                 .hash_mask = config->hash_mask};
+    c->pages = pages_open(&pages);
+    c->twice = mem_zalloc(config->n_pages * sizeof *c->twice);
     c->arena.budget = STEP_ARENA_BYTES;
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) c->replica.stage[i] = NO_WORKER;
     (void)snprintf(c->replica.why, sizeof c->replica.why, "waiting for %u worker%s",
@@ -40,13 +48,18 @@ void core_close(struct core *c)
     for (uint32_t i = 0; i < c->cfg.max_live; i++) {
         mem_free(c->requests[i].tokens);
         mem_free(c->requests[i].pages);
+        mem_free((void *)(uintptr_t)c->requests[i].sampling.bias_ids);
+        mem_free((void *)(uintptr_t)c->requests[i].sampling.bias);
     }
     imap_close(&c->by_id);
     arena_close(&c->arena);
     mem_free(c->requests);
-    mem_free(c->order);
+    mem_free(c->running);
+    mem_free(c->queued);
+    mem_free(c->free_slots);
     mem_free(c->closed);
-    mem_free(c->free_pages);
+    pages_close(c->pages);
+    mem_free(c->twice);
     mem_free(c->actions);
     mem_free(c->eog);
     mem_free(c);
@@ -141,20 +154,25 @@ void core_status(const struct core *c, struct msg_status *ret)
     const struct replica *r = &c->replica;
     *ret = (struct msg_status){
         .ready = r->state == REPLICA_READY, .model = c->model_path, .messages_dropped = c->dropped};
-    for (uint32_t i = 0; i < c->n_live; i++)
-        if (c->requests[c->order[i]].running)
-            ret->running++;
-        else
-            ret->queued++;
+    struct pages_stats pages = pages_stats(c->pages);
+    ret->running = c->n_running;
+    ret->queued = c->n_queued;
     ret->replica = (struct msg_replica_status){.name = "a",
                                                .state = state_names[r->state],
                                                .why = r->why,
                                                .generation = r->generation,
                                                .pages_total = c->cfg.n_pages,
-                                               .pages_free = c->n_free,
+                                               .pages_free = pages.n_free + pages.n_cached,
                                                .sequences_max = r->sequences_max,
                                                .steps = r->steps,
-                                               .steps_mixed = r->steps_mixed};
+                                               .steps_mixed = r->steps_mixed,
+                                               .cache = {.pages_cached = pages.n_cached,
+                                                         .lookups = c->prefix_lookups,
+                                                         .hits = c->prefix_hits,
+                                                         .tokens_saved = c->tokens_saved,
+                                                         .tokens_computed = c->tokens_computed,
+                                                         .evicted = pages.evicted,
+                                                         .preemptions = c->preemptions}};
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
         if (r->stage[i] == NO_WORKER) continue;
         const struct worker *w = &c->workers[r->stage[i]];
@@ -181,19 +199,30 @@ uint64_t core_dropped(const struct core *c)
 
 uint32_t core_n_sequences(const struct core *c)
 {
-    return c->n_live;
+    return c->n_running + c->n_queued;
 }
 
 struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
 {
-    const struct request *r = &c->requests[c->order[idx]];
-    return (struct core_sequence){r->id, r->pages, r->n_pages, r->n_issued};
+    uint32_t slot = idx < c->n_running ? c->running[idx] : c->queued[idx - c->n_running];
+    const struct request *r = &c->requests[slot];
+    return (struct core_sequence){.request = r->id,
+                                  .running = r->running,
+                                  .class = r->class,
+                                  .n_pages = r->n_pages,
+                                  .n_issued = r->n_issued,
+                                  .arrival = r->arrival,
+                                  .pages = r->pages};
 }
 
-uint32_t core_free_pages(const struct core *c, const uint32_t **ret_pages)
+struct pages_stats core_pages(const struct core *c)
 {
-    *ret_pages = c->free_pages;
-    return c->n_free;
+    return pages_stats(c->pages);
+}
+
+struct page_view core_page_at(const struct core *c, uint32_t page)
+{
+    return pages_view(c->pages, page);
 }
 
 uint32_t core_in_flight(const struct core *c)

@@ -11,6 +11,7 @@
 #ifndef FLOTILLA_COORDINATOR_CORE_H
 #define FLOTILLA_COORDINATOR_CORE_H
 
+#include "coordinator/pages.h"
 #include "proto/msg.h"
 
 #include <stdbool.h>
@@ -26,10 +27,16 @@ struct core_config {
     const int32_t *eog; /* end-of-generation tokens */
     uint32_t n_eog;
     uint32_t kv_type, n_pages;
+    uint32_t page;                 /* positions of a page */
+    bool share;                    /* pages of like prefixes */
+    uint64_t hash_seed, hash_mask; /* of the prefix index: pages.h */
     uint32_t ctx;                  /* positions of a sequence, at most n_pages * page */
     uint32_t rows_max, logits_max; /* of a Step */
     uint32_t window;               /* Steps in flight, 1..LIMIT_WINDOW */
     uint32_t max_live;             /* requests, 1..LIMIT_LIVE */
+    uint32_t max_running;          /* sequences computed at once, 1..max_live */
+    uint32_t max_per_client;       /* live requests of one client, 1..max_live */
+    uint64_t step_ns;              /* what a Step with decodes may take, predicted; 0: by itself */
     bool plaintext;
     uint64_t replica_wait_ns;   /* how long a request waits for a replica; 0: not at all */
     uint64_t deadline_ns;       /* of requests that name none */
@@ -63,8 +70,12 @@ struct event {
         const struct msg_result *result;
         struct {
             uint64_t request; /* never used before */
-            const int32_t *tokens;
-            uint32_t n_prompt, max_new; /* max_new 0: no token is generated */
+            uint64_t client, tenant;
+            enum priority priority;
+            const int32_t *tokens; /* n_prompt of the prompt, then n_received generated ones */
+            uint32_t n_prompt, n_received; /* that the client has from an earlier call */
+            uint32_t max_new;              /* beyond the prompt; 0: no token is generated */
+            uint32_t sample;               /* which of several answers to one prompt */
             struct msg_sampling sampling;
             bool ignore_eos;
             uint64_t deadline_ns; /* from now; 0: the default */
@@ -133,16 +144,20 @@ struct actions core_step(struct core *c, const struct event *e);
 void core_status(const struct core *c, struct msg_status *ret);
 uint64_t core_dropped(const struct core *c); /* messages that were not in flight, or foreign */
 
-/* What a checker needs to recount pages without the allocator's help. */
+/* What a checker needs to recount pages without the allocator's help. Running sequences come first,
+ * the most urgent one first of all. */
 struct core_sequence {
     uint64_t request;
+    bool running;
+    uint32_t class, n_pages, n_issued;
+    uint64_t arrival;
     const uint32_t *pages;
-    uint32_t n_pages, n_issued;
 };
 
 uint32_t core_n_sequences(const struct core *c);
 struct core_sequence core_sequence_at(const struct core *c, uint32_t idx);
-uint32_t core_free_pages(const struct core *c, const uint32_t **ret_pages);
+struct pages_stats core_pages(const struct core *c);
+struct page_view core_page_at(const struct core *c, uint32_t page);
 uint32_t core_in_flight(const struct core *c);
 
 #endif

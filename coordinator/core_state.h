@@ -1,9 +1,10 @@
-/* The core's state, private to core.c, requests.c, replica.c and sched.c.
+/* The core's state, private to core.c, requests.c, replica.c, queue.c and sched.c.
  *
  * A replica:            a request:
  *   WAITING <---------+    QUEUED --admitted--> RUNNING --> ended (its slot is free)
  *     | enough workers|      ^                    |
  *   LOADING --------->|      +--generation lost---+
+ *     |               |      +--preempted---------+
  *     | all Ready     |
  *   LINKING --------->| any loss: worker, link, overdue Step, fault
  *     | all Linked    |
@@ -16,6 +17,7 @@
 #include "common/base/arena.h"
 #include "common/base/hash.h"
 #include "coordinator/core.h"
+#include "coordinator/cost.h"
 #include "proto/mutate.h"
 
 #define ATTEMPTS_MAX 3u /* lost generations that a request may have been in flight at */
@@ -48,7 +50,9 @@ struct worker {
 
 struct in_flight {
     uint64_t number, issued_ns;
-    uint32_t rows, n_results; /* runs that want logits: each gives one result */
+    struct cost_work work;
+    uint32_t n_results; /* runs that want logits: each gives one result */
+    bool alone;         /* the chain was empty when it was issued */
 };
 
 struct replica {
@@ -66,6 +70,8 @@ struct replica {
     uint64_t pause_ns;            /* between failed beginnings; doubles */
     uint64_t moved_ns;            /* when the last result came: Steps wait for those before them */
     uint64_t took_ns[STEP_SIZES]; /* the slowest Step of late, by the logarithm of its rows */
+    struct cost cost;             /* of a Step on the slowest stage */
+    double trips;                 /* round trip of a Step alone, in times of its slowest stage */
     uint64_t since_ns;            /* the state was entered, or something moved in it */
     char why[LIMIT_TEXT_BYTES];   /* what it waits for */
     char lost[LIMIT_TEXT_BYTES];  /* what ended the last generation; empty once ready again */
@@ -75,13 +81,23 @@ struct replica {
 
 struct request {
     bool used, running, opened, ignore_eos;
-    uint64_t id, deadline_ns, wait_since_ns;
-    uint32_t attempt;
+    bool looked;         /* it was counted among the look-ups for prefixes */
+    enum priority class; /* fixed when it is first admitted: it may have aged till then */
+    bool admitted;       /* once, at least */
+    uint64_t arrival;    /* counts submissions */
+    uint64_t id, client, tenant, deadline_ns;
+    uint64_t wait_since_ns; /* for a replica */
+    uint64_t queued_ns;     /* since when it is in the queue */
+    uint32_t attempt;       /* 1 and one more for each lost generation that it was in flight at */
+    uint32_t sample;
     int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
     uint32_t n_prompt, n_tokens, max_new;
-    uint32_t n_issued; /* positions whose rows were issued in this generation */
-    uint32_t *pages;   /* room for n_reserved */
-    uint32_t n_pages, n_reserved;
+    uint32_t n_issued; /* positions whose rows were issued, or found computed, since admission */
+    uint32_t *pages;   /* room for all it can ever need */
+    uint32_t n_pages;
+    struct prefix walk;         /* along its pages that are in the index, */
+    uint32_t n_walked;          /* so many */
+    uint64_t chosen_in, put_in; /* drafts of Steps that it was to decode in, and has rows in */
     struct msg_sampling sampling;
 };
 
@@ -93,13 +109,17 @@ struct core {
     struct worker workers[LIMIT_WORKERS];
     struct replica replica;
     struct request *requests; /* max_live slots */
-    uint32_t *order;          /* live slots by arrival */
-    uint32_t n_live;
-    uint32_t decode_from; /* index into order: whose turn it is to decode */
+    uint32_t *free_slots, n_free_slots;
+    uint32_t *running, n_running; /* slots, the most urgent first: by class, then arrival */
+    uint32_t *queued, n_queued;   /* slots by arrival */
+    uint64_t arrivals;
+    uint64_t draft;       /* counts the Steps that were drafted, whether they were issued or not */
+    uint32_t decode_from; /* index into running: whose turn it is to decode */
     struct imap by_id;
-    uint32_t *free_pages;        /* a stack */
-    uint32_t n_free, n_reserved; /* reserved: promised to running requests, held or not */
-    uint64_t *closed;            /* ended requests whose sampling state the last stage may drop */
+    struct pages *pages;
+    uint32_t *twice, n_twice; /* pages of the Step being composed that the index had already */
+    uint64_t prefix_lookups, prefix_hits, tokens_saved, tokens_computed, preemptions;
+    uint64_t *closed; /* ended requests whose sampling state the last stage may drop */
     uint32_t n_closed;
     uint64_t dropped;
     struct action *actions;
@@ -140,6 +160,19 @@ struct epoch replica__epoch(const struct core *c);
 /* sched.c */
 void sched__compose(struct core *c);
 void sched__probe(struct core *c);
-void sched__release(struct core *c, struct request *r);
+
+/* queue.c */
+/* Into the queue, and out of it or of the running ones. */
+void queue__enter(struct core *c, struct request *r);
+void queue__leave(struct core *c, struct request *r);
+/* Gives all its pages back. */
+void queue__release(struct core *c, struct request *r);
+/* Back into the queue without pages: it is computed again later. */
+void queue__preempt(struct core *c, struct request *r);
+/* Lets in who may run now, in order of urgency. */
+void queue__admit(struct core *c);
+/* A page for r, if need be one of a running request that is less urgent, other than those that have
+ * rows in the present draft. */
+bool queue__page(struct core *c, struct request *r, uint32_t *ret_page);
 
 #endif

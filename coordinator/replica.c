@@ -304,14 +304,30 @@ static uint64_t predict(const struct replica *r, uint32_t rows)
     return 0;
 }
 
-static void take_timings(struct core *c, const struct msg_result *m)
+/* Returns the slowest stage's time. */
+static uint64_t take_timings(struct core *c, const struct msg_result *m)
 {
+    uint64_t slowest = 0;
     for (uint32_t i = 0; i < m->n_timings; i++) {
         if (m->timings[i].stage >= c->cfg.n_stages) continue;
         struct worker *w = at_stage(c, m->timings[i].stage);
         w->compute_ns += m->timings[i].compute_ns;
         w->idle_ns += m->timings[i].idle_ns;
+        if (m->timings[i].compute_ns > slowest) slowest = m->timings[i].compute_ns;
     }
+    return slowest;
+}
+
+/* What composing goes by: a Step's time on its slowest stage, and how many of those a Step is under
+ * way when it meets no other. */
+static void learn_cost(struct core *c, const struct in_flight *f, uint64_t slowest_ns)
+{
+    struct replica *r = &c->replica;
+    if (slowest_ns == 0 || r->state == REPLICA_PROBING) return;
+    cost_learn(&r->cost, f->work, slowest_ns);
+    if (!f->alone) return;
+    double trips = (double)(c->now_ns - f->issued_ns) / (double)slowest_ns;
+    r->trips = r->trips == 0.0 ? trips : r->trips + (trips - r->trips) / 8.0;
 }
 
 /* One token, or one error, for each run that wanted logits; tokens of the vocabulary. */
@@ -347,9 +363,9 @@ bool replica__result(struct core *c, const struct msg_result *m)
                            oldest));
         return false;
     }
-    learn_speed(r, c->now_ns - begun_ns(r, &f), f.rows);
+    learn_speed(r, c->now_ns - begun_ns(r, &f), f.work.rows);
     r->moved_ns = c->now_ns;
-    take_timings(c, m);
+    learn_cost(c, &f, take_timings(c, m));
     r->n_flight--;
     memmove(&r->flight[0], &r->flight[1], r->n_flight * sizeof r->flight[0]);
     if (r->state != REPLICA_PROBING) return true;
@@ -500,7 +516,7 @@ static void check_overdue(struct core *c)
     const struct replica *r = &c->replica;
     if (r->n_flight == 0) return;
     const struct in_flight *f = &r->flight[0];
-    uint64_t limit = predict(r, f->rows) * OVERDUE_FACTOR;
+    uint64_t limit = predict(r, f->work.rows) * OVERDUE_FACTOR;
     if (r->state == REPLICA_PROBING) limit = PROBE_MOST_NS; /* nothing is known of its speed yet */
     if (limit < c->cfg.step_timeout_ns) limit = c->cfg.step_timeout_ns;
     if (c->now_ns >= begun_ns(r, f) + limit) blame(c, f->number);

@@ -19,22 +19,29 @@ static void refuse(struct core *c, uint64_t id, enum status status, const char *
 }
 
 /* Why a request cannot be taken at all, or NULL. */
-static const char *check(struct core *c, uint32_t n_prompt)
+static const char *check(struct core *c, uint32_t n_prompt, uint32_t n_received)
 {
     if (n_prompt == 0) return "the prompt has no tokens";
     if (n_prompt >= c->cfg.ctx)
         return core__text(c, "a prompt of %" PRIu32 " tokens does not fit the context of %" PRIu32,
                           n_prompt, c->cfg.ctx);
+    if (n_received > c->cfg.ctx - n_prompt)
+        return core__text(c,
+                          "%" PRIu32 " tokens cannot have been received: the context is %" PRIu32,
+                          n_received, c->cfg.ctx);
     return NULL;
 }
 
-static struct request *free_slot(struct core *c, uint32_t *ret_slot)
+/* Why one more request of this client is too many, or NULL. */
+static const char *too_many(struct core *c, uint64_t client)
 {
-    for (uint32_t i = 0; i < c->cfg.max_live; i++)
-        if (!c->requests[i].used) {
-            *ret_slot = i;
-            return &c->requests[i];
-        }
+    uint32_t n = 0;
+    if (c->n_free_slots == 0)
+        return core__text(c, "%" PRIu32 " requests are live, the limit", c->cfg.max_live);
+    for (uint32_t i = 0; i < c->n_running; i++) n += c->requests[c->running[i]].client == client;
+    for (uint32_t i = 0; i < c->n_queued; i++) n += c->requests[c->queued[i]].client == client;
+    if (n >= c->cfg.max_per_client)
+        return core__text(c, "%" PRIu32 " requests of this client are live, the limit", n);
     return NULL;
 }
 
@@ -57,29 +64,41 @@ static void copy_bias(struct msg_sampling *s)
 void request__submit(struct core *c, const struct event *e)
 {
     uint64_t id = e->submit.request;
-    uint32_t n_prompt = e->submit.n_prompt, max_new = e->submit.max_new, slot;
-    const char *why = check(c, n_prompt); /* the context never exceeds the pool */
+    uint32_t n_prompt = e->submit.n_prompt, n_received = e->submit.n_received;
+    uint32_t max_new = e->submit.max_new;
+    const char *why = check(c, n_prompt, n_received); /* the context never exceeds the pool */
     if (why) {
         refuse(c, id, STATUS_INVALID_ARGUMENT, why);
         return;
     }
-    struct request *r = free_slot(c, &slot);
-    if (!r) {
-        refuse(c, id, STATUS_RESOURCE_EXHAUSTED,
-               core__text(c, "%" PRIu32 " requests are live, the limit", c->cfg.max_live));
+    why = too_many(c, e->submit.client);
+    if (why) {
+        refuse(c, id, STATUS_RESOURCE_EXHAUSTED, why);
         return;
     }
     if (max_new > c->cfg.ctx - n_prompt) max_new = c->cfg.ctx - n_prompt;
-    int32_t *tokens = mem_try(((size_t)n_prompt + max_new) * sizeof *tokens);
-    if (!tokens) {
+    size_t room = (size_t)n_prompt + (max_new > n_received ? max_new : n_received);
+    int32_t *tokens = mem_try(room * sizeof *tokens);
+    uint32_t *pages = mem_try((room / c->cfg.page + 1) * sizeof *pages);
+    if (!tokens || !pages) {
+        mem_free(tokens);
+        mem_free(pages);
         refuse(c, id, STATUS_RESOURCE_EXHAUSTED, "out of memory");
         return;
     }
-    memcpy(tokens, e->submit.tokens, n_prompt * sizeof *tokens);
+    memcpy(tokens, e->submit.tokens, ((size_t)n_prompt + n_received) * sizeof *tokens);
     struct msg_sampling sampling = e->submit.sampling;
     copy_bias(&sampling);
+    uint32_t slot = c->free_slots[--c->n_free_slots];
+    struct request *r = &c->requests[slot];
     *r = (struct request){.used = true,
+                          .class = e->submit.priority,
+                          .arrival = c->arrivals++,
                           .id = id,
+                          .client = e->submit.client,
+                          .tenant = e->submit.tenant,
+                          .sample = e->submit.sample,
+                          .pages = pages,
                           .deadline_ns = c->now_ns + (e->submit.deadline_ns ? e->submit.deadline_ns
                                                                             : c->cfg.deadline_ns),
                           .wait_since_ns = c->now_ns,
@@ -87,13 +106,14 @@ void request__submit(struct core *c, const struct event *e)
                           .ignore_eos = e->submit.ignore_eos,
                           .tokens = tokens,
                           .n_prompt = n_prompt,
-                          .n_tokens = n_prompt,
+                          .n_tokens = n_prompt + n_received,
                           .max_new = max_new,
                           .sampling = sampling};
     r->sampling.boundary = n_prompt;
-    c->order[c->n_live++] = slot;
+    r->walk = pages_root(c->pages, r->tenant);
+    queue__enter(c, r);
     imap_put(&c->by_id, id, slot);
-    if (max_new == 0)
+    if (n_received >= max_new)
         request__end(c, r, STATUS_OK, "length", "");
     else if (c->replica.state != REPLICA_READY && c->cfg.replica_wait_ns == 0)
         request__end(c, r, STATUS_UNAVAILABLE, "", core__no_replica(c));
@@ -108,13 +128,12 @@ void request__end(struct core *c, struct request *r, enum status status, const c
     a->end.text = text;
     a->end.finish_reason = finish_reason;
     if (r->opened) c->closed[c->n_closed++] = r->id;
-    sched__release(c, r);
+    queue__leave(c, r);
+    queue__release(c, r);
     imap_remove(&c->by_id, r->id);
-    uint32_t slot = (uint32_t)(r - c->requests), at = 0;
-    while (c->order[at] != slot) at++;
-    c->n_live--;
-    memmove(c->order + at, c->order + at + 1, (c->n_live - at) * sizeof *c->order);
+    c->free_slots[c->n_free_slots++] = (uint32_t)(r - c->requests);
     mem_free(r->tokens);
+    mem_free(r->pages);
     mem_free((void *)(uintptr_t)r->sampling.bias_ids);
     mem_free((void *)(uintptr_t)r->sampling.bias);
     *r = (struct request){0};
@@ -162,8 +181,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
 {
     uint32_t pos = x->first_pos + k;
     int32_t token = x->tokens[k];
-    bool next = pos == r->n_tokens && r->n_issued == r->n_tokens;
-    if (!next && !MUTATED(RESULT_BY_COUNT)) return true;
+    if (pos != r->n_tokens && !MUTATED(RESULT_BY_COUNT)) return true;
     if (is_eog(c, token) && !r->ignore_eos) {
         request__end(c, r, STATUS_OK, "stop", "");
         return false;
@@ -197,10 +215,17 @@ void request__results(struct core *c, const struct msg_result *m)
     }
 }
 
+/* The i-th live request, queued ones first: from the last to the first, requests may end on the
+ * way. */
+static struct request *live(const struct core *c, uint32_t i)
+{
+    return &c->requests[i < c->n_queued ? c->queued[i] : c->running[i - c->n_queued]];
+}
+
 void request__tick(struct core *c)
 {
-    for (uint32_t i = c->n_live; i-- > 0;) {
-        struct request *r = &c->requests[c->order[i]];
+    for (uint32_t i = c->n_queued + c->n_running; i-- > 0;) {
+        struct request *r = live(c, i);
         if (c->now_ns >= r->deadline_ns && !MUTATED(DEADLINE))
             request__end(c, r, STATUS_DEADLINE_EXCEEDED, "", "the request's deadline has passed");
         else if (c->replica.state != REPLICA_READY &&
@@ -211,19 +236,23 @@ void request__tick(struct core *c)
 
 void request__generation_lost(struct core *c, const char *why)
 {
-    c->n_closed = 0; /* the next generation's last stage begins with nothing */
-    for (uint32_t i = c->n_live; i-- > 0;) {
-        struct request *r = &c->requests[c->order[i]];
-        bool in_flight = r->running;
+    c->n_closed = 0;       /* the next generation's last stage begins with nothing */
+    while (c->n_running) { /* its rows were in flight */
+        struct request *r = &c->requests[c->running[c->n_running - 1]];
+        queue__leave(c, r);
+        queue__release(c, r);
+        queue__enter(c, r);
+        r->attempt++;
+    }
+    for (uint32_t i = c->n_queued; i-- > 0;) {
+        struct request *r = &c->requests[c->queued[i]];
         r->opened = false;
-        sched__release(c, r);
         r->wait_since_ns = c->now_ns;
         if (c->cfg.replica_wait_ns == 0)
             request__end(c, r, STATUS_UNAVAILABLE, "", core__text(c, "%s", why));
-        else if (in_flight && r->attempt == ATTEMPTS_MAX)
+        else if (r->attempt > ATTEMPTS_MAX)
             request__end(c, r, STATUS_INTERNAL, "",
                          core__text(c, "in flight at %u lost generations: %s", ATTEMPTS_MAX, why));
-        else if (in_flight)
-            r->attempt++;
     }
+    pages_clear(c->pages);
 }

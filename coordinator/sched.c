@@ -1,77 +1,30 @@
-/* Composing Steps: decodes first, then prefill chunks in order of arrival, up to the row limit,
- * while the window has room. And the pages behind them: a request is admitted when all the pages it
- * can ever need can be promised, and takes them one by one as its rows are issued. */
+/* Composing Steps. First come decodes, in turn; then, by urgency, chunks of prompts, as many rows
+ * as the Step's predicted time allows. Pages are taken as rows are issued; a prompt's pages that
+ * the prefix index has are not computed again. */
 #include "coordinator/core_state.h"
 
 #include "common/base/mem.h"
 
 #include <string.h>
 
+/* Beside decodes, prefill may make a Step this many percent as long as with decodes alone. */
+#define STEP_PERCENT 175u
+#define CHUNK_LEAST 16u  /* rows of prefill in a Step with decodes, however long they take */
+#define SHARE_LEAST 128u /* rows of a chunk that is cut so that all stages have work */
+
 struct draft {
     struct msg_step *step;
     struct msg_run *runs;
-    uint32_t n_runs, rows, logits, n_results;
+    uint64_t number;
+    uint32_t n_runs, n_results;
+    uint32_t n_decodes; /* chosen and not added yet */
+    uint32_t n_pages;   /* in tables of runs, chosen ones included */
+    struct cost_work work;
+    uint64_t limit_ns; /* what it should take; 0: no limit */
+    uint32_t chunk;    /* most rows of one prompt */
     bool decodes, prefills;
+    bool time_up; /* no more prefill: nobody overtakes a prompt for which there was no time */
 };
-
-static bool admit(struct core *c, struct request *r)
-{
-    uint64_t end = (uint64_t)r->n_prompt + r->max_new - 1;
-    if (end > c->cfg.ctx) end = c->cfg.ctx;
-    uint32_t need = (uint32_t)((end + LIMIT_PAGE - 1) / LIMIT_PAGE);
-    if (need > c->cfg.n_pages - c->n_reserved) return false;
-    r->pages = mem_alloc(need * sizeof *r->pages);
-    r->n_pages = 0;
-    r->n_reserved = need;
-    c->n_reserved += need;
-    r->running = true;
-    return true;
-}
-
-void sched__release(struct core *c, struct request *r)
-{
-    uint32_t first = MUTATED(PAGE_EARLY) && r->n_issued >= r->n_prompt && r->n_pages ? 1 : 0;
-    for (uint32_t i = first; i < r->n_pages; i++) c->free_pages[c->n_free++] = r->pages[i];
-    c->n_reserved -= r->n_reserved;
-    mem_free(r->pages);
-    r->pages = NULL;
-    r->n_pages = r->n_reserved = r->n_issued = 0;
-    r->running = false;
-}
-
-static void take_pages(struct core *c, struct request *r, uint32_t end)
-{
-    while (r->n_pages * LIMIT_PAGE < end) r->pages[r->n_pages++] = c->free_pages[--c->n_free];
-}
-
-static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t n)
-{
-    uint32_t end = r->n_issued + n;
-    bool decode = r->n_issued >= r->n_prompt && n == 1;
-    take_pages(c, r, end);
-    struct msg_run *run = &d->runs[d->n_runs++];
-    *run = (struct msg_run){.request = r->id,
-                            .attempt = r->attempt,
-                            .kind = decode ? RUN_DECODE : RUN_PREFILL,
-                            .first_pos = r->n_issued,
-                            .n_rows = n,
-                            .n_logits = end == r->n_tokens,
-                            .n_pages = (end + LIMIT_PAGE - 1) / LIMIT_PAGE,
-                            .tokens = r->tokens + r->n_issued,
-                            .pages = r->pages};
-    if (run->n_logits && !r->opened) {
-        run->has_open = r->opened = true;
-        run->open = r->sampling;
-    }
-    r->n_issued = end;
-    d->rows += n;
-    d->logits += run->n_logits;
-    d->n_results += run->n_logits > 0;
-    d->decodes |= decode;
-    d->prefills |= !decode;
-    if (MUTATED(PAGE_EARLY) && !decode && end >= r->n_prompt)
-        c->free_pages[c->n_free++] = r->pages[0];
-}
 
 /* Rows of r that may be issued now: all its known tokens' positions. */
 static uint32_t rows_due(const struct request *r)
@@ -79,51 +32,277 @@ static uint32_t rows_due(const struct request *r)
     return r->n_tokens - r->n_issued;
 }
 
-/* In turn, beginning behind the last one served, so that more sequences than fit a Step all move.
- * One row's logits are left for a prompt that ends in this Step. */
-static void add_decodes(struct core *c, struct draft *d, bool prefill_waits)
+static bool decoding(const struct request *r)
 {
-    uint32_t most = c->cfg.logits_max - (prefill_waits && c->cfg.logits_max > 1);
-    uint32_t start = c->decode_from;
-    for (uint32_t i = 0; i < c->n_live; i++) {
-        uint32_t at = (start + i) % c->n_live;
-        struct request *r = &c->requests[c->order[at]];
-        if (d->rows == c->cfg.rows_max || d->logits >= most || d->n_runs == LIMIT_STEP_RUNS) return;
-        if (!r->running || rows_due(r) != 1 || r->n_issued < r->n_prompt) continue;
-        add_run(c, d, r, 1);
-        c->decode_from = at + 1;
+    return r->n_issued >= r->n_prompt && rows_due(r) <= 1;
+}
+
+static struct request *running(const struct core *c, uint32_t i)
+{
+    return &c->requests[c->running[i]];
+}
+
+/* ---- what runs at this time ---- */
+
+struct load {
+    uint32_t n_decoding, n_due; /* sequences that decode, and those not in flight */
+    uint64_t depth;             /* positions of those that decode */
+    uint64_t prefill;           /* rows of prompts that are due */
+};
+
+static struct load load_of(const struct core *c)
+{
+    struct load l = {0};
+    for (uint32_t i = 0; i < c->n_running; i++) {
+        const struct request *r = running(c, i);
+        if (decoding(r)) {
+            l.n_decoding++;
+            l.n_due += rows_due(r);
+            l.depth += r->n_issued;
+        } else {
+            l.prefill += rows_due(r);
+        }
+    }
+    return l;
+}
+
+/* Steps that must be in flight to keep every stage busy. */
+static uint32_t steps_wanted(const struct core *c)
+{
+    uint32_t n = (uint32_t)(c->replica.trips + 0.5);
+    if (n > c->cfg.window) n = c->cfg.window;
+    return n > c->cfg.n_stages ? n : c->cfg.n_stages;
+}
+
+/* Sequences that start together would otherwise clump into one Step and leave the rest of the
+ * chain empty. */
+static uint32_t decodes_a_step(const struct core *c, const struct load *l)
+{
+    uint32_t n = steps_wanted(c);
+    return (l->n_decoding + n - 1) / n;
+}
+
+/* While sequences decode, prefill makes the Steps of a round trip together no longer than
+ * STEP_PERCENT of what the decodes alone would take. */
+static void set_limit(const struct core *c, const struct load *l, struct draft *d)
+{
+    const struct replica *r = &c->replica;
+    uint32_t n = decodes_a_step(c, l), wanted = steps_wanted(c);
+    d->limit_ns = 0;
+    d->chunk = c->cfg.rows_max;
+    if (l->n_decoding == 0 && c->cfg.n_stages > 1) {
+        uint64_t share = (l->prefill + 2 * wanted - 1) / (2 * wanted);
+        if (share < SHARE_LEAST) share = SHARE_LEAST;
+        if (share < d->chunk) d->chunk = (uint32_t)share;
+    }
+    if (l->n_decoding == 0 || r->cost.n == 0) return;
+    struct cost_work decodes = {n, n, l->depth * n / l->n_decoding};
+    uint64_t each =
+        c->cfg.step_ns ? c->cfg.step_ns : cost_predict(&r->cost, decodes) * STEP_PERCENT / 100;
+    uint64_t all = each * wanted, under_way = 0;
+    for (uint32_t i = 0; i < r->n_flight; i++)
+        under_way += cost_predict(&r->cost, r->flight[i].work);
+    d->limit_ns = under_way >= all ? 1 : all - under_way < each ? all - under_way : each;
+}
+
+/* ---- runs ---- */
+
+/* Pages of a table when the first `end` positions are in it. */
+static uint32_t table_of(const struct core *c, uint32_t end)
+{
+    return (end + c->cfg.page - 1) / c->cfg.page;
+}
+
+static bool take_pages(struct core *c, struct request *r, uint32_t end)
+{
+    while (r->n_pages * c->cfg.page < end) {
+        if (!queue__page(c, r, &r->pages[r->n_pages])) return false;
+        r->n_pages++;
+    }
+    return true;
+}
+
+/* Full pages whose rows are all issued may be shared from the next Step on. */
+static void enter_pages(struct core *c, struct draft *d, struct request *r)
+{
+    uint32_t page = c->cfg.page, issued = r->n_issued + (MUTATED(INDEX_EARLY) ? 1 : 0);
+    while ((r->n_walked + 1) * page <= issued && (r->n_walked + 1) * page <= r->n_tokens &&
+           r->n_walked < r->n_pages) {
+        uint32_t mine = r->pages[r->n_walked];
+        uint32_t kept =
+            pages_enter(c->pages, &r->walk, r->tokens + r->n_walked * page, d->number, mine);
+        if (kept != mine) c->twice[c->n_twice++] = mine;
+        r->pages[r->n_walked++] = kept;
     }
 }
 
-static bool any_prefill(const struct core *c)
+static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t n)
 {
-    for (uint32_t i = 0; i < c->n_live; i++) {
-        const struct request *r = &c->requests[c->order[i]];
-        if (r->running && rows_due(r) && (rows_due(r) > 1 || r->n_issued < r->n_prompt))
-            return true;
+    uint32_t end = r->n_issued + n, n_pages = table_of(c, end);
+    bool decode = decoding(r);
+    uint32_t *pages =
+        core__alloc(c, n_pages * sizeof *pages); /* the table may change before it is sent */
+    memcpy(pages, r->pages, n_pages * sizeof *pages);
+    struct msg_run *run = &d->runs[d->n_runs++];
+    *run = (struct msg_run){.request = r->id,
+                            .attempt = r->attempt,
+                            .sample = r->sample,
+                            .kind = decode ? RUN_DECODE : RUN_PREFILL,
+                            .first_pos = r->n_issued,
+                            .n_rows = n,
+                            .n_logits = end == r->n_tokens,
+                            .n_pages = n_pages,
+                            .tokens = r->tokens + r->n_issued,
+                            .pages = pages};
+    if (run->n_logits && !r->opened) {
+        run->has_open = r->opened = true;
+        run->open = r->sampling;
+        if (MUTATED(REPLAY_BOUNDARY) && r->attempt > 1) run->open.boundary = r->n_tokens;
     }
-    return false;
+    for (uint32_t i = 0; i < n; i++) d->work.depth += r->n_issued + i;
+    r->n_issued = end;
+    r->put_in = c->draft;
+    d->work.rows += n;
+    d->work.logits += run->n_logits;
+    d->n_results += run->n_logits > 0;
+    d->decodes |= decode;
+    d->prefills |= !decode;
+    if (!decode) c->tokens_computed += n;
+    enter_pages(c, d, r);
+    if (MUTATED(PAGE_EARLY) && !decode && end >= r->n_prompt) pages_drop(c->pages, r->pages[0]);
 }
 
-static void add_prefills(struct core *c, struct draft *d)
+/* ---- decodes ---- */
+
+static bool choose(struct core *c, struct draft *d, uint32_t i)
 {
-    for (uint32_t i = 0; i < c->n_live; i++) {
-        struct request *r = &c->requests[c->order[i]];
-        uint32_t room = c->cfg.rows_max - d->rows;
-        if (room == 0 || d->n_runs == LIMIT_STEP_RUNS) return;
-        if (!r->running && !admit(c, r)) return; /* nobody overtakes the one that waits for pages */
-        uint32_t n = rows_due(r);
-        if (n == 0 || (n == 1 && r->n_issued >= r->n_prompt)) continue;
-        if (n <= room && d->logits == c->cfg.logits_max) n--; /* its last row waits a Step */
-        if (n > room) n = room;
-        if (n) add_run(c, d, r, n);
+    struct request *r = running(c, i);
+    uint32_t n_pages = table_of(c, r->n_issued + 1);
+    if (n_pages > LIMIT_STEP_PAGES - d->n_pages) return false;
+    r->chosen_in = c->draft;
+    d->n_pages += n_pages;
+    d->n_decodes++;
+    c->decode_from = i + 1;
+    return true;
+}
+
+/* Whether one of `most` is kept for a prompt: where it is the only one, for the most urgent only.
+ */
+static bool left_for_prefill(const struct core *c, const struct load *l, uint32_t most)
+{
+    return l->prefill > 0 && (most > 1 || !decoding(running(c, 0)));
+}
+
+/* The most urgent request always, the others in turn, beginning behind the last one served. */
+static void choose_decodes(struct core *c, struct draft *d, const struct load *l)
+{
+    const struct request *first = running(c, 0);
+    uint32_t most = decodes_a_step(c, l), start = c->decode_from;
+    uint32_t rows = c->cfg.rows_max - (left_for_prefill(c, l, c->cfg.rows_max) ? 1 : 0);
+    uint32_t logits = c->cfg.logits_max - (left_for_prefill(c, l, c->cfg.logits_max) ? 1 : 0);
+    uint32_t runs = LIMIT_STEP_RUNS - (l->prefill > 0 ? 1 : 0);
+    if (most > rows) most = rows;
+    if (most > logits) most = logits;
+    if (most > runs) most = runs;
+    if (l->n_due == 0 || most == 0) return;
+    if (decoding(first) && rows_due(first) && choose(c, d, 0)) c->decode_from = start;
+    for (uint32_t i = 0; i < c->n_running && d->n_decodes < most; i++) {
+        uint32_t at = (start + i) % c->n_running;
+        const struct request *r = running(c, at);
+        if (!decoding(r) || !rows_due(r) || r->chosen_in == c->draft) continue;
+        if (!choose(c, d, at)) return;
     }
 }
+
+/* ---- prefill ---- */
+
+/* Walks over the pages that others have computed, but for the last row's. False: the next one is
+ * being computed in this very Step, and r rides behind. */
+static bool find_prefix(struct core *c, struct draft *d, struct request *r)
+{
+    uint32_t page = c->cfg.page, n_hits = 0;
+    enum pages_found found = PAGES_HIT;
+    if (r->n_issued != r->n_walked * page) return true;
+    while (r->n_pages > r->n_walked) pages_drop(c->pages, r->pages[--r->n_pages]);
+    while (found == PAGES_HIT && r->n_issued + page < r->n_tokens) {
+        found = pages_find(c->pages, &r->walk, r->tokens + r->n_issued, d->number,
+                           &r->pages[r->n_pages]);
+        if (found != PAGES_HIT) break;
+        r->n_pages++;
+        r->n_walked++;
+        r->n_issued += page;
+        n_hits++;
+    }
+    if (MUTATED(SHARED_ROW_SKIPPED) && n_hits && rows_due(r) > 1) r->n_issued++;
+    c->prefix_lookups += !r->looked;
+    c->prefix_hits += !r->looked && n_hits;
+    c->tokens_saved += (uint64_t)n_hits * page;
+    r->looked = true;
+    return found != PAGES_SOON;
+}
+
+static struct cost_work with_rows(const struct draft *d, const struct request *r, uint32_t n)
+{
+    struct cost_work w = d->work;
+    w.rows += n + d->n_decodes;
+    w.logits += d->n_decodes;
+    w.depth += (uint64_t)n * r->n_issued + (uint64_t)n * n / 2;
+    return w;
+}
+
+/* How many of at most n rows of r the Step's time allows. */
+static uint32_t rows_in_time(const struct core *c, const struct draft *d, const struct request *r,
+                             uint32_t n)
+{
+    const struct cost *cost = &c->replica.cost;
+    bool must = (d->n_decodes || d->decodes || c->replica.n_flight == 0) && !d->prefills;
+    uint32_t least = must ? CHUNK_LEAST : 0, most = n / CHUNK_LEAST;
+    if (!d->limit_ns || cost_predict(cost, with_rows(d, r, n)) <= d->limit_ns) return n;
+    uint32_t low = 0;
+    while (low < most) {
+        uint32_t mid = (low + most + 1) / 2;
+        if (cost_predict(cost, with_rows(d, r, mid * CHUNK_LEAST)) <= d->limit_ns)
+            low = mid;
+        else
+            most = mid - 1;
+    }
+    low *= CHUNK_LEAST;
+    if (low < least) low = least;
+    return low < n ? low : n;
+}
+
+static void add_prefill(struct core *c, struct draft *d, struct request *r)
+{
+    uint32_t page = c->cfg.page, taken = d->work.rows + d->n_decodes;
+    if (d->time_up || taken >= c->cfg.rows_max || !find_prefix(c, d, r)) return;
+    uint32_t room = c->cfg.rows_max - taken, n = rows_due(r);
+    if (room > d->chunk) room = d->chunk;
+    if (n <= room && d->work.logits + d->n_decodes >= c->cfg.logits_max)
+        n--; /* its last row waits */
+    if (n > room) n = room;
+    uint32_t in_time = rows_in_time(c, d, r, n);
+    d->time_up = in_time < n && in_time == 0;
+    n = in_time;
+    uint32_t past = (r->n_issued + n) % page;
+    if (n < rows_due(r) && n > past) n -= past; /* chunks end with a page, where they can */
+    if (n && !take_pages(c, r, r->n_issued + n)) {
+        uint32_t have = r->n_pages * page;
+        n = have > r->n_issued ? have - r->n_issued : 0;
+    }
+    uint32_t n_pages = table_of(c, r->n_issued + n);
+    if (n == 0 || n_pages > LIMIT_STEP_PAGES - d->n_pages) return;
+    d->n_pages += n_pages;
+    add_run(c, d, r, n);
+}
+
+/* ---- Steps ---- */
 
 static struct draft new_draft(struct core *c)
 {
+    c->draft++;
     struct draft d = {.step = core__alloc(c, sizeof *d.step),
-                      .runs = core__alloc(c, LIMIT_STEP_RUNS * sizeof *d.runs)};
+                      .runs = core__alloc(c, LIMIT_STEP_RUNS * sizeof *d.runs),
+                      .number = c->replica.next_number};
     return d;
 }
 
@@ -132,7 +311,7 @@ static void issue(struct core *c, struct draft *d)
     struct replica *r = &c->replica;
     *d->step = (struct msg_step){.epoch = replica__epoch(c),
                                  .number = r->next_number++,
-                                 .rows = d->rows,
+                                 .rows = d->work.rows,
                                  .width = c->cfg.width,
                                  .n_runs = d->n_runs,
                                  .runs = d->runs};
@@ -143,18 +322,41 @@ static void issue(struct core *c, struct draft *d)
         d->step->n_closed = c->n_closed;
         c->n_closed = 0;
     }
-    r->flight[r->n_flight++] =
-        (struct in_flight){d->step->number, c->now_ns, d->rows, d->n_results};
+    r->flight[r->n_flight] = (struct in_flight){.number = d->number,
+                                                .issued_ns = c->now_ns,
+                                                .work = d->work,
+                                                .n_results = d->n_results,
+                                                .alone = r->n_flight == 0};
+    r->n_flight++;
     core__act(c, ACT_STEP)->step = d->step;
+}
+
+/* By urgency, so that pages go to the more urgent first. */
+static void fill(struct core *c, struct draft *d)
+{
+    struct load l = load_of(c);
+    set_limit(c, &l, d);
+    choose_decodes(c, d, &l);
+    for (uint32_t i = 0; i < c->n_running && d->n_runs < LIMIT_STEP_RUNS; i++) {
+        struct request *r = running(c, i);
+        if (r->chosen_in == c->draft) {
+            d->n_decodes--;
+            if (take_pages(c, r, r->n_issued + 1)) add_run(c, d, r, 1);
+        } else if (!decoding(r) && rows_due(r)) {
+            add_prefill(c, d, r);
+        }
+    }
+    while (c->n_twice) pages_drop(c->pages, c->twice[--c->n_twice]);
 }
 
 void sched__compose(struct core *c)
 {
     struct replica *r = &c->replica;
     while (r->state == REPLICA_READY && r->n_flight < c->cfg.window) {
+        queue__admit(c);
+        if (c->n_running == 0) return;
         struct draft d = new_draft(c);
-        add_decodes(c, &d, any_prefill(c));
-        add_prefills(c, &d);
+        fill(c, &d);
         if (d.n_runs == 0) return;
         issue(c, &d);
         r->steps++;
@@ -170,7 +372,7 @@ void sched__probe(struct core *c)
     static const int32_t token = 0;
     static const uint32_t page = 0;
     struct draft d = new_draft(c);
-    d.rows = d.n_runs = 1;
+    d.work.rows = d.n_runs = 1;
     d.runs[0] = (struct msg_run){.kind = RUN_PROBE,
                                  .n_rows = 1,
                                  .n_logits = 1,

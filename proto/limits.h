@@ -11,6 +11,7 @@
 #define LIMIT_STEP_ROWS 4096u
 #define LIMIT_STEP_RUNS 256u
 #define LIMIT_STEP_LOGITS 256u
+#define LIMIT_STEP_PAGES (1u << 19) /* in the page tables of all its runs */
 #define LIMIT_CONTEXT (1u << 20) /* positions of a sequence */
 #define LIMIT_PAGE 16u           /* positions of a KV page in service */
 #define LIMIT_SEQ_PAGES (LIMIT_CONTEXT / LIMIT_PAGE)

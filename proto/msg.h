@@ -65,6 +65,9 @@ struct msg_logprobs {
     const float *top; /* n x n_top */
 };
 
+/* Of requests, the most urgent first. */
+enum priority { PRIORITY_CRITICAL, PRIORITY_HIGH, PRIORITY_NORMAL, PRIORITY_LOW };
+
 enum run_kind { RUN_PREFILL, RUN_DECODE, RUN_VERIFY, RUN_PROBE };
 
 struct msg_run {
@@ -225,10 +228,19 @@ struct msg_worker_status {
     uint64_t compute_ns, idle_ns; /* as its Steps told */
 };
 
+/* The pages' prefix index, and what it saved. */
+struct msg_cache_status {
+    uint32_t pages_cached;
+    uint64_t lookups, hits; /* requests that looked for their prompt, and that found some of it */
+    uint64_t tokens_saved, tokens_computed; /* of prompts and replays: found, and issued */
+    uint64_t evicted, preemptions;
+};
+
 struct msg_replica_status {
     const char *name, *state, *why;
     uint32_t generation, n_workers, pages_total, pages_free, sequences_max;
     uint64_t steps, steps_mixed;
+    struct msg_cache_status cache;
     struct msg_worker_status workers[LIMIT_STAGES];
 };
 

@@ -10,6 +10,12 @@ uint64_t hash_bytes(const void *data, size_t n, uint64_t seed)
     return XXH3_64bits_withSeed(data, n, seed);
 }
 
+struct hash128 hash128_bytes(const void *data, size_t n, uint64_t seed)
+{
+    XXH128_hash_t h = XXH3_128bits_withSeed(data, n, seed);
+    return (struct hash128){h.low64, h.high64};
+}
+
 struct imap_slot {
     uint64_t key;
     uint32_t value;

@@ -6,7 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct hash128 {
+    uint64_t lo, hi;
+};
+
 uint64_t hash_bytes(const void *data, size_t n, uint64_t seed);
+struct hash128 hash128_bytes(const void *data, size_t n, uint64_t seed);
 
 /* u64 -> u32, open addressing, grows at 1/2 load. Zero-initialise; owned by one thread. */
 struct imap {

@@ -120,6 +120,7 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
         s->downstream = -2;
         s->cut = false;
         s->heartbeat = (struct msg_heartbeat){0};
+        memset(s->wrote_in, 0, sizeof s->wrote_in);
         struct occurrence *o =
             world__schedule(w, NS_PER_MS * (1 + rng_below(&w->rng, 50)), HAPPEN_LOADED);
         o->who = who;
@@ -177,9 +178,10 @@ static void check_open(struct world *w, struct world_worker *s, const struct msg
         if (x->has_open == s->open[q->id - 1])
             world__fail(w, "request %" PRIu64 ": parameters %s", q->id,
                         x->has_open ? "told twice" : "never told");
-        else if (x->has_open && (x->open.seed != q->seed || x->open.boundary != q->n_prompt))
+        else if (x->has_open && x->open.seed != q->seed)
             world__fail(w, "request %" PRIu64 ": other parameters than asked for", q->id);
         s->open[q->id - 1] = true;
+        if (x->has_open) s->told[q->id - 1] = x->open;
     }
     for (uint32_t i = 0; i < m->n_closed; i++) {
         const struct world_request *q = check__find(w, m->closed[i]);
@@ -195,15 +197,18 @@ static void make_result(struct world *w, struct world_worker *s, const struct ms
     struct msg_run_result runs[LIMIT_STEP_RUNS];
     int32_t tokens[LIMIT_STEP_RUNS];
     struct msg_result r = {.epoch = m->epoch, .number = m->number, .runs = runs, .digest = 42};
+    r.n_timings = m->n_timings;
+    memcpy(r.timings, m->timings, sizeof r.timings);
     for (uint32_t i = 0; i < m->n_runs; i++) {
         const struct msg_run *x = &m->runs[i];
         const struct world_request *q = check__find(w, x->request);
         if (!x->n_logits || x->kind == RUN_PROBE || !q) continue;
-        uint32_t p = x->first_pos + x->n_rows - 1;
-        tokens[i] =
-            check__choose(q, s->tags[x->pages[p / LIMIT_PAGE] * LIMIT_PAGE + p % LIMIT_PAGE]);
+        uint32_t p = x->first_pos + x->n_rows - 1, page = w->cfg.page;
+        tokens[i] = check__choose(&s->told[q->id - 1], x->sample,
+                                  s->tags[x->pages[p / page] * page + p % page]);
         runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
                                                    .attempt = x->attempt,
+                                                   .sample = x->sample,
                                                    .first_pos = p + 1,
                                                    .n_tokens = 1,
                                                    .tokens = &tokens[i]};
@@ -227,10 +232,13 @@ static void run(struct world *w, uint32_t who, struct buf *bytes)
     s->heartbeat.step_received = m.number;
     for (uint32_t i = 0; i < m.n_runs && !w->failed; i++) {
         if (m.runs[i].kind != RUN_PROBE)
-            check__run(w, s, &m.runs[i]);
+            check__run(w, s, m.number, &m.runs[i]);
         else /* a probe writes its page like any row */
-            s->tags[m.runs[i].pages[0] * LIMIT_PAGE] = rng_u64(&w->rng);
+            s->tags[m.runs[i].pages[0] * w->cfg.page] = rng_u64(&w->rng);
     }
+    uint64_t takes_ns = STEP_NS + m.rows * w->row_ns;
+    m.timings[m.n_timings] = (struct msg_timing){.stage = m.n_timings, .compute_ns = takes_ns};
+    m.n_timings++;
     s->outgoing_result = s->assign.layer_last == w->cfg.n_layers - 1;
     if (s->outgoing_result) {
         check_open(w, s, &m);
@@ -240,7 +248,7 @@ static void run(struct world *w, uint32_t who, struct buf *bytes)
         wire_put_step(&m, &s->outgoing);
     }
     s->busy = true;
-    struct occurrence *o = world__schedule(w, STEP_NS + m.rows * w->row_ns, HAPPEN_STAGE_DONE);
+    struct occurrence *o = world__schedule(w, takes_ns, HAPPEN_STAGE_DONE);
     o->who = who;
     o->life = s->life;
     o->epoch = m.epoch;

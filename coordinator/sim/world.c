@@ -157,10 +157,7 @@ static void carry_out(struct world *w, struct actions actions)
         case ACT_LINK_OPEN: open_link(w, a); break;
         case ACT_LINK_CLOSE:
             w->link_open = false;
-            for (uint32_t k = 0; k < w->n_requests; k++) {
-                w->requests[k].issued = 0;
-                w->requests[k].lost += w->requests[k].submitted;
-            }
+            check__new_generation(w);
             w->report->generations++;
             break;
         case ACT_STEP: send_step(w, a->step); break;
@@ -181,8 +178,10 @@ void world__core(struct world *w, struct event *e)
     struct msg_status s;
     core_status(w->core, &s);
     w->was_ready = s.ready;
+    w->preemptions = s.replica.cache.preemptions;
     e->now_ns = w->now_ns;
     w->report->events++;
+    w->steps_now = 0;
     carry_out(w, core_step(w->core, e));
     if (!w->failed) check__state(w);
 }
@@ -227,20 +226,48 @@ static void break_something(struct world *w)
 
 /* ---- clients ---- */
 
+/* Another answer to an earlier prompt, or a prompt that begins like others, or goes on from an
+ * earlier answer, or is all its own. */
+static void make_prompt(struct world *w, struct world_request *r)
+{
+    const struct world_request *other = &w->requests[rng_below(&w->rng, w->n_requests)];
+    uint64_t kind = rng_below(&w->rng, 8);
+    uint32_t begin = 0;
+    r->seed = rng_u64(&w->rng);
+    r->n_prompt = (uint32_t)(1 + rng_below(&w->rng, rng_below(&w->rng, 10) ? 100 : 180));
+    r->max_new = (uint32_t)rng_below(&w->rng, 60);
+    if (kind == 0 && other->submitted && other != r) {
+        r->seed = other->seed;
+        r->sample = other->sample + 1;
+        begin = r->n_prompt = other->n_prompt;
+        memcpy(r->tokens, other->tokens, begin * sizeof *r->tokens);
+    } else if (kind == 1 && other->submitted && other != r) {
+        begin = other->n_tokens < r->n_prompt ? other->n_tokens : r->n_prompt;
+        memcpy(r->tokens, other->tokens, begin * sizeof *r->tokens);
+    } else if (kind < 6) {
+        const uint8_t *family = w->families[rng_below(&w->rng, WORLD_FAMILIES)];
+        begin = (uint32_t)rng_below(&w->rng, r->n_prompt + 1);
+        for (uint32_t i = 0; i < begin; i++)
+            r->tokens[i] = w->blocks[family[i / LIMIT_PAGE]][i % LIMIT_PAGE];
+    }
+    for (uint32_t i = begin; i < r->n_prompt; i++)
+        r->tokens[i] = (int32_t)rng_below(&w->rng, WORLD_VOCAB);
+}
+
 static void submit(struct world *w, uint32_t idx)
 {
     struct world_request *r = &w->requests[idx];
     uint64_t deadline_ns = NS_PER_MS * (200 + rng_below(&w->rng, 20000));
     r->submitted = true;
     r->id = idx + 1;
-    r->seed = rng_u64(&w->rng);
-    r->n_prompt = (uint32_t)(1 + rng_below(&w->rng, rng_below(&w->rng, 10) ? 100 : 180));
-    r->max_new = (uint32_t)rng_below(&w->rng, 60);
-    for (uint32_t i = 0; i < r->n_prompt; i++)
-        r->tokens[i] = (int32_t)rng_below(&w->rng, WORLD_VOCAB);
-    r->n_tokens = r->n_prompt;
+    r->client = rng_below(&w->rng, 4);
+    r->class = (enum priority)rng_below(&w->rng, 4);
     r->deadline_at_ns = w->now_ns + deadline_ns;
+    make_prompt(w, r);
     check__oracle(w, r);
+    uint32_t n_new = r->n_oracle > r->n_prompt ? r->n_oracle - r->n_prompt : 0;
+    r->n_received = rng_below(&w->rng, 6) ? 0 : (uint32_t)rng_below(&w->rng, n_new + 1);
+    r->n_tokens = r->n_prompt + r->n_received;
     if (rng_below(&w->rng, 6) == 0) {
         struct occurrence *o =
             world__schedule(w, NS_PER_MS * rng_below(&w->rng, 300), HAPPEN_CANCEL);
@@ -248,8 +275,12 @@ static void submit(struct world *w, uint32_t idx)
     }
     struct event e = {.type = EV_SUBMIT,
                       .submit = {.request = r->id,
+                                 .client = r->client,
+                                 .priority = r->class,
                                  .tokens = r->tokens,
                                  .n_prompt = r->n_prompt,
+                                 .n_received = r->n_received,
+                                 .sample = r->sample,
                                  .max_new = r->max_new,
                                  .sampling = {.seed = r->seed, .repetition = 1.0f},
                                  .deadline_ns = deadline_ns}};
@@ -412,6 +443,8 @@ static void open_world(struct world *w)
     static const int32_t eog = WORLD_EOG;
     uint32_t n_stages = (uint32_t)(1 + rng_below(&w->rng, 4));
     uint32_t pages = (uint32_t)(16 + rng_below(&w->rng, WORLD_PAGES_MAX - 15));
+    static const uint64_t masks[] = {UINT64_MAX, UINT64_MAX, 3,
+                                     0}; /* of the hash: 0: always equal */
     static const uint64_t waits[] = {0, 2, 30};
     static const uint64_t rows_ns[] = {50000, 50000, 2 * NS_PER_MS, 10 * NS_PER_MS};
     w->cfg = (struct core_config){.incarnation = rng_u64(&w->rng),
@@ -424,6 +457,9 @@ static void open_world(struct world *w)
                                   .eog = &eog,
                                   .n_eog = 1,
                                   .n_pages = pages,
+                                  .page = LIMIT_PAGE,
+                                  .share = rng_below(&w->rng, 8) != 0,
+                                  .hash_mask = masks[rng_below(&w->rng, 4)],
                                   .vocab = WORLD_VOCAB,
                                   .ctx = 160,
                                   .rows_max = (uint32_t)(1 + rng_below(&w->rng, 64)),
@@ -435,6 +471,15 @@ static void open_world(struct world *w)
                                   .worker_timeout_ns = 1500 * NS_PER_MS,
                                   .step_timeout_ns = 2000 * NS_PER_MS};
     if (w->cfg.logits_max > w->cfg.rows_max) w->cfg.logits_max = w->cfg.rows_max;
+    if (w->cfg.ctx > pages * w->cfg.page) w->cfg.ctx = pages * w->cfg.page;
+    w->cfg.max_running = 1 + (uint32_t)rng_below(&w->rng, w->cfg.max_live);
+    w->cfg.max_per_client = 1 + (uint32_t)rng_below(&w->rng, w->cfg.max_live);
+    for (uint32_t b = 0; b < WORLD_BLOCKS; b++)
+        for (uint32_t i = 0; i < LIMIT_PAGE; i++)
+            w->blocks[b][i] = (int32_t)rng_below(&w->rng, WORLD_VOCAB);
+    for (uint32_t f = 0; f < WORLD_FAMILIES; f++)
+        for (uint32_t i = 0; i < WORLD_TOKENS_MAX / LIMIT_PAGE; i++)
+            w->families[f][i] = (uint8_t)rng_below(&w->rng, WORLD_BLOCKS);
     w->core = core_open(&w->cfg);
     w->n_workers = n_stages + (uint32_t)rng_below(&w->rng, 3);
     w->n_requests = 8 + (uint32_t)rng_below(&w->rng, WORLD_REQUESTS - 7);

@@ -16,6 +16,8 @@
 #define WORLD_VOCAB 1000u
 #define WORLD_EOG 7
 #define WORLD_INBOX 256u
+#define WORLD_FAMILIES 4u /* of prompts that begin alike */
+#define WORLD_BLOCKS 3u   /* of which those are made */
 
 /* What is scheduled to happen. */
 enum happening {
@@ -63,7 +65,10 @@ struct world_worker {
     bool stands;
     bool open[WORLD_REQUESTS]; /* requests whose parameters it has, as the last stage */
     uint64_t tags[WORLD_PAGES_MAX * LIMIT_PAGE];
-    struct buf inbox[WORLD_INBOX]; /* Steps that wait, a ring */
+    uint64_t wrote_in[WORLD_PAGES_MAX * LIMIT_PAGE]; /* number of the Step, */
+    uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE]; /* and the request */
+    struct msg_sampling told[WORLD_REQUESTS];        /* their parameters, as the last stage */
+    struct buf inbox[WORLD_INBOX];                   /* Steps that wait, a ring */
     uint32_t inbox_at, inbox_n;
     struct buf outgoing; /* what it will hand on when done */
     bool outgoing_result;
@@ -74,14 +79,32 @@ struct world_worker {
 
 struct world_request {
     bool submitted, ended;
-    uint64_t id, seed, deadline_at_ns;
-    uint32_t n_prompt, max_new, n_tokens; /* n_tokens: prompt and what was delivered */
-    int32_t tokens[WORLD_TOKENS_MAX];     /* the oracle's: all that can ever be generated */
+    uint64_t id, seed, client, deadline_at_ns;
+    enum priority class;
+    uint32_t sample;
+    uint32_t n_prompt, max_new, n_received;
+    uint32_t n_tokens;                /* prompt and what was delivered */
+    int32_t tokens[WORLD_TOKENS_MAX]; /* the oracle's: all that can ever be generated */
     uint64_t tags[WORLD_TOKENS_MAX];
     uint32_t n_oracle; /* tokens until the limit or the end token (not included) */
     bool stopped_by_us, cancelled;
-    uint32_t lost;   /* generations lost since it was submitted */
-    uint32_t issued; /* end of its last run in this generation */
+    uint32_t lost;        /* generations lost since it was submitted */
+    uint32_t issued;      /* end of its last run in this generation */
+    uint64_t preemptions; /* of anybody, before the event in which that was issued */
+};
+
+/* What the core has had written, as its Steps told: reset with each generation. */
+struct world_page {
+    uint64_t tags[LIMIT_PAGE];
+    uint64_t wrote_in;          /* the last Step that writes it */
+    uint64_t serial, sealed_in; /* of the entry it was seen as, and wrote_in then */
+};
+
+/* The most urgent sequence, and how long it has stood still. */
+struct world_first {
+    uint64_t request;
+    uint32_t n_issued, n_tokens;
+    uint32_t steps;
 };
 
 struct world {
@@ -103,8 +126,14 @@ struct world {
     bool link_cut;
     struct arena arena;
     uint64_t row_ns; /* a stage's time for a row */
-    bool faultless;  /* nothing breaks in this world: no generation may be lost */
-    bool was_ready;  /* before the core's present event */
+    int32_t blocks[WORLD_BLOCKS][LIMIT_PAGE];
+    uint8_t families[WORLD_FAMILIES][WORLD_TOKENS_MAX / LIMIT_PAGE]; /* numbers of blocks */
+    struct world_page pages[WORLD_PAGES_MAX];
+    struct world_first first;
+    uint32_t steps_now;   /* issued in the present event */
+    uint64_t preemptions; /* before it */
+    bool faultless;       /* nothing breaks in this world: no generation may be lost */
+    bool was_ready;       /* before the core's present event */
     bool failed;
 };
 
@@ -128,8 +157,10 @@ void stage__kill(struct world *w, uint32_t who);
 
 /* checks.c: the oracle and the invariants */
 void check__oracle(struct world *w, struct world_request *r);
-void check__run(struct world *w, struct world_worker *s, const struct msg_run *r);
-int32_t check__choose(const struct world_request *r, uint64_t tag);
+void check__run(struct world *w, struct world_worker *s, uint64_t step, const struct msg_run *r);
+int32_t check__choose(const struct msg_sampling *s, uint32_t sample, uint64_t tag);
+/* A new generation: nothing is written anywhere. */
+void check__new_generation(struct world *w);
 struct world_request *check__find(struct world *w, uint64_t id);
 void check__action(struct world *w, const struct action *a);
 void check__state(struct world *w);

@@ -1,0 +1,158 @@
+/* Who waits and who runs: by class, then by arrival. Waiting longer counts like a better class,
+ * until a request is first admitted; from then on its place in the order is fixed. A running
+ * request that is less urgent gives its pages, or its turn, to one that is more urgent and is
+ * computed again later: so the most urgent one can always take every page. */
+#include "coordinator/core_state.h"
+
+#include "common/base/clock.h"
+
+#include <string.h>
+
+#define AGE_NS (10 * NS_PER_S) /* of waiting, for a better class; never better than high */
+
+static struct request *at(const struct core *c, const uint32_t *list, uint32_t i)
+{
+    return &c->requests[list[i]];
+}
+
+static enum priority class_of(const struct core *c, const struct request *r)
+{
+    enum priority class = r->class;
+    if (r->admitted) return class;
+    for (uint64_t left = (c->now_ns - r->queued_ns) / AGE_NS; left && class > PRIORITY_HIGH; left--)
+        class --;
+    return class;
+}
+
+static bool more_urgent(const struct core *c, const struct request *a, const struct request *b)
+{
+    enum priority ca = class_of(c, a), cb = class_of(c, b);
+    return ca != cb ? ca < cb : a->arrival < b->arrival;
+}
+
+static void insert(uint32_t *list, uint32_t *n, uint32_t where, uint32_t slot)
+{
+    memmove(list + where + 1, list + where, (*n - where) * sizeof *list);
+    list[where] = slot;
+    ++*n;
+}
+
+static void take_out(uint32_t *list, uint32_t *n, uint32_t slot)
+{
+    uint32_t where = 0;
+    while (list[where] != slot) where++;
+    --*n;
+    memmove(list + where, list + where + 1, (*n - where) * sizeof *list);
+}
+
+static uint32_t slot_of(const struct core *c, const struct request *r)
+{
+    return (uint32_t)(r - c->requests);
+}
+
+void queue__enter(struct core *c, struct request *r)
+{
+    uint32_t where = c->n_queued;
+    while (where && at(c, c->queued, where - 1)->arrival > r->arrival) where--;
+    r->running = false;
+    r->queued_ns = c->now_ns;
+    insert(c->queued, &c->n_queued, where, slot_of(c, r));
+}
+
+void queue__leave(struct core *c, struct request *r)
+{
+    if (r->running)
+        take_out(c->running, &c->n_running, slot_of(c, r));
+    else
+        take_out(c->queued, &c->n_queued, slot_of(c, r));
+    r->running = false;
+}
+
+/* From the last to the first: of a chain in the index, the end is the first to be given up. */
+void queue__release(struct core *c, struct request *r)
+{
+    uint32_t first = MUTATED(PAGE_EARLY) && r->n_issued >= r->n_prompt && r->n_pages ? 1 : 0;
+    while (r->n_pages > first) pages_drop(c->pages, r->pages[--r->n_pages]);
+    r->n_pages = r->n_issued = r->n_walked = 0;
+    r->chosen_in = r->put_in = 0;
+    r->walk = pages_root(c->pages, r->tenant);
+}
+
+void queue__preempt(struct core *c, struct request *r)
+{
+    queue__leave(c, r);
+    queue__release(c, r);
+    queue__enter(c, r);
+    c->preemptions++;
+}
+
+/* ---- admission ---- */
+
+/* What r may soon need: pages for what is known of it, and one more to write on; beside it, each
+ * that runs may need one. */
+static uint32_t room_for(const struct core *c, const struct request *r, uint32_t n_running)
+{
+    uint32_t known = (r->n_tokens + c->cfg.page - 1) / c->cfg.page;
+    return known + 1 + n_running;
+}
+
+static bool fits(const struct core *c, const struct request *r, uint32_t n_running,
+                 uint32_t n_available)
+{
+    if (n_running == 0) return true; /* nothing runs: all pages are available */
+    return n_running < c->cfg.max_running && room_for(c, r, n_running) <= n_available;
+}
+
+/* Pages that nobody but r holds. */
+static uint32_t held_alone(const struct core *c, const struct request *r)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->n_pages; i++) n += pages_view(c->pages, r->pages[i]).count == 1;
+    return n;
+}
+
+/* Preempts the least urgent ones, if that makes room for r; otherwise nobody. */
+static bool make_room(struct core *c, const struct request *r)
+{
+    uint32_t keep = c->n_running, available = pages_available(c->pages);
+    while (!fits(c, r, keep, available)) {
+        const struct request *victim = at(c, c->running, keep - 1);
+        if (!more_urgent(c, r, victim)) return false;
+        available += held_alone(c, victim);
+        keep--;
+    }
+    while (c->n_running > keep) queue__preempt(c, at(c, c->running, c->n_running - 1));
+    return true;
+}
+
+void queue__admit(struct core *c)
+{
+    while (c->n_queued) {
+        struct request *r = at(c, c->queued, 0);
+        for (uint32_t i = 1; i < c->n_queued; i++)
+            if (more_urgent(c, at(c, c->queued, i), r)) r = at(c, c->queued, i);
+        if (!make_room(c, r)) return; /* nobody overtakes the one that waits for pages */
+        r->class = class_of(c, r);
+        r->admitted = true;
+        queue__leave(c, r);
+        uint32_t where = c->n_running;
+        while (where && more_urgent(c, r, at(c, c->running, where - 1))) where--;
+        r->running = true;
+        insert(c->running, &c->n_running, where, slot_of(c, r));
+    }
+}
+
+bool queue__page(struct core *c, struct request *r, uint32_t *ret_page)
+{
+    while (!pages_take(c->pages, ret_page)) {
+        struct request *victim = NULL;
+        for (uint32_t i = c->n_running; i-- > 0 && !victim;) {
+            struct request *x = at(c, c->running, i);
+            if (x == r) return false;
+            if (x->put_in != c->draft) victim = x;
+        }
+        if (!victim) return false;
+        queue__preempt(c, victim);
+    }
+    return true;
+}
