@@ -40,7 +40,7 @@ static void fit(struct cost *c)
         for (int i = 0; i < COST_TERMS; i++) {
             for (int j = 0; j < COST_TERMS; j++)
                 a[i][j] = i != j && (out[i] || out[j]) ? 0.0 : c->xx[i][j];
-            a[i][i] += a[i][i] * RIDGE + 1e-9;
+            a[i][i] += a[i][i] * RIDGE + 1e-24;
             b[i] = out[i] ? 0.0 : c->xy[i];
         }
         solve(a, b, c->weight);
@@ -54,11 +54,12 @@ static void fit(struct cost *c)
 
 void cost_learn(struct cost *c, struct cost_work work, uint64_t took_ns)
 {
-    double x[COST_TERMS];
+    double x[COST_TERMS], took = (double)(took_ns ? took_ns : 1);
     terms_of(work, x);
+    for (int i = 0; i < COST_TERMS; i++) x[i] /= took; /* errors count in proportion */
     for (int i = 0; i < COST_TERMS; i++) {
         for (int j = 0; j < COST_TERMS; j++) c->xx[i][j] = c->xx[i][j] * KEEP + x[i] * x[j];
-        c->xy[i] = c->xy[i] * KEEP + x[i] * (double)took_ns;
+        c->xy[i] = c->xy[i] * KEEP + x[i];
     }
     c->n++;
     fit(c);

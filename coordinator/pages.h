@@ -33,7 +33,8 @@ struct pages_stats {
     uint64_t entered, evicted;
 };
 
-/* Where a walk along a sequence's pages stands; begins with pages_root. */
+/* Where a walk along a sequence's pages stands; begins with pages_root. The tokens of the page
+ * after it are the same whenever it is looked for: their hash is kept. */
 struct prefix {
     struct hash128 hash, next; /* of the pages walked, and with the page after them */
     uint64_t serial;           /* of the last entry walked; 0: the root */

@@ -16,6 +16,7 @@ struct fixture {
     struct core *core;
     uint64_t now_ns;
     struct epoch epoch;
+    uint32_t n_new; /* tokens of the last turn */
 };
 
 static struct core_config config(void)
@@ -408,6 +409,195 @@ static void test_beginnings(void **state)
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "worker b does not reach"));
 }
 
+/* Composes one Step; sends back token 7 for each run that wants one. False: there was nothing to
+ * do. */
+static bool turn(struct fixture *f, struct msg_step *ret_step, struct msg_run *ret_runs)
+{
+    static const int32_t token = 7;
+    struct msg_run_result runs[8];
+    const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+    if (!a) return false;
+    *ret_step = *a->step;
+    struct msg_result r = {.epoch = f->epoch, .number = a->step->number, .runs = runs};
+    for (uint32_t i = 0; i < a->step->n_runs; i++) {
+        const struct msg_run *x = &a->step->runs[i];
+        ret_runs[i] = *x;
+        if (!x->n_logits) continue;
+        runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
+                                                   .attempt = x->attempt,
+                                                   .first_pos = x->first_pos + x->n_rows,
+                                                   .n_tokens = 1,
+                                                   .tokens = &token};
+    }
+    f->n_new = 0;
+    struct actions out = feed(f, (struct event){.type = EV_RESULT, .result = &r});
+    for (size_t i = 0; i < out.n; i++) f->n_new += out.items[i].type == ACT_TOKENS;
+    return true;
+}
+
+static void reopen(struct fixture *f, struct core_config k)
+{
+    core_close(f->core);
+    f->core = core_open(&k);
+    make_ready(f);
+}
+
+static struct event request(uint64_t id, uint32_t n_prompt, uint32_t max_new, enum priority class)
+{
+    return (struct event){.type = EV_SUBMIT,
+                          .submit = {.request = id,
+                                     .priority = class,
+                                     .tokens = prompt,
+                                     .n_prompt = n_prompt,
+                                     .max_new = max_new}};
+}
+
+/* One slot, a low-priority request runs, a critical one arrives: it is in the next Step, and the
+ * first goes on afterwards where it was. */
+static void test_preempts_for_the_critical(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    k.max_running = k.window = 1;
+    reopen(f, k);
+    (void)feed(f, request(1, 20, 6, PRIORITY_LOW));
+    for (int i = 0; i < 4; i++) assert_true(turn(f, &s, r)); /* 16 and 4 rows, two decodes */
+    assert_int_equal(r[0].first_pos, 21);
+    (void)feed(f, request(2, 3, 2, PRIORITY_CRITICAL));
+    assert_true(turn(f, &s, r));
+    assert_int_equal(s.n_runs, 1);
+    assert_int_equal(r[0].request, 2);
+    assert_true(turn(f, &s, r));
+    assert_true(turn(f, &s, r));
+    assert_int_equal(r[0].request, 1);
+    assert_int_equal(r[0].first_pos, 16); /* its whole page was still there */
+    assert_int_equal(r[0].n_rows, 7);     /* of 20 and 3 tokens */
+    assert_int_equal(r[0].open.boundary, 0);
+    assert_false(r[0].has_open); /* the last stage knows it still */
+    assert_int_equal(f->n_new, 1);
+    struct msg_status now;
+    core_status(f->core, &now);
+    assert_int_equal(now.replica.cache.preemptions, 1);
+}
+
+/* Of the same class, nobody is preempted for one that came later; waiting makes more urgent. */
+static void test_order(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    k.max_running = k.window = 1;
+    reopen(f, k);
+    (void)feed(f, request(1, 3, 2, PRIORITY_NORMAL));
+    assert_true(turn(f, &s, r));
+    (void)feed(f, request(2, 3, 2, PRIORITY_LOW));
+    (void)feed(f, request(3, 3, 2, PRIORITY_NORMAL));
+    uint64_t seen[6];
+    for (int i = 1; turn(f, &s, r); i++) seen[i] = r[0].request;
+    assert_int_equal(seen[1], 1);
+    assert_int_equal(seen[2], 3); /* before 2, which came earlier */
+    assert_int_equal(seen[4], 2);
+    (void)feed(f, request(4, 3, 2, PRIORITY_NORMAL));
+    assert_true(turn(f, &s, r));
+    (void)feed(f, request(5, 3, 1, PRIORITY_LOW));
+    f->now_ns += 10001 * MS;
+    (void)feed(f, request(6, 3, 1, PRIORITY_NORMAL));
+    assert_true(turn(f, &s, r));
+    assert_true(turn(f, &s, r));
+    assert_int_equal(r[0].request, 5); /* low for ten seconds is normal, and came first */
+}
+
+static void test_client_cap(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    k.max_per_client = 1;
+    reopen(f, k);
+    struct event e = request(1, 3, 2, PRIORITY_NORMAL);
+    e.submit.client = 5;
+    assert_null(first(feed(f, e), ACT_END));
+    e.submit.request = 2;
+    struct actions a = feed(f, e);
+    expect_end(a, STATUS_RESOURCE_EXHAUSTED, "of this client");
+    assert_true(first(a, ACT_END)->end.retry_ms > 0);
+    e.submit.request = 3;
+    e.submit.client = 6;
+    assert_null(first(feed(f, e), ACT_END));
+}
+
+/* Pages of 25: a prompt of 100 shared tokens and one more, computed once and found three times. */
+static void test_prefix_statistics(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    struct msg_status now;
+    k.page = 25;
+    k.ctx = 150;
+    k.rows_max = 128;
+    reopen(f, k);
+    for (uint64_t id = 1; id <= 4; id++) {
+        (void)feed(f, request(id, 101, 1, PRIORITY_NORMAL));
+        assert_true(turn(f, &s, r));
+        assert_int_equal(r[0].n_rows, id == 1 ? 101 : 1);
+    }
+    core_status(f->core, &now);
+    assert_int_equal(now.replica.cache.lookups, 4);
+    assert_int_equal(now.replica.cache.hits, 3); /* 0.75 */
+    assert_int_equal(now.replica.cache.tokens_saved, 300);
+    assert_int_equal(now.replica.cache.tokens_computed, 104);
+}
+
+/* The second request rides behind the first, which is still at the shared prompt: each shared page
+ * is computed once. When the first is cancelled, the second takes over. */
+static void test_rides_behind(void **state)
+{
+    for (int cancelled = 0; cancelled < 2; cancelled++) {
+        struct fixture *f = *state;
+        struct core_config k = config();
+        struct msg_step s;
+        struct msg_run r[8];
+        k.window = 1;
+        k.rows_max = 32;
+        reopen(f, k);
+        (void)feed(f, request(1, 80, 1, PRIORITY_NORMAL));
+        assert_true(turn(f, &s, r)); /* two pages of the first */
+        (void)feed(f, request(2, 80, 1, PRIORITY_NORMAL));
+        assert_true(turn(f, &s, r)); /* two more; the second waits */
+        assert_int_equal(s.n_runs, 1);
+        assert_int_equal(r[0].request, 1);
+        if (cancelled) (void)feed(f, (struct event){.type = EV_CANCEL, .request = {1, "asked"}});
+        uint32_t rows = 0;
+        while (turn(f, &s, r)) rows += s.rows;
+        /* Page 5 holds the last row, which each computes for its logits. */
+        assert_int_equal(rows, cancelled ? 16 : 32);
+    }
+}
+
+/* A client that has some of the answer from an earlier coordinator. */
+static void test_received(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_step s;
+    struct msg_run r[8];
+    make_ready(f);
+    struct event e = request(1, 5, 4, PRIORITY_NORMAL);
+    e.submit.n_received = 3;
+    (void)feed(f, e);
+    assert_true(turn(f, &s, r));
+    assert_int_equal(r[0].n_rows, 8);
+    assert_int_equal(r[0].open.boundary, 5);
+    assert_int_equal(f->n_new, 1);
+    assert_false(turn(f, &s, r)); /* the fourth was the last */
+    e = request(2, 5, 4, PRIORITY_NORMAL);
+    e.submit.n_received = 4;
+    expect_end(feed(f, e), STATUS_OK, ""); /* nothing is left to do */
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
@@ -423,6 +613,12 @@ int main(void)
         TEST(test_stalled_coordinator),
         TEST(test_beginnings),
         TEST(test_everybody_decodes),
+        TEST(test_preempts_for_the_critical),
+        TEST(test_order),
+        TEST(test_client_cap),
+        TEST(test_prefix_statistics),
+        TEST(test_rides_behind),
+        TEST(test_received),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

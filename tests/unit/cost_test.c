@@ -1,0 +1,82 @@
+/* The model of a Step's time, against times that are made by a known rule. */
+#include "coordinator/cost.h"
+
+#include "common/base/rng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+static uint64_t rule(struct cost_work w)
+{
+    return 400000 + 60000 * (uint64_t)w.rows + 90000 * (uint64_t)w.logits + 3 * w.depth;
+}
+
+static struct cost_work random_work(struct rng *r)
+{
+    struct cost_work w = {.rows = 1 + (uint32_t)rng_below(r, 300)};
+    w.logits = (uint32_t)rng_below(r, (w.rows < 16 ? w.rows : 16) + 1);
+    w.depth = (uint64_t)w.rows * rng_below(r, 4000);
+    return w;
+}
+
+static void test_learns(void **state)
+{
+    (void)state;
+    struct cost c = {0};
+    struct rng rng = {3};
+    struct cost_work w = {1, 1, 100};
+    assert_int_equal(cost_predict(&c, w), 0); /* nothing is known */
+    for (int i = 0; i < 300; i++) {
+        w = random_work(&rng);
+        uint64_t noise = rng_below(&rng, 11);
+        cost_learn(&c, w, rule(w) * (95 + noise) / 100);
+    }
+    for (int i = 0; i < 300; i++) {
+        w = random_work(&rng);
+        assert_in_range(cost_predict(&c, w), rule(w) * 9 / 10, rule(w) * 11 / 10);
+    }
+}
+
+/* Decodes only, then a prompt: the terms that always came together come apart. */
+static void test_decodes_then_prompts(void **state)
+{
+    (void)state;
+    struct cost c = {0};
+    struct rng rng = {4};
+    for (int i = 0; i < 200; i++) {
+        uint32_t n = 1 + (uint32_t)rng_below(&rng, 8);
+        struct cost_work w = {n, n, n * 500};
+        cost_learn(&c, w, rule(w));
+    }
+    struct cost_work eight = {8, 8, 4000}, prompt = {256, 0, 256 * 128};
+    assert_in_range(cost_predict(&c, eight), rule(eight) * 97 / 100, rule(eight) * 103 / 100);
+    assert_true(cost_predict(&c, prompt) > cost_predict(&c, eight)); /* no worse than no idea */
+    for (int i = 0; i < 20; i++) cost_learn(&c, prompt, rule(prompt));
+    assert_in_range(cost_predict(&c, prompt), rule(prompt) * 9 / 10, rule(prompt) * 11 / 10);
+    assert_in_range(cost_predict(&c, eight), rule(eight) * 9 / 10, rule(eight) * 11 / 10);
+}
+
+/* A machine that becomes slower is known to be slower a few hundred Steps later. */
+static void test_forgets(void **state)
+{
+    (void)state;
+    struct cost c = {0};
+    struct rng rng = {5};
+    for (int i = 0; i < 2000; i++) {
+        struct cost_work w = random_work(&rng);
+        cost_learn(&c, w, rule(w) * (i < 1500 ? 1 : 3));
+    }
+    struct cost_work w = {100, 8, 50000};
+    assert_in_range(cost_predict(&c, w), rule(w) * 27 / 10, rule(w) * 33 / 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_learns),
+                                       cmocka_unit_test(test_decodes_then_prompts),
+                                       cmocka_unit_test(test_forgets)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,314 @@
+/* Pages and the prefix index: counts, sharing, eviction, and the longest prefix. */
+#include "coordinator/pages.h"
+
+#include "common/base/rng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SIZE = 4, TOKENS = 64 };
+
+static struct pages *open_pool(uint32_t n_pages, bool share, uint64_t mask)
+{
+    struct pages_config k = {
+        .n_pages = n_pages, .page_size = SIZE, .share = share, .seed = {1, 2}, .hash_mask = mask};
+    return pages_open(&k);
+}
+
+/* A sequence as the core keeps one. */
+struct table {
+    uint32_t pages[TOKENS / SIZE], n;
+    struct prefix walk;
+};
+
+/* Takes a page, fills it with `tokens` in Step `step`, and enters it. */
+static bool fill(struct pages *p, struct table *t, const int32_t *tokens, uint64_t step)
+{
+    uint32_t page;
+    if (!pages_take(p, &page)) return false;
+    uint32_t kept = pages_enter(p, &t->walk, tokens, step, page);
+    if (kept != page) pages_drop(p, page);
+    t->pages[t->n++] = kept;
+    return true;
+}
+
+static enum pages_found find(struct pages *p, struct table *t, const int32_t *tokens, uint64_t step)
+{
+    enum pages_found found = pages_find(p, &t->walk, tokens, step, &t->pages[t->n]);
+    t->n += found == PAGES_HIT;
+    return found;
+}
+
+static void release(struct pages *p, struct table *t)
+{
+    while (t->n) pages_drop(p, t->pages[--t->n]);
+    t->walk = pages_root(p, 0);
+}
+
+static struct table new_table(const struct pages *p)
+{
+    return (struct table){.walk = pages_root(p, 0)};
+}
+
+static const int32_t one[SIZE] = {1, 1, 1, 1}, two[SIZE] = {2, 2, 2, 2}, three[SIZE] = {3, 3, 3, 3};
+
+/* Capacity 2: 1 and 2 are entered and let go of, 1 is touched: 3 takes the place of 2. */
+static void test_least_recently_used(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(2, true, UINT64_MAX);
+    struct table a = new_table(p), b = new_table(p), c = new_table(p);
+    assert_true(fill(p, &a, one, 1));
+    assert_true(fill(p, &b, two, 2));
+    uint32_t page;
+    assert_false(pages_take(p, &page)); /* all are held: refused, and nothing is evicted */
+    assert_int_equal(pages_stats(p).evicted, 0);
+    release(p, &a);
+    release(p, &b);
+    assert_int_equal(pages_stats(p).n_cached, 2); /* resident, and evictable */
+    assert_int_equal(pages_available(p), 2);
+    assert_int_equal(find(p, &a, one, 9), PAGES_HIT); /* look-up and pin are one */
+    assert_int_equal(pages_stats(p).n_held, 1);
+    release(p, &a);
+    assert_true(fill(p, &c, three, 10));
+    assert_int_equal(pages_stats(p).evicted, 1);
+    release(p, &c); /* a new entry is not the first victim: 1 is older */
+    assert_int_equal(find(p, &b, two, 11), PAGES_NONE);
+    assert_int_equal(find(p, &a, one, 11), PAGES_HIT);
+    release(p, &a);
+    assert_int_equal(find(p, &c, three, 11), PAGES_HIT);
+    release(p, &c);
+    pages_close(p);
+}
+
+static void test_same_key_twice(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(4, true, UINT64_MAX);
+    struct table a = new_table(p), b = new_table(p);
+    assert_true(fill(p, &a, one, 1));
+    assert_true(fill(p, &b, one, 1)); /* one entry; the loser's page is free again */
+    assert_int_equal(a.pages[0], b.pages[0]);
+    assert_int_equal(pages_view(p, a.pages[0]).count, 2);
+    struct pages_stats s = pages_stats(p);
+    assert_int_equal(s.entered, 1);
+    assert_int_equal(s.n_free, 3);
+    assert_int_equal(s.n_held, 1);
+    release(p, &a);
+    assert_int_equal(pages_stats(p).n_held, 1);
+    release(p, &b);
+    assert_int_equal(pages_stats(p).n_cached, 1);
+    pages_close(p);
+}
+
+static void test_no_capacity(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(0, true, UINT64_MAX);
+    uint32_t page;
+    assert_false(pages_take(p, &page));
+    assert_int_equal(pages_available(p), 0);
+    pages_close(p);
+    p = open_pool(4, false, UINT64_MAX); /* sharing is off: nothing is kept or found */
+    struct table a = new_table(p), b = new_table(p);
+    assert_true(fill(p, &a, one, 1));
+    release(p, &a);
+    assert_int_equal(find(p, &b, one, 5), PAGES_NONE);
+    assert_int_equal(pages_stats(p).n_free, 4);
+    assert_int_equal(pages_stats(p).hashes, 0);
+    pages_close(p);
+}
+
+/* The chain covers order, tenant and all that the seed stands for; a page costs one hash. */
+static void test_hash(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(8, true, UINT64_MAX);
+    struct table a = new_table(p), b = new_table(p);
+    assert_true(fill(p, &a, one, 1) && fill(p, &a, two, 1) && fill(p, &a, three, 1));
+    assert_int_equal(pages_stats(p).hashes, 3);
+    for (int i = 0; i < 5; i++) assert_int_equal(find(p, &b, two, 9), PAGES_NONE);
+    assert_int_equal(pages_stats(p).hashes, 4); /* however often it is looked for */
+    struct prefix other = pages_root(p, 7);
+    uint32_t page;
+    assert_int_equal(pages_find(p, &other, one, 9, &page), PAGES_NONE); /* another tenant's */
+    struct pages_config k = {
+        .n_pages = 8, .page_size = SIZE, .share = true, .hash_mask = UINT64_MAX};
+    for (int i = 0; i < 2; i++) {
+        k.seed = (struct hash128){1, i ? 3 : 2};
+        struct pages *q = pages_open(&k);
+        struct hash128 mine = pages_root(p, 0).hash, theirs = pages_root(q, 0).hash;
+        assert_int_equal(mine.lo == theirs.lo && mine.hi == theirs.hi, i == 0);
+        pages_close(q);
+    }
+    struct hash128 four = pages_root(p, 0).hash;
+    k = (struct pages_config){.n_pages = 8, .page_size = 8, .share = true, .seed = {1, 2}};
+    struct pages *q = pages_open(&k);
+    assert_int_not_equal(four.lo, pages_root(q, 0).hash.lo); /* another page size */
+    pages_close(q);
+    release(p, &a);
+    pages_close(p);
+}
+
+/* The longest prefix of whole pages, in at most one look-up more than it has pages. */
+static void test_longest_prefix(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(16, true, UINT64_MAX);
+    struct table a = new_table(p), b = new_table(p);
+    for (int i = 0; i < 5; i++) assert_true(fill(p, &a, i < 3 ? one : two, 1));
+    uint64_t before = pages_stats(p).lookups;
+    const int32_t *ask[] = {one, one, one, three, two};
+    uint32_t n = 0;
+    while (n < 5 && find(p, &b, ask[n], 2) == PAGES_HIT) n++;
+    assert_int_equal(n, 3);
+    assert_int_equal(pages_stats(p).lookups - before, 4);
+    for (uint32_t i = 0; i < 3; i++) assert_int_equal(a.pages[i], b.pages[i]);
+    release(p, &a);
+    release(p, &b);
+    pages_close(p);
+}
+
+/* What a Step writes is read from the next Step on. */
+static void test_same_step(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(4, true, UINT64_MAX);
+    struct table a = new_table(p), b = new_table(p);
+    assert_true(fill(p, &a, one, 5));
+    assert_int_equal(find(p, &b, one, 5), PAGES_SOON);
+    assert_int_equal(pages_view(p, a.pages[0]).count, 1);
+    assert_int_equal(find(p, &b, one, 6), PAGES_HIT);
+    release(p, &a);
+    release(p, &b);
+    pages_close(p);
+}
+
+/* Leaves go before their parents, and the least used chain first. */
+static void test_leaves_first(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(5, true, UINT64_MAX);
+    struct table a = new_table(p), b = new_table(p), c = new_table(p);
+    assert_true(fill(p, &a, one, 1) && fill(p, &a, two, 1) && fill(p, &a, three, 1));
+    assert_true(fill(p, &b, two, 1) && fill(p, &b, two, 1));
+    release(p, &a);
+    release(p, &b);
+    for (int i = 0; i < 3; i++) { /* three new pages: the whole older chain, from its end */
+        uint32_t page;
+        assert_true(pages_take(p, &page));
+        c.pages[c.n++] = page;
+    }
+    assert_int_equal(find(p, &a, one, 9), PAGES_NONE);
+    assert_int_equal(find(p, &b, two, 9), PAGES_HIT);
+    assert_int_equal(find(p, &b, two, 9), PAGES_HIT);
+    release(p, &b);
+    release(p, &c);
+    pages_close(p);
+}
+
+/* With a hash that is the same for all pages, hits are as right and as many as with a good one. */
+static void test_collisions(void **state)
+{
+    (void)state;
+    uint64_t hits[2] = {0, 0};
+    for (int forced = 0; forced < 2; forced++) {
+        struct pages *p = open_pool(32, true, forced ? 0 : UINT64_MAX);
+        struct rng rng = {5};
+        for (uint64_t step = 1; step < 4000; step++) {
+            struct table t = new_table(p);
+            int32_t tokens[5][SIZE];
+            bool missed = false;
+            for (int i = 0; i < 5; i++) {
+                for (int k = 0; k < SIZE; k++) tokens[i][k] = (int32_t)rng_below(&rng, 2) * 9;
+                if (!missed && find(p, &t, tokens[i], step) == PAGES_HIT) {
+                    struct page_view v = pages_view(p, t.pages[i]);
+                    assert_memory_equal(v.tokens, tokens[i], sizeof tokens[i]);
+                    uint64_t parent = i ? pages_view(p, t.pages[i - 1]).serial : 0;
+                    assert_int_equal(v.parent, parent);
+                    hits[forced]++;
+                    continue;
+                }
+                missed = true;
+                assert_true(fill(p, &t, tokens[i], step));
+            }
+            release(p, &t);
+        }
+        pages_close(p);
+    }
+    assert_true(hits[0] > 1000);
+    assert_int_equal(hits[0], hits[1]);
+}
+
+/* 100,000 random takes, extensions, forks and releases: free + used = all, and a page's count is
+ * how many tables have it, recounted here. A page that is shared is never taken for writing. */
+static void test_random(void **state)
+{
+    (void)state;
+    enum { N = 40, TABLES = 12 };
+    struct pages *p = open_pool(N, true, 7);
+    struct table t[TABLES];
+    struct rng rng = {11};
+    for (int i = 0; i < TABLES; i++) t[i] = new_table(p);
+    for (uint64_t step = 1; step <= 100000; step++) {
+        struct table *x = &t[rng_below(&rng, TABLES)];
+        const struct table *y = &t[rng_below(&rng, TABLES)];
+        int32_t tokens[SIZE] = {(int32_t)rng_below(&rng, 3), 0, 0, 0};
+        struct table child = new_table(p);
+        uint64_t kind = rng_below(&rng, 8);
+        if (kind == 0) {
+            release(p, x);
+        } else if (kind == 1 && x != y) { /* a child shares its parent's pages, and changes none */
+            release(p, x);
+            for (uint32_t i = 0; i < y->n; i++) {
+                int32_t same[SIZE];
+                memcpy(same, pages_view(p, y->pages[i]).tokens, sizeof same);
+                assert_int_equal(find(p, &child, same, step), PAGES_HIT);
+                assert_int_equal(child.pages[i], y->pages[i]);
+            }
+            *x = child;
+        } else if (x->n < TOKENS / SIZE && find(p, x, tokens, step) != PAGES_HIT) {
+            struct pages_stats before = pages_stats(p);
+            if (!fill(p, x, tokens, step)) { /* out of pages: nothing has changed */
+                struct pages_stats after = pages_stats(p);
+                assert_int_equal(before.n_held, N);
+                assert_memory_equal(&before, &after, sizeof before);
+                x->walk.has_next = false; /* other tokens will come next */
+            }
+        }
+        uint32_t count[N] = {0}, held = 0;
+        for (int i = 0; i < TABLES; i++)
+            for (uint32_t k = 0; k < t[i].n; k++) count[t[i].pages[k]]++;
+        for (uint32_t i = 0; i < N; i++) {
+            assert_int_equal(pages_view(p, i).count, count[i]);
+            held += count[i] > 0;
+        }
+        struct pages_stats s = pages_stats(p);
+        assert_int_equal(s.n_held, held);
+        assert_int_equal(s.n_free + s.n_cached + s.n_held, N);
+    }
+    for (int i = 0; i < TABLES; i++) release(p, &t[i]);
+    assert_int_equal(pages_stats(p).n_held, 0);
+    pages_clear(p);
+    assert_int_equal(pages_stats(p).n_free, N);
+    pages_close(p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_least_recently_used),
+        cmocka_unit_test(test_same_key_twice),
+        cmocka_unit_test(test_no_capacity),
+        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_longest_prefix),
+        cmocka_unit_test(test_same_step),
+        cmocka_unit_test(test_leaves_first),
+        cmocka_unit_test(test_collisions),
+        cmocka_unit_test(test_random),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
