@@ -12,46 +12,101 @@
 
 #define SILENT_NS (2 * NS_PER_S)
 #define KEEP_ALIVE_NS (500 * NS_PER_MS)
-#define CLIENT_STALL_NS (60 * NS_PER_S)
 #define TEXT_MOST_NS (60 * NS_PER_S) /* a Tokenize is not pinged: it ends by itself */
 
 void calls__open(struct shell *s)
 {
     s->n_calls = 2 * s->config->max_requests;
     s->calls = mem_zalloc(s->n_calls * sizeof *s->calls);
+    s->free_calls = mem_zalloc(s->n_calls * sizeof *s->free_calls);
+    s->dirty =
+        mem_zalloc(2 * s->n_calls * sizeof *s->dirty); /* while it is walked, all once more */
+    for (uint32_t i = s->n_calls; i-- > 0;) s->free_calls[s->n_free_calls++] = i;
     s->next_request = 1; /* 0 is the probe's */
 }
 
-static void free_call(struct call *c)
-{
-    detok_close(&c->detok);
-    mem_free(c->prompt.ids);
-    mem_free(c->unsent.ids);
-    struct buf *bufs[] = {&c->bias_ids, &c->bias, &c->chosen, &c->top_ids, &c->top};
-    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++) buf_close(bufs[i]);
-    *c = (struct call){0};
-}
+/* ---- the table of calls ---- */
 
-void calls__close(struct shell *s)
+static uint64_t name_of(struct instance client, uint64_t id)
 {
-    for (uint32_t i = 0; s->calls && i < s->n_calls; i++) free_call(&s->calls[i]);
-    mem_free(s->calls);
+    uint64_t words[3] = {client.hi, client.lo, id};
+    return hash_bytes(words, sizeof words, 0);
 }
 
 static struct call *find(struct shell *s, struct instance client, uint64_t id)
 {
-    for (uint32_t i = 0; i < s->n_calls; i++) {
-        struct call *c = &s->calls[i];
-        if (c->used && c->id == id && instance_eq(c->client, client)) return c;
-    }
-    return NULL;
+    const uint32_t *slot = imap_get(&s->by_name, name_of(client, id));
+    struct call *c = slot ? &s->calls[*slot] : NULL;
+    return c && c->id == id && instance_eq(c->client, client) ? c : NULL;
 }
 
 static struct call *by_request(struct shell *s, uint64_t request)
 {
-    for (uint32_t i = 0; i < s->n_calls; i++)
-        if (s->calls[i].used && s->calls[i].request == request) return &s->calls[i];
-    return NULL;
+    const uint32_t *slot = imap_get(&s->by_request, request);
+    return slot ? &s->calls[*slot] : NULL;
+}
+
+/* Answers of a new Generate get consecutive requests; a text job without answers gets one. */
+static struct call *new_call(struct shell *s, const struct msg_call *h, const struct route *from,
+                             uint32_t n_answers)
+{
+    uint64_t ms = h->deadline_ms ? h->deadline_ms : s->config->deadline_s * UINT64_C(1000);
+    if (s->n_free_calls == 0) return NULL;
+    uint32_t slot = s->free_calls[--s->n_free_calls];
+    struct call *c = &s->calls[slot];
+    *c = (struct call){
+        .used = true,
+        .route = *from,
+        .client = h->client,
+        .id = h->call,
+        .request = s->next_request,
+        .n_answers = n_answers,
+        .heard_ns = s->now_ns,
+        .replied_ns = s->now_ns,
+        .deadline_ns = s->now_ns + (ms < LIMIT_DEADLINE_MS ? ms : LIMIT_DEADLINE_MS) * NS_PER_MS};
+    if (n_answers) c->answers = mem_zalloc(n_answers * sizeof *c->answers);
+    s->next_request += n_answers ? n_answers : 1;
+    for (uint64_t r = c->request; r < s->next_request; r++) imap_put(&s->by_request, r, slot);
+    imap_put(&s->by_name, name_of(c->client, c->id), slot);
+    return c;
+}
+
+static void close_call(struct call *c)
+{
+    for (uint32_t i = 0; i < c->n_answers; i++) answer_close(&c->answers[i]);
+    mem_free(c->answers);
+    mem_free(c->prompt.ids);
+    mem_free(c->received.ids);
+    buf_close(&c->bias_ids);
+    buf_close(&c->bias);
+}
+
+static void free_call(struct shell *s, struct call *c)
+{
+    uint32_t slot = (uint32_t)(c - s->calls), n = c->n_answers ? c->n_answers : 1;
+    for (uint32_t i = 0; i < n; i++) imap_remove(&s->by_request, c->request + i);
+    if (find(s, c->client, c->id) == c) imap_remove(&s->by_name, name_of(c->client, c->id));
+    close_call(c);
+    bool dirty = c->dirty; /* it is still in the list: calls__flush takes it out */
+    *c = (struct call){.dirty = dirty};
+    if (!dirty) s->free_calls[s->n_free_calls++] = slot;
+}
+
+static void mark(struct shell *s, struct call *c)
+{
+    if (c->dirty) return;
+    c->dirty = true;
+    s->dirty[s->n_dirty++] = (uint32_t)(c - s->calls);
+}
+
+void calls__close(struct shell *s)
+{
+    for (uint32_t i = 0; s->calls && i < s->n_calls; i++) close_call(&s->calls[i]);
+    imap_close(&s->by_request);
+    imap_close(&s->by_name);
+    mem_free(s->calls);
+    mem_free(s->free_calls);
+    mem_free(s->dirty);
 }
 
 /* ---- sending ---- */
@@ -77,28 +132,23 @@ static void answer(struct shell *s, const struct route *to, uint64_t call, enum 
 
 static void cancel(struct shell *s, struct call *c, const char *why)
 {
-    struct event e = {.type = EV_CANCEL, .request = {c->request, why}};
-    if (!c->ended) shell__event(s, &e);
+    for (uint32_t i = 0; i < c->n_answers; i++) {
+        struct event e = {.type = EV_CANCEL, .request = {c->request + i, why}};
+        if (!c->answers[i].ended) shell__event(s, &e);
+    }
 }
 
-/* Everything the client lacks, in one message. */
-static void flush(struct shell *s, struct call *c)
+/* One answer's news, or of none: that the call lives, or that it has ended. */
+static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
 {
-    struct msg_reply h = {.call = c->id, .end = c->ended, .status = c->status};
-    struct buf *text = &c->detok.text;
-    if (c->ended) {
+    struct msg_reply h = {.call = c->id, .end = last, .status = c->status};
+    struct msg_generate_reply r = {.text = "", .finish_reason = ""};
+    if (last) {
         (void)snprintf(h.message, sizeof h.message, "%s", c->text);
         h.retry_ms = c->retry_ms;
     }
-    struct msg_generate_reply r = {.first_index = c->first_unsent,
-                                   .n_tokens = (uint32_t)c->unsent.n,
-                                   .tokens = c->unsent.ids,
-                                   .text = text->data ? text->data : "",
-                                   .finish_reason = c->ended ? c->finish_reason : ""};
-    if (c->chosen.len)
-        r.logprobs = (struct msg_logprobs){(const float *)(const void *)c->chosen.data, c->n_top,
-                                           (const int32_t *)(const void *)c->top_ids.data,
-                                           (const float *)(const void *)c->top.data};
+    if (i < c->n_answers) answer_news(&c->answers[i], &r);
+    r.sample = i;
     if (!c->usage_sent && c->prompt.n) {
         r.has_usage = true;
         r.prompt_tokens = c->prompt.ids;
@@ -107,89 +157,127 @@ static void flush(struct shell *s, struct call *c)
     }
     wire_put_generate_reply(&r, &s->body);
     int rc = send_frames(s, &c->route, &h, &s->body);
-    if (rc == ERR_AGAIN && !c->refused_ns) c->refused_ns = s->now_ns;
-    if (rc == ERR_AGAIN && s->now_ns < c->refused_ns + CLIENT_STALL_NS)
-        return; /* later, and then more at once */
-    if (rc < 0) {
-        cancel(s, c, rc == ERR_AGAIN ? "the client takes no replies" : "the client is gone");
-        free_call(c);
-        return;
-    }
-    c->dirty = false;
+    if (rc < 0) return rc;
     c->refused_ns = 0;
     c->usage_sent |= r.has_usage;
     c->replied_ns = s->now_ns;
-    c->first_unsent += (uint32_t)c->unsent.n;
-    c->unsent.n = 0;
-    buf_drop(text, text->len);
-    buf_drop(&c->chosen, c->chosen.len);
-    buf_drop(&c->top_ids, c->top_ids.len);
-    buf_drop(&c->top, c->top.len);
-    if (c->ended) free_call(c);
+    if (i < c->n_answers) answer_sent(&c->answers[i]);
+    return 0;
+}
+
+static int send_all(struct shell *s, struct call *c)
+{
+    int rc = 0;
+    bool sent = false;
+    for (uint32_t i = 0; i < c->n_answers && rc == 0; i++) {
+        bool last = c->ended && i + 1 == c->n_answers;
+        if (!last && !answer_has_news(&c->answers[i]) && !c->answers[i].ended) continue;
+        rc = send_news(s, c, i, last);
+        sent = true;
+    }
+    return sent || rc < 0 ? rc : send_news(s, c, 0, c->ended);
+}
+
+/* Everything the client lacks; with it the call is over, if it has ended. */
+static void flush(struct shell *s, struct call *c)
+{
+    if (c->give_up) cancel(s, c, "another answer of this call has failed");
+    c->give_up = false;
+    int rc = send_all(s, c);
+    if (rc == 0 && c->ended) free_call(s, c);
+    if (rc == 0) return;
+    if (rc == ERR_AGAIN && !c->refused_ns) c->refused_ns = s->now_ns;
+    if (rc == ERR_AGAIN &&
+        s->now_ns < c->refused_ns + s->config->client_stall_s * UINT64_C(1000) * NS_PER_MS) {
+        mark(s, c); /* later, and then more at once */
+        return;
+    }
+    cancel(s, c, rc == ERR_AGAIN ? "the client takes no replies" : "the client is gone");
+    free_call(s, c);
 }
 
 void calls__flush(struct shell *s)
 {
-    for (uint32_t i = 0; i < s->n_calls; i++)
-        if (s->calls[i].used && s->calls[i].dirty) flush(s, &s->calls[i]);
+    uint32_t n = s->n_dirty;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = s->dirty[i];
+        struct call *c = &s->calls[slot];
+        c->dirty = false;
+        if (c->used)
+            flush(s, c);
+        else
+            s->free_calls[s->n_free_calls++] = slot;
+    }
+    /* What was marked meanwhile waits for the next turn. */
+    s->n_dirty -= n;
+    memmove(s->dirty, s->dirty + n, s->n_dirty * sizeof *s->dirty);
 }
 
 /* ---- the core's actions ---- */
 
-static void keep_logprobs(struct call *c, const struct msg_logprobs *l, uint32_t k)
-{
-    if (!l->chosen) return;
-    c->n_top = l->n_top;
-    (void)buf_append(&c->chosen, l->chosen + k, sizeof *l->chosen);
-    if (l->n_top == 0) return;
-    (void)buf_append(&c->top_ids, l->top_ids + (size_t)k * l->n_top, l->n_top * sizeof *l->top_ids);
-    (void)buf_append(&c->top, l->top + (size_t)k * l->n_top, l->n_top * sizeof *l->top);
-}
-
 bool calls__tokens(struct shell *s, const struct action *a)
 {
-    const int32_t *tokens = a->tokens.tokens;
     struct call *c = by_request(s, a->tokens.request);
-    if (!c || c->ended || c->detok.stopped) return false;
-    for (uint32_t i = 0; i < a->tokens.n && !c->detok.stopped; i++) {
-        keep_logprobs(c, &a->tokens.logprobs, i);
-        struct vocab_string piece = vocab_piece(s->model->vocab, tokens[i]);
-        tokens_push(&c->unsent, tokens[i]);
-        if (!vocab_is_control(s->model->vocab, tokens[i]))
-            detok_push(&c->detok, piece.data, piece.len);
-    }
-    c->dirty = true;
-    return c->detok.stopped;
+    if (!c || c->ended) return false;
+    struct answer *x = &c->answers[a->tokens.request - c->request];
+    if (x->detok.stopped) return false; /* its end is on the way */
+    bool goes_on = true;
+    for (uint32_t i = 0; i < a->tokens.n && goes_on; i++)
+        goes_on = answer_take(x, s->model->vocab, a->tokens.tokens[i], &a->tokens.logprobs, i);
+    mark(s, c);
+    return !goes_on;
 }
 
-static void end(struct call *c, enum status status, const char *text, const char *finish_reason,
+/* Ends the call, and what has not ended of it. */
+static void end(struct shell *s, struct call *c, enum status status, const char *text,
                 uint32_t retry_ms)
 {
-    c->ended = c->dirty = true;
+    if (c->ended) return;
+    c->ended = true;
     c->status = status;
-    c->finish_reason = finish_reason;
     c->retry_ms = retry_ms;
     (void)snprintf(c->text, sizeof c->text, "%s", text);
-    detok_finish(&c->detok);
+    mark(s, c);
 }
 
 void calls__end(struct shell *s, const struct action *a)
 {
     struct call *c = by_request(s, a->end.request);
-    if (!c || c->ended) return;
+    if (!c) return;
+    struct answer *x = &c->answers[a->end.request - c->request];
+    if (x->ended) return;
     /* Static texts: the action's do not outlive the core's next step. */
     const char *reason = strcmp(a->end.finish_reason, "length") == 0 ? "length"
                          : a->end.finish_reason[0]                   ? "stop"
                                                                      : "";
-    end(c, a->end.status, a->end.text, c->detok.stopped ? "stop" : reason, a->end.retry_ms);
+    answer_end(x, reason);
+    mark(s, c);
+    bool all = true;
+    for (uint32_t i = 0; i < c->n_answers; i++) all = all && c->answers[i].ended;
+    if (all || a->end.status != STATUS_OK) end(s, c, a->end.status, a->end.text, a->end.retry_ms);
+    c->give_up |= a->end.status != STATUS_OK && !all;
 }
 
 void calls__stop(struct shell *s)
 {
     for (uint32_t i = 0; i < s->n_calls; i++)
-        if (s->calls[i].used && !s->calls[i].ended)
-            end(&s->calls[i], STATUS_UNAVAILABLE, "the coordinator is stopping", "", 0);
+        if (s->calls[i].used)
+            end(s, &s->calls[i], STATUS_UNAVAILABLE, "the coordinator is stopping", 0);
     calls__flush(s);
+}
+
+static void tick_call(struct shell *s, struct call *c)
+{
+    if (s->now_ns >= c->heard_ns + (c->n_answers ? SILENT_NS : TEXT_MOST_NS)) {
+        cancel(s, c, "the client is silent");
+        free_call(s, c);
+    } else if (c->n_answers && !c->ended && s->now_ns >= c->deadline_ns) {
+        /* The core ends it too; while its text is in the queue, only this does. */
+        end(s, c, STATUS_DEADLINE_EXCEEDED, "the request's deadline has passed", 0);
+        cancel(s, c, "");
+    } else if (!c->ended && c->n_answers && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS) {
+        mark(s, c);
+    }
 }
 
 void calls__tick(struct shell *s, uint64_t lost_ns)
@@ -198,41 +286,11 @@ void calls__tick(struct shell *s, uint64_t lost_ns)
         struct call *c = &s->calls[i];
         if (!c->used) continue;
         c->heard_ns = c->heard_ns + lost_ns < s->now_ns ? c->heard_ns + lost_ns : s->now_ns;
-        if (s->now_ns >= c->heard_ns + (c->generates ? SILENT_NS : TEXT_MOST_NS)) {
-            cancel(s, c, "the client is silent");
-            free_call(c);
-        } else if (c->generates && !c->ended && s->now_ns >= c->deadline_ns) {
-            cancel(s, c, ""); /* the core ends it too; still in the text queue, only this does */
-            end(c, STATUS_DEADLINE_EXCEEDED, "the request's deadline has passed", "", 0);
-            flush(s, c);
-        } else if (c->dirty || (!c->ended && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS)) {
-            flush(s, c);
-        }
+        tick_call(s, c);
     }
 }
 
 /* ---- methods ---- */
-
-static struct call *new_call(struct shell *s, const struct msg_call *h, const struct route *from)
-{
-    uint64_t ms = h->deadline_ms ? h->deadline_ms : s->config->deadline_s * UINT64_C(1000);
-    for (uint32_t i = 0; i < s->n_calls; i++) {
-        struct call *c = &s->calls[i];
-        if (c->used) continue;
-        *c = (struct call){.used = true,
-                           .route = *from,
-                           .client = h->client,
-                           .id = h->call,
-                           .request = s->next_request++,
-                           .heard_ns = s->now_ns,
-                           .replied_ns = s->now_ns,
-                           .deadline_ns =
-                               s->now_ns +
-                               (ms < LIMIT_DEADLINE_MS ? ms : LIMIT_DEADLINE_MS) * NS_PER_MS};
-        return c;
-    }
-    return NULL;
-}
 
 /* Hands the text to the other thread, or ends the call where its queue is full. */
 static void start_text(struct shell *s, struct call *c, const char *text, size_t len, bool special,
@@ -246,24 +304,35 @@ static void start_text(struct shell *s, struct call *c, const char *text, size_t
         if (textjobs_put(s->text, job)) return;
     }
     textjob_free(job);
-    end(c, STATUS_RESOURCE_EXHAUSTED, "too many texts are waiting to be tokenised", "", 1000);
+    end(s, c, STATUS_RESOURCE_EXHAUSTED, "too many texts are waiting to be tokenised", 1000);
 }
 
 static void submit(struct shell *s, struct call *c)
 {
     if (s->now_ns >= c->deadline_ns) {
-        end(c, STATUS_DEADLINE_EXCEEDED, "the request's deadline has passed", "", 0);
+        end(s, c, STATUS_DEADLINE_EXCEEDED, "the request's deadline has passed", 0);
         return;
     }
-    struct event e = {.type = EV_SUBMIT,
-                      .submit = {.request = c->request,
-                                 .tokens = c->prompt.ids,
-                                 .n_prompt = (uint32_t)c->prompt.n,
-                                 .max_new = c->max_new,
-                                 .sampling = c->sampling,
-                                 .ignore_eos = c->ignore_eos,
-                                 .deadline_ns = c->deadline_ns - s->now_ns}};
-    shell__event(s, &e);
+    struct tokens all = {0};
+    for (size_t i = 0; i < c->prompt.n; i++) tokens_push(&all, c->prompt.ids[i]);
+    for (size_t i = 0; i < c->received.n; i++) tokens_push(&all, c->received.ids[i]);
+    for (uint32_t i = 0; i < c->n_answers && !c->ended; i++) {
+        struct event e = {.type = EV_SUBMIT,
+                          .submit = {.request = c->request + i,
+                                     .client = name_of(c->client, 0),
+                                     .tenant = c->tenant,
+                                     .priority = c->priority,
+                                     .tokens = all.ids,
+                                     .n_prompt = (uint32_t)c->prompt.n,
+                                     .n_received = (uint32_t)c->received.n,
+                                     .max_new = c->max_new,
+                                     .sample = i,
+                                     .sampling = c->sampling,
+                                     .ignore_eos = c->ignore_eos,
+                                     .deadline_ns = c->deadline_ns - s->now_ns}};
+        shell__event(s, &e);
+    }
+    mem_free(all.ids);
 }
 
 /* Why a Generate cannot be served, or NULL. */
@@ -283,6 +352,12 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
         if (g->prompt_tokens[i] < 0 || (uint32_t)g->prompt_tokens[i] >= s->model->dims.vocab)
             return "field 'prompt_tokens': a token is not in the vocabulary";
     if (g->n_prompt_tokens && g->prompt_len) return "both 'prompt' and 'prompt_tokens' are given";
+    for (uint32_t i = 0; i < g->n_received; i++)
+        if (g->received[i] < 0 || (uint32_t)g->received[i] >= s->model->dims.vocab)
+            return "field 'received': a token is not in the vocabulary";
+    if (g->samples > 1 && (g->n_received || g->from_index))
+        return "field 'samples': more than one cannot be gone on with: 'received' and 'from_index' "
+               "are for one";
     for (uint32_t i = 0; i < g->sampling.n_bias; i++)
         if ((uint32_t)g->sampling.bias_ids[i] >= s->model->dims.vocab)
             return "field 'logit_bias': a token is not in the vocabulary";
@@ -302,6 +377,20 @@ static void keep_sampling(struct call *c, const struct msg_sampling *m)
     c->sampling.bias = (const float *)(const void *)c->bias.data;
 }
 
+/* A Generate that is repeated on a new connection, or because a reply may be lost. */
+static void join(struct shell *s, struct call *c, const struct route *from, uint32_t from_index)
+{
+    c->route = *from;
+    c->heard_ns = s->now_ns;
+    c->usage_sent = false;
+    for (uint32_t i = 0; i < c->n_answers; i++)
+        if (!answer_rewind(&c->answers[i], from_index)) {
+            cancel(s, c, "field 'from_index' is beyond what was generated");
+            return;
+        }
+    mark(s, c);
+}
+
 static void generate(struct shell *s, const struct msg_call *h, const struct route *from,
                      struct net_frame body)
 {
@@ -309,10 +398,6 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
     struct msg_generate g;
     enum status status = STATUS_INVALID_ARGUMENT;
     struct call *c = find(s, h->client, h->call);
-    if (c) { /* repeated after a reconnection */
-        c->route = *from;
-        return;
-    }
     const char *why = em.text;
     if (wire_get_generate(body.data, body.bytes, &s->body_arena, &g, &em) == 0)
         why = check_generate(s, &g, &status);
@@ -323,13 +408,23 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
         answer(s, from, h->call, status, text, NULL);
         return;
     }
-    c = new_call(s, h, from);
+    if (c) {
+        join(s, c, from, g.from_index);
+        return;
+    }
+    if (g.from_index > g.n_received) {
+        answer(s, from, h->call, STATUS_INVALID_ARGUMENT,
+               "field 'from_index' is beyond the tokens that were received", NULL);
+        return;
+    }
+    c = new_call(s, h, from, g.samples);
     if (!c) {
         answer(s, from, h->call, STATUS_RESOURCE_EXHAUSTED, "too many calls are live", NULL);
         return;
     }
-    c->generates = true;
     c->max_new = g.max_tokens;
+    c->priority = g.priority;
+    c->tenant = g.tenant[0] ? hash_bytes(g.tenant, strlen(g.tenant), 1) | 1 : 0;
     c->ignore_eos = g.ignore_eos;
     keep_sampling(c, &g.sampling);
     if (!g.has_seed) {
@@ -337,7 +432,15 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
             c->sampling.seed = s->now_ns;
         c->sampling.seed >>= 11; /* a JSON number holds 53 bits exactly */
     }
-    detok_init(&c->detok, g.stops, g.n_stops);
+    for (uint32_t i = 0; i < c->n_answers; i++) answer_open(&c->answers[i], g.stops, g.n_stops);
+    for (uint32_t i = 0; i < g.n_received; i++) tokens_push(&c->received, g.received[i]);
+    answer_receive(&c->answers[0], s->model->vocab, g.received, g.n_received);
+    (void)answer_rewind(&c->answers[0], g.from_index);
+    if (c->answers[0].detok.stopped) {
+        answer_end(&c->answers[0], "stop");
+        end(s, c, STATUS_OK, "", 0);
+        return;
+    }
     if (g.n_prompt_tokens) {
         for (uint32_t i = 0; i < g.n_prompt_tokens; i++)
             tokens_push(&c->prompt, g.prompt_tokens[i]);
@@ -357,7 +460,7 @@ static void tokenize(struct shell *s, const struct msg_call *h, const struct rou
         answer(s, from, h->call, STATUS_INVALID_ARGUMENT, em.text, NULL);
         return;
     }
-    struct call *c = new_call(s, h, from);
+    struct call *c = new_call(s, h, from, 0);
     if (!c)
         answer(s, from, h->call, STATUS_RESOURCE_EXHAUSTED, "too many calls are live", NULL);
     else
@@ -369,15 +472,15 @@ void calls__text_done(struct shell *s, struct textjob *job)
     struct call *c = by_request(s, job->id);
     if (!c || c->ended) return;
     if (job->rc < 0) {
-        end(c, STATUS_INVALID_ARGUMENT, job->em.text, "", 0);
-    } else if (c->generates) {
+        end(s, c, STATUS_INVALID_ARGUMENT, job->em.text, 0);
+    } else if (c->n_answers) {
         c->prompt = job->tokens;
         job->tokens = (struct tokens){0};
         submit(s, c);
     } else {
         wire_put_tokens(job->tokens.ids, (uint32_t)job->tokens.n, &s->body);
         answer(s, &c->route, c->id, STATUS_OK, "", &s->body);
-        free_call(c);
+        free_call(s, c);
     }
 }
 
@@ -395,7 +498,7 @@ static void cancel_call(struct shell *s, const struct msg_call *h, const struct 
     if (!c || c->ended) return;
     cancel(s, c, "cancelled by the client");
     if (c->used && !c->ended) /* it was still being tokenised */
-        end(c, STATUS_CANCELLED, "cancelled by the client", "", 0);
+        end(s, c, STATUS_CANCELLED, "cancelled by the client", 0);
 }
 
 static void ping(struct shell *s, const struct msg_call *h, const struct route *from,

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define N_KEYS 22
+#define N_KEYS 24
 
 static void fill_table(struct config *c, struct conf_key *table)
 {
@@ -32,6 +32,8 @@ static void fill_table(struct config *c, struct conf_key *table)
         {"max_per_client", CONF_U32, &c->max_per_client, 1, LIMIT_LIVE, false},
         {"replica_wait", CONF_U32, &c->replica_wait_s, 0, 86400, false},
         {"deadline", CONF_U32, &c->deadline_s, 1, 86400, false},
+        {"client_stall", CONF_U32, &c->client_stall_s, 1, 86400, false},
+        {"limits.hwm", CONF_U32, &c->hwm, 1, 100000, false},
         {"worker_timeout_ms", CONF_U32, &c->worker_timeout_ms, 500, 600000, false},
         {"step_timeout_ms", CONF_U32, &c->step_timeout_ms, 500, 600000, false},
     };
@@ -68,6 +70,8 @@ int config_read(const char *path, struct config *ret, struct errmsg *em)
                        .max_requests = 256,
                        .replica_wait_s = 30,
                        .deadline_s = 600,
+                       .client_stall_s = 60,
+                       .hwm = 64,
                        .worker_timeout_ms = 1500,
                        .step_timeout_ms = 2000};
     struct conf_key table[N_KEYS + 1];

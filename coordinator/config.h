@@ -15,7 +15,8 @@ struct config {
     uint32_t ctx, kv_tokens, chunk, window, step_ms;
     uint32_t max_requests, max_sequences, max_per_client;
     bool prefix_cache;
-    uint32_t replica_wait_s, deadline_s, worker_timeout_ms, step_timeout_ms;
+    uint32_t replica_wait_s, deadline_s, client_stall_s, worker_timeout_ms, step_timeout_ms;
+    uint32_t hwm; /* messages that a client's connection may have waiting */
 };
 
 /* path "-" reads stdin. Checks what can be checked without the model file. */

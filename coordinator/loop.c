@@ -374,8 +374,9 @@ static int open_all(struct shell *s, struct errmsg *em)
     int rc = net_open(&s->net, em);
     if (rc == 0) rc = net_open(&s->client_net, em);
     if (rc == 0)
-        rc = bind_one(s, s->client_net, NET_ROUTER, (struct net_limits){1024, LIMIT_CLIENT_BYTES},
-                      c->client_port, &s->clients, s->client_endpoint, em);
+        rc = bind_one(s, s->client_net, NET_ROUTER,
+                      (struct net_limits){(int)c->hwm, LIMIT_CLIENT_BYTES}, c->client_port,
+                      &s->clients, s->client_endpoint, em);
     if (rc == 0)
         rc = bind_one(s, s->net, NET_ROUTER, (struct net_limits){256, LIMIT_CONTROL_BYTES},
                       c->worker_port, &s->workers, worker_endpoint, em);

@@ -4,8 +4,9 @@
 
 #include "common/base/arena.h"
 #include "common/base/buf.h"
+#include "common/base/hash.h"
 #include "common/io/net.h"
-#include "common/text/detok.h"
+#include "coordinator/answer.h"
 #include "coordinator/config.h"
 #include "coordinator/core.h"
 #include "coordinator/model_file.h"
@@ -19,30 +20,30 @@ struct route {
     size_t n;
 };
 
-/* A client's call. Output is not queued: `unsent` and the detokeniser's text are what the client
- * lacks, and one merged reply carries them when its socket takes it. */
+/* A client's call. */
 struct call {
-    bool used, dirty, usage_sent, ended, generates;
+    bool used, dirty, usage_sent;
+    bool ended;   /* status and text below are known */
+    bool give_up; /* an answer has failed: the others are to be cancelled */
     struct route route;
     struct instance client;
     uint64_t id;      /* the client's */
-    uint64_t request; /* the core's, and the text job's */
+    uint64_t request; /* the core's of the first answer, and the text job's; the others follow */
+    struct answer *answers; /* n_answers; none but with Generate */
+    uint32_t n_answers;
     uint64_t heard_ns, replied_ns;
     uint64_t refused_ns;  /* since when its socket takes no reply; 0: it does */
     uint64_t deadline_ns; /* when, not how long */
     uint32_t max_new;
+    enum priority priority;
+    uint64_t tenant;              /* a hash of its name; 0: none */
     struct msg_sampling sampling; /* its arrays: */
     struct buf bias_ids, bias;
     bool ignore_eos;
-    struct tokens prompt;
-    struct detok detok;
-    struct tokens unsent;
-    struct buf chosen, top_ids, top; /* log-probabilities of `unsent`, as in struct msg_logprobs */
-    uint32_t n_top;
-    uint32_t first_unsent;
-    enum status status; /* once ended */
+    struct tokens prompt, received; /* received: tokens of the answer from an earlier call */
+    uint32_t from_index;            /* the first token of the answer that the client wants */
+    enum status status;             /* once ended */
     char text[LIMIT_TEXT_BYTES];
-    const char *finish_reason;
     uint32_t retry_ms;
 };
 
@@ -68,6 +69,9 @@ struct shell {
     struct worker_route routes[LIMIT_WORKERS];
     struct call *calls;
     uint32_t n_calls;
+    uint32_t *free_calls, n_free_calls; /* slots, a stack */
+    uint32_t *dirty, n_dirty;           /* slots of calls that are due a reply */
+    struct imap by_request, by_name;    /* to slots; the latter by a hash of client and call */
     uint64_t next_request;
     struct arena arena, body_arena;
     struct buf out, body;

@@ -12,14 +12,15 @@
 #define LIMIT_STEP_RUNS 256u
 #define LIMIT_STEP_LOGITS 256u
 #define LIMIT_STEP_PAGES (1u << 19) /* in the page tables of all its runs */
-#define LIMIT_CONTEXT (1u << 20) /* positions of a sequence */
-#define LIMIT_PAGE 16u           /* positions of a KV page in service */
+#define LIMIT_CONTEXT (1u << 20)    /* positions of a sequence */
+#define LIMIT_PAGE 16u              /* positions of a KV page in service */
 #define LIMIT_SEQ_PAGES (LIMIT_CONTEXT / LIMIT_PAGE)
 #define LIMIT_WIDTH (1u << 20)      /* of the residual stream */
 #define LIMIT_LIVE 4096u            /* requests */
 #define LIMIT_PING_CALLS 256u       /* calls that one ping may list */
 #define LIMIT_DEADLINE_MS 86400000u /* a longer deadline is cut to this */
 #define LIMIT_STOPS 16u
+#define LIMIT_SAMPLES 16u
 #define LIMIT_BIAS 300u        /* tokens whose logits a request may change */
 #define LIMIT_TOP_LOGPROBS 20u /* alternatives to a token that a request may ask for */
 #define LIMIT_STOP_BYTES 1024u

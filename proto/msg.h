@@ -206,10 +206,14 @@ struct msg_generate {
     uint32_t n_stops;
     uint32_t n_received, from_index;
     const int32_t *received;
+    const char *tenant; /* "" or a name */
+    bool has_priority;
+    enum priority priority; /* normal without */
+    uint32_t samples;       /* to LIMIT_SAMPLES; 0 to be encoded means 1 */
 };
 
 struct msg_generate_reply {
-    uint32_t first_index, n_tokens;
+    uint32_t sample, first_index, n_tokens;
     const int32_t *tokens;
     const char *text;          /* NUL-terminated */
     const char *finish_reason; /* "" but in the last reply */

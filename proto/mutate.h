@@ -9,9 +9,9 @@ enum mutation {
     MUT_STALE_EPOCH,     /* a stage takes Steps of any epoch */
     MUT_STEP_GAP,        /* a stage takes a Step whose predecessor is missing */
     MUT_RESULT_BY_COUNT, /* a token counts by how many are outstanding, not by its position */
-    MUT_PAGE_EARLY, /* the last page is given back before the last row that uses it is issued */
-    MUT_DEADLINE,           /* deadlines are ignored */
-    MUT_INDEX_EARLY,        /* a page enters the prefix index one token early */
+    MUT_PAGE_EARLY,  /* the last page is given back before the last row that uses it is issued */
+    MUT_DEADLINE,    /* deadlines are ignored */
+    MUT_INDEX_EARLY, /* a page enters the prefix index one token early */
     MUT_SHARED_ROW_SKIPPED, /* behind a shared prefix one row is taken for computed that is not */
     MUT_SHARED_SAME_STEP,   /* a page is read in the Step that another request writes it in */
     MUT_PARENT_UNCONFIRMED, /* a hit's parent is not the entry that the walk came through */

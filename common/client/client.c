@@ -100,13 +100,49 @@ static void ping(struct client *c, uint64_t call, uint64_t of)
 
 struct running {
     struct client *c;
-    uint64_t call, ping_call;
+    struct msg_generate request; /* what is asked for, from the next token on */
+    uint64_t call, ping_call, deadline_ns;
     client_reply_fn on_reply;
     void *arg;
     bool cancelled;
+    struct buf received; /* int32_t: tokens that were handed out */
+    uint64_t lost_ns;    /* since when the server has not known the call; 0: it does */
+    uint64_t asked_ns;   /* when it was last asked to go on with it */
     struct client_end *end;
     struct errmsg *em;
 };
+
+static uint32_t n_received(const struct running *r)
+{
+    return (uint32_t)(r->received.len / sizeof(int32_t));
+}
+
+/* Asks for the tokens from the next one on: of the running call, if the server knows it, and of one
+ * that goes on behind what was received, if it is a new process. */
+static int ask(struct running *r)
+{
+    uint64_t now = clock_ns(), left_ms = 0;
+    if (r->deadline_ns) left_ms = now < r->deadline_ns ? (r->deadline_ns - now) / NS_PER_MS + 1 : 1;
+    r->asked_ns = now;
+    r->request.n_received = r->request.from_index = n_received(r);
+    r->request.received = (const int32_t *)(const void *)r->received.data;
+    wire_put_generate(&r->request, &r->c->body);
+    return send_call(r->c, PROTO_VERSION, "Generate", r->call, left_ms, r->c->body.data,
+                     r->c->body.len, r->em);
+}
+
+/* The call is lost, and may be found again for a while. */
+static int lose(struct running *r, int code, const char *text)
+{
+    uint64_t now = clock_ns();
+    if (!r->lost_ns) r->lost_ns = now;
+    if (r->cancelled || r->request.samples > 1 ||
+        now - r->lost_ns >= CLIENT_PATIENCE_MS * NS_PER_MS)
+        return err_set(r->em, code, "%s %s", r->c->endpoint, text);
+    if (now - r->asked_ns < PING_NS) return 0;
+    int rc = ask(r);
+    return rc == ERR_TIMEOUT ? 0 : rc; /* nobody is there: asked again until patience ends */
+}
 
 static void send_cancel(struct running *r)
 {
@@ -124,9 +160,7 @@ static int take_reply(struct running *r, const struct net_msg *m, const struct m
         const uint64_t *unknown;
         uint32_t n = 0;
         int rc = wire_get_pong(body.data, body.bytes, &r->c->body_arena, &unknown, &n, r->em);
-        if (rc == 0 && n)
-            rc = err_set(r->em, ERR_CLOSED, "%s does not know this call any more", r->c->endpoint);
-        return rc;
+        return rc == 0 && n ? lose(r, ERR_CLOSED, "does not know this call any more") : rc;
     }
     if (h->call != r->call) return 0; /* of a call given up before */
     struct msg_generate_reply reply;
@@ -134,6 +168,15 @@ static int take_reply(struct running *r, const struct net_msg *m, const struct m
     if (body.bytes)
         rc = wire_get_generate_reply(body.data, body.bytes, &r->c->body_arena, &reply, r->em);
     if (rc < 0) return rc;
+    if (body.bytes && r->request.samples <= 1) {
+        if (reply.first_index != n_received(r)) return lose(r, ERR_PROTO, "skips tokens");
+        (void)buf_append(&r->received, reply.tokens, reply.n_tokens * sizeof *reply.tokens);
+        if (reply.has_usage) { /* from now on it can be gone on with */
+            r->request.has_seed = true;
+            r->request.sampling.seed = reply.seed;
+        }
+        r->lost_ns = 0;
+    }
     if (body.bytes && !r->cancelled && !r->on_reply(r->arg, &reply)) send_cancel(r);
     if (!h->end) return 0;
     *r->end = (struct client_end){.status = h->status, .retry_ms = h->retry_ms};
@@ -146,15 +189,15 @@ int client_generate(struct client *c, const struct msg_generate *request, uint64
                     struct errmsg *em)
 {
     struct running r = {.c = c,
+                        .request = *request,
                         .call = c->next_call++,
                         .ping_call = c->next_call++,
+                        .deadline_ns = deadline_ms ? clock_ns() + deadline_ms * NS_PER_MS : 0,
                         .on_reply = on_reply,
                         .arg = arg,
                         .end = ret_end,
                         .em = em};
-    wire_put_generate(request, &c->body);
-    int rc =
-        send_call(c, PROTO_VERSION, "Generate", r.call, deadline_ms, c->body.data, c->body.len, em);
+    int rc = ask(&r);
     uint64_t heard_ns = clock_ns(), ping_ns = heard_ns + PING_NS;
     while (rc == 0) {
         struct net_msg m;
@@ -166,15 +209,15 @@ int client_generate(struct client *c, const struct msg_generate *request, uint64
             rc = take_reply(&r, &m, &h);
             net_msg_close(&m);
         } else if (rc == ERR_AGAIN) {
-            rc = now - heard_ns < CLIENT_SILENT_MS * NS_PER_MS
-                     ? 0
-                     : err_set(em, ERR_TIMEOUT, "%s is silent", c->endpoint);
+            bool silent = now - heard_ns >= CLIENT_SILENT_MS * NS_PER_MS;
+            rc = silent || r.lost_ns ? lose(&r, ERR_TIMEOUT, "is silent") : 0;
         }
         if (rc == 0 && now >= ping_ns) {
             ping(c, r.ping_call, r.call);
             ping_ns = now + PING_NS;
         }
     }
+    buf_close(&r.received);
     return rc < 0 ? rc : 0;
 }
 

@@ -11,8 +11,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CLIENT_CONNECT_MS 5000 /* how long a coordinator may take to accept the connection */
-#define CLIENT_SILENT_MS 5000  /* after which a server that answers nothing is given up */
+#define CLIENT_CONNECT_MS 5000   /* how long a coordinator may take to accept the connection */
+#define CLIENT_SILENT_MS 5000    /* after which a server that answers nothing is given up, */
+#define CLIENT_PATIENCE_MS 30000 /* or, within a Generate, is looked for this much longer */
 
 struct client;
 
@@ -30,8 +31,10 @@ struct client_end {
 /* A reply of a running Generate; valid during the call. False: cancel the request. */
 typedef bool (*client_reply_fn)(void *arg, const struct msg_generate_reply *reply);
 
-/* Runs a Generate to its end. 0 when the server has ended it (ret_end says how), ERR_TIMEOUT or
- * ERR_CLOSED when the server is not there. deadline_ms 0: the server's default. */
+/* Runs a Generate to its end. A connection that breaks, or a coordinator that is started again, is
+ * a pause: the answer goes on with the very next token. 0 when the server has ended it (ret_end
+ * says how), ERR_TIMEOUT or ERR_CLOSED when the server is not there. deadline_ms 0: the server's
+ * default. */
 int client_generate(struct client *c, const struct msg_generate *request, uint64_t deadline_ms,
                     client_reply_fn on_reply, void *arg, struct client_end *ret_end,
                     struct errmsg *em);

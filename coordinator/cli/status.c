@@ -48,6 +48,19 @@ static struct json *pages_json(const struct msg_replica_status *r)
     return j;
 }
 
+static struct json *cache_json(const struct msg_replica_status *r)
+{
+    const struct msg_cache_status *c = &r->cache;
+    struct json *j = json_new_object();
+    json_put_int(j, "pages_cached", c->pages_cached);
+    json_put_int(j, "pages_evicted", (int64_t)c->evicted);
+    json_put_int(j, "lookups", (int64_t)c->lookups);
+    json_put_int(j, "hits", (int64_t)c->hits);
+    json_put_int(j, "tokens_saved", (int64_t)c->tokens_saved);
+    json_put_int(j, "tokens_computed", (int64_t)c->tokens_computed);
+    return j;
+}
+
 static void print_json(const struct msg_status *s)
 {
     const struct msg_replica_status *r = &s->replica;
@@ -62,6 +75,8 @@ static void print_json(const struct msg_status *s)
     json_put_int(x, "steps", (int64_t)r->steps);
     json_put_int(x, "steps_mixed", (int64_t)r->steps_mixed);
     json_put_int(x, "sequences_max", r->sequences_max);
+    json_put_int(x, "preemptions", (int64_t)r->cache.preemptions);
+    json_put(x, "prefix_cache", cache_json(r));
     for (uint32_t i = 0; i < r->n_workers; i++) {
         struct json *w = worker_json(&r->workers[i]);
         json_put(w, "kv_pages", pages_json(r));
@@ -83,9 +98,13 @@ static void print_text(const struct msg_status *s)
     const struct msg_replica_status *r = &s->replica;
     (void)printf("model     %s\nreplica   %s: %s%s%s, generation %" PRIu32 "\n"
                  "requests  %" PRIu32 " running, %" PRIu32 " queued\n"
-                 "KV pages  %" PRIu32 " free of %" PRIu32 "\n",
+                 "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32
+                 " of them kept for prefixes\n"
+                 "prefixes  %" PRIu64 " of %" PRIu64 " requests found theirs, %" PRIu64
+                 " tokens saved, %" PRIu64 " computed\n",
                  s->model, r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation,
-                 s->running, s->queued, r->pages_free, r->pages_total);
+                 s->running, s->queued, r->pages_free, r->pages_total, r->cache.pages_cached,
+                 r->cache.hits, r->cache.lookups, r->cache.tokens_saved, r->cache.tokens_computed);
     if (!r->n_workers) return;
     (void)printf("%-20s %-8s %7s %8s %8s %10s %10s  %s\n", "worker", "state", "pid", "layers",
                  "threads", "read MiB", "memory MiB", "isa");

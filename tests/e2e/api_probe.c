@@ -92,6 +92,21 @@ int main(int argc, char **argv)
     generate(
         c, "resume",
         &(struct msg_generate){.prompt = "a", .from_index = 2, .max_tokens = 4, .sampling = plain});
+    generate(c, "received",
+             &(struct msg_generate){.prompt = "a",
+                                    .received = foreign,
+                                    .n_received = 1,
+                                    .from_index = 1,
+                                    .max_tokens = 4,
+                                    .sampling = plain});
+    generate(c, "received_foreign",
+             &(struct msg_generate){
+                 .prompt = "a", .received = foreign, .n_received = 2, .sampling = plain});
+    generate(c, "samples_17",
+             &(struct msg_generate){.prompt = "a", .samples = 17, .sampling = plain});
+    generate(c, "priority_4",
+             &(struct msg_generate){
+                 .prompt = "a", .has_priority = true, .priority = 4, .sampling = plain});
     generate(
         c, "foreign_token",
         &(struct msg_generate){

@@ -21,7 +21,9 @@ class Api(unittest.TestCase):
                         "'repetition_penalty'": ("repetition_zero", "repetition_nan", "repetition_huge"),
                         "'frequency_penalty'": ("frequency_below",), "'top_logprobs'": ("logprobs_21", "logprobs_huge"),
                         "'logit_bias'": ("bias_beyond", "bias_below", "bias_infinite", "bias_over")}.items() for n in names},
-                    "other_model": ("5", "model"), "resume": ("12", "from_index"),
+                    "other_model": ("5", "model"), "resume": ("3", "from_index"),
+                    "received": ("0", ""), "received_foreign": ("3", "received"), "samples_17": ("3", "samples"),
+                    "priority_4": ("3", "priority"),
                     "foreign_token": ("3", "prompt_tokens"), "tokenize": ("0", "3")}
             self.assertEqual(set(lines), set(want))
             for name, (status, words) in want.items():

@@ -233,7 +233,11 @@ static void test_generate(void **state)
     g.from_index = 3;
     wire_put_generate(&g, &out);
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
-    assert_string_equal(r.unsupported, "from_index");
+    assert_int_equal(r.from_index, 3);
+    assert_true(r.samples == 1 && r.priority == PRIORITY_NORMAL && !r.tenant[0]);
+    (void)buf_append(&out, "\x2a\x01x", 3); /* field 5, tools_json */
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.unsupported, "tools_json");
     g.sampling.temp = -1.0f;
     wire_put_generate(&g, &out);
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), ERR_PROTO);

@@ -1,0 +1,44 @@
+/* One answer of a call: all its tokens, their text, and how much of both the client has. Nothing is
+ * queued: whatever the client lacks goes into one reply when its connection takes one, and a client
+ * that comes back is told again from where it says. */
+#ifndef FLOTILLA_COORDINATOR_ANSWER_H
+#define FLOTILLA_COORDINATOR_ANSWER_H
+
+#include "common/base/buf.h"
+#include "common/text/detok.h"
+#include "common/text/vocab.h"
+#include "proto/msg.h"
+
+struct answer {
+    struct tokens tokens;
+    struct detok detok; /* its text: of all tokens */
+    struct buf ends;    /* uint32_t for each token: bytes of text when it had been taken */
+    struct buf chosen, top_ids, top; /* log-probabilities of the tokens from n_received on, */
+    uint32_t n_top;                  /* as in struct msg_logprobs */
+    uint32_t n_received;             /* tokens that the client brought along */
+    uint32_t n_sent;                 /* tokens, */
+    size_t text_sent;                /* and bytes of text that the client has */
+    bool ended;
+    const char *finish_reason; /* "" until then */
+};
+
+/* Stops are copied. */
+void answer_open(struct answer *a, const char *const *stops, uint32_t n_stops);
+void answer_close(struct answer *a);
+
+/* Takes one more token, the k-th that l speaks of (if it does). False: the text met a stop string,
+ * now or before; nothing comes after it. */
+bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
+                 const struct msg_logprobs *l, uint32_t k);
+/* Tokens that the client has from an earlier call. */
+void answer_receive(struct answer *a, const struct vocab *v, const int32_t *tokens, uint32_t n);
+void answer_end(struct answer *a, const char *finish_reason);
+
+/* The client has the first n tokens and their text, and no more. False: there are not so many. */
+bool answer_rewind(struct answer *a, uint32_t n);
+bool answer_has_news(const struct answer *a);
+/* What the client lacks; points into a. */
+void answer_news(const struct answer *a, struct msg_generate_reply *ret);
+void answer_sent(struct answer *a);
+
+#endif

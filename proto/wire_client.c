@@ -1,0 +1,454 @@
+/* The client API's messages: one put and one get each. */
+#include "proto/wire_pb.h"
+
+#include "proto/client.pb-c.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+typedef Flotilla__Client__GenerateRequest PbGenerate;
+typedef Flotilla__Client__GenerateReply PbGenerateReply;
+typedef Flotilla__Client__WorkerStatus PbWorker;
+typedef Flotilla__Client__ReplicaStatus PbReplica;
+
+void wire_put_call(const struct msg_call *m, struct buf *to)
+{
+    Flotilla__Client__CallHeader h = FLOTILLA__CLIENT__CALL_HEADER__INIT;
+    SET(&h, version, m->version);
+    h.method = (char *)(uintptr_t)m->method;
+    SET(&h, client_hi, m->client.hi);
+    SET(&h, client_lo, m->client.lo);
+    SET(&h, call, m->call);
+    SET(&h, deadline_ms, m->deadline_ms);
+    wire__pack(&h.base, to);
+}
+
+int wire_get_call(const void *data, size_t n, struct arena *a, struct msg_call *ret,
+                  struct errmsg *em)
+{
+    const Flotilla__Client__CallHeader *h =
+        wire__unpack(&flotilla__client__call_header__descriptor, data, n, a, em);
+    if (!h) return ERR_PROTO;
+    *ret = (struct msg_call){.version = h->version,
+                             .client = {h->client_hi, h->client_lo},
+                             .call = h->call,
+                             .deadline_ms = h->deadline_ms};
+    if (!h->has_call) return wire__bad(em, "call");
+    if (!h->has_client_hi || !h->has_client_lo) return wire__bad(em, "client");
+    return wire__copy_text(h->method, ret->method, sizeof ret->method, "method", em);
+}
+
+void wire_put_reply(const struct msg_reply *m, struct buf *to)
+{
+    Flotilla__Client__ReplyHeader h = FLOTILLA__CLIENT__REPLY_HEADER__INIT;
+    SET(&h, version, PROTO_VERSION);
+    SET(&h, call, m->call);
+    SET(&h, end, m->end);
+    SET(&h, status, (uint32_t)m->status);
+    if (m->message[0]) h.message = (char *)(uintptr_t)m->message;
+    if (m->retry_ms) SET(&h, retry_ms, m->retry_ms);
+    wire__pack(&h.base, to);
+}
+
+int wire_get_reply(const void *data, size_t n, struct arena *a, struct msg_reply *ret,
+                   struct errmsg *em)
+{
+    const Flotilla__Client__ReplyHeader *h =
+        wire__unpack(&flotilla__client__reply_header__descriptor, data, n, a, em);
+    if (!h) return ERR_PROTO;
+    if (h->version != PROTO_VERSION)
+        return err_set(em, ERR_PROTO, "the server speaks protocol version %" PRIu32 ", not %u",
+                       h->version, PROTO_VERSION);
+    *ret = (struct msg_reply){
+        .call = h->call, .end = h->end, .status = (enum status)h->status, .retry_ms = h->retry_ms};
+    return wire__copy_text(h->message, ret->message, sizeof ret->message, "message", em);
+}
+
+void wire_put_generate(const struct msg_generate *m, struct buf *to)
+{
+    PbGenerate g = FLOTILLA__CLIENT__GENERATE_REQUEST__INIT;
+    if (m->model) g.model = (char *)(uintptr_t)m->model;
+    g.prompt = (char *)(uintptr_t)m->prompt;
+    g.n_prompt_tokens = m->n_prompt_tokens;
+    g.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
+    SET(&g, special, m->special);
+    SET(&g, max_tokens, m->max_tokens);
+    SET(&g, temp, m->sampling.temp);
+    SET(&g, top_k, m->sampling.top_k);
+    SET(&g, top_p, m->sampling.top_p);
+    SET(&g, min_p, m->sampling.min_p);
+    if (m->has_seed) SET(&g, seed, m->sampling.seed);
+    SET(&g, repetition_penalty, m->sampling.repetition);
+    SET(&g, presence_penalty, m->sampling.presence);
+    SET(&g, frequency_penalty, m->sampling.frequency);
+    SET(&g, logprobs, m->sampling.logprobs);
+    SET(&g, top_logprobs, m->sampling.top_logprobs);
+    g.n_bias_ids = g.n_logit_bias = m->sampling.n_bias;
+    g.bias_ids = (int32_t *)(uintptr_t)m->sampling.bias_ids;
+    g.logit_bias = (float *)(uintptr_t)m->sampling.bias;
+    SET(&g, ignore_eos, m->ignore_eos);
+    g.n_stop = m->n_stops;
+    g.stop = (char **)(uintptr_t)m->stops;
+    g.n_received = m->n_received;
+    g.received = (int32_t *)(uintptr_t)m->received;
+    if (m->from_index) SET(&g, from_index, m->from_index);
+    if (m->tenant && m->tenant[0]) g.tenant = (char *)(uintptr_t)m->tenant;
+    if (m->has_priority) SET(&g, priority, (uint32_t)m->priority);
+    if (m->samples) SET(&g, samples, m->samples);
+    wire__pack(&g.base, to);
+}
+
+static const char *unsupported_field(const PbGenerate *g)
+{
+    if (g->n_messages) return "messages";
+    if (g->tools_json) return "tools_json";
+    return g->format_json ? "format_json" : NULL;
+}
+
+int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_generate *ret,
+                      struct errmsg *em)
+{
+    if (n > LIMIT_CLIENT_BYTES) return wire__bad(em, "message");
+    const PbGenerate *g =
+        wire__unpack(&flotilla__client__generate_request__descriptor, data, n, a, em);
+    if (!g) return ERR_PROTO;
+    if (g->prompt && strlen(g->prompt) > LIMIT_PROMPT_BYTES) return wire__bad(em, "prompt");
+    if (g->n_prompt_tokens > LIMIT_CONTEXT) return wire__bad(em, "prompt_tokens");
+    if (g->has_max_tokens && g->max_tokens > LIMIT_MAX_TOKENS) return wire__bad(em, "max_tokens");
+    if (g->n_stop > LIMIT_STOPS) return wire__bad(em, "stop");
+    for (size_t i = 0; i < g->n_stop; i++)
+        if (strlen(g->stop[i]) > LIMIT_STOP_BYTES) return wire__bad(em, "stop");
+    if (g->n_bias_ids != g->n_logit_bias) return wire__bad(em, "logit_bias");
+    if (g->n_received > LIMIT_MAX_TOKENS) return wire__bad(em, "received");
+    if (g->tenant && strlen(g->tenant) >= LIMIT_NAME_BYTES) return wire__bad(em, "tenant");
+    if (g->has_priority && g->priority > PRIORITY_LOW) return wire__bad(em, "priority");
+    if (g->has_samples && (g->samples < 1 || g->samples > LIMIT_SAMPLES))
+        return wire__bad(em, "samples");
+    *ret = (struct msg_generate){
+        .prompt = g->prompt ? g->prompt : "",
+        .prompt_len = g->prompt ? strlen(g->prompt) : 0,
+        .prompt_tokens = g->prompt_tokens,
+        .n_prompt_tokens = (uint32_t)g->n_prompt_tokens,
+        .unsupported = unsupported_field(g),
+        .model = g->model ? g->model : "",
+        .special = g->special,
+        .ignore_eos = g->ignore_eos,
+        .has_seed = g->has_seed,
+        .max_tokens = g->has_max_tokens ? g->max_tokens : LIMIT_MAX_TOKENS,
+        .sampling = {.temp = g->has_temp ? g->temp : 0.0f,
+                     .top_k = g->top_k,
+                     .top_p = g->has_top_p ? g->top_p : 1.0f,
+                     .min_p = g->min_p,
+                     .seed = g->seed,
+                     .repetition = g->has_repetition_penalty ? g->repetition_penalty : 1.0f,
+                     .presence = g->presence_penalty,
+                     .frequency = g->frequency_penalty,
+                     .logprobs = g->logprobs,
+                     .top_logprobs = g->top_logprobs,
+                     .n_bias = (uint32_t)g->n_logit_bias,
+                     .bias_ids = g->bias_ids,
+                     .bias = g->logit_bias},
+        .n_stops = (uint32_t)g->n_stop,
+        .n_received = (uint32_t)g->n_received,
+        .received = g->received,
+        .from_index = g->from_index,
+        .tenant = g->tenant ? g->tenant : "",
+        .has_priority = g->has_priority,
+        .priority = g->has_priority ? (enum priority)g->priority : PRIORITY_NORMAL,
+        .samples = g->has_samples ? g->samples : 1,
+    };
+    for (size_t i = 0; i < g->n_stop; i++) ret->stops[i] = g->stop[i];
+    return wire__check_sampling(&ret->sampling, em);
+}
+
+void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
+{
+    PbGenerateReply r = FLOTILLA__CLIENT__GENERATE_REPLY__INIT;
+    Flotilla__Client__Usage u = FLOTILLA__CLIENT__USAGE__INIT;
+    SET(&r, first_index, m->first_index);
+    if (m->sample) SET(&r, sample, m->sample);
+    r.n_tokens = m->n_tokens;
+    r.tokens = (int32_t *)(uintptr_t)m->tokens;
+    r.text = (char *)(uintptr_t)m->text;
+    if (m->logprobs.chosen) {
+        r.n_logprobs = m->n_tokens;
+        r.logprobs = (float *)(uintptr_t)m->logprobs.chosen;
+        r.n_top_ids = r.n_top_logprobs = (size_t)m->n_tokens * m->logprobs.n_top;
+        r.top_ids = (int32_t *)(uintptr_t)m->logprobs.top_ids;
+        r.top_logprobs = (float *)(uintptr_t)m->logprobs.top;
+    }
+    if (m->finish_reason && m->finish_reason[0])
+        r.finish_reason = (char *)(uintptr_t)m->finish_reason;
+    if (m->has_usage) {
+        u.n_prompt_tokens = m->n_prompt_tokens;
+        u.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
+        SET(&u, seed, m->seed);
+        r.usage = &u;
+    }
+    wire__pack(&r.base, to);
+}
+
+int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
+                            struct msg_generate_reply *ret, struct errmsg *em)
+{
+    const PbGenerateReply *r =
+        wire__unpack(&flotilla__client__generate_reply__descriptor, data, n, a, em);
+    if (!r) return ERR_PROTO;
+    struct msg_logprobs logprobs;
+    if (!wire__get_logprobs(r->n_tokens, r->n_logprobs, r->logprobs, r->n_top_ids, r->top_ids,
+                            r->n_top_logprobs, r->top_logprobs, &logprobs))
+        return wire__bad(em, "logprobs");
+    *ret = (struct msg_generate_reply){.logprobs = logprobs,
+                                       .sample = r->sample,
+                                       .first_index = r->first_index,
+                                       .n_tokens = (uint32_t)r->n_tokens,
+                                       .tokens = r->tokens,
+                                       .text = r->text ? r->text : "",
+                                       .finish_reason = r->finish_reason ? r->finish_reason : "",
+                                       .has_usage = r->usage != NULL};
+    if (r->usage) {
+        ret->prompt_tokens = r->usage->prompt_tokens;
+        ret->n_prompt_tokens = (uint32_t)r->usage->n_prompt_tokens;
+        ret->seed = r->usage->seed;
+    }
+    return 0;
+}
+
+void wire_put_cancel(uint64_t call, struct buf *to)
+{
+    Flotilla__Client__CancelRequest c = FLOTILLA__CLIENT__CANCEL_REQUEST__INIT;
+    SET(&c, call, call);
+    wire__pack(&c.base, to);
+}
+
+int wire_get_cancel(const void *data, size_t n, struct arena *a, uint64_t *ret_call,
+                    struct errmsg *em)
+{
+    const Flotilla__Client__CancelRequest *c =
+        wire__unpack(&flotilla__client__cancel_request__descriptor, data, n, a, em);
+    if (!c) return ERR_PROTO;
+    if (!c->has_call) return wire__bad(em, "call");
+    *ret_call = c->call;
+    return 0;
+}
+
+void wire_put_models(const char *name, struct buf *to)
+{
+    Flotilla__Client__ModelsReply m = FLOTILLA__CLIENT__MODELS_REPLY__INIT;
+    char *names[] = {(char *)(uintptr_t)name};
+    m.n_names = 1;
+    m.names = names;
+    wire__pack(&m.base, to);
+}
+
+int wire_get_models(const void *data, size_t n, struct arena *a, const char **ret_name,
+                    struct errmsg *em)
+{
+    const Flotilla__Client__ModelsReply *m =
+        wire__unpack(&flotilla__client__models_reply__descriptor, data, n, a, em);
+    if (!m) return ERR_PROTO;
+    *ret_name = m->n_names ? m->names[0] : "";
+    return 0;
+}
+
+void wire_put_tokenize(const char *text, bool special, struct buf *to)
+{
+    Flotilla__Client__TokenizeRequest t = FLOTILLA__CLIENT__TOKENIZE_REQUEST__INIT;
+    t.text = (char *)(uintptr_t)text;
+    SET(&t, special, special);
+    wire__pack(&t.base, to);
+}
+
+int wire_get_tokenize(const void *data, size_t n, struct arena *a, const char **ret_text,
+                      bool *ret_special, struct errmsg *em)
+{
+    const Flotilla__Client__TokenizeRequest *t =
+        wire__unpack(&flotilla__client__tokenize_request__descriptor, data, n, a, em);
+    if (!t) return ERR_PROTO;
+    *ret_text = t->text ? t->text : "";
+    *ret_special = t->special;
+    return 0;
+}
+
+void wire_put_tokens(const int32_t *tokens, uint32_t n, struct buf *to)
+{
+    Flotilla__Client__TokenizeReply t = FLOTILLA__CLIENT__TOKENIZE_REPLY__INIT;
+    t.n_tokens = n;
+    t.tokens = (int32_t *)(uintptr_t)tokens;
+    wire__pack(&t.base, to);
+}
+
+int wire_get_tokens(const void *data, size_t n, struct arena *a, const int32_t **ret_tokens,
+                    uint32_t *ret_n, struct errmsg *em)
+{
+    const Flotilla__Client__TokenizeReply *t =
+        wire__unpack(&flotilla__client__tokenize_reply__descriptor, data, n, a, em);
+    if (!t) return ERR_PROTO;
+    *ret_tokens = t->tokens;
+    *ret_n = (uint32_t)t->n_tokens;
+    return 0;
+}
+
+void wire_put_ping(const uint64_t *calls, uint32_t n, struct buf *to)
+{
+    Flotilla__Client__PingRequest p = FLOTILLA__CLIENT__PING_REQUEST__INIT;
+    p.n_calls = n;
+    p.calls = (uint64_t *)(uintptr_t)calls;
+    wire__pack(&p.base, to);
+}
+
+int wire_get_ping(const void *data, size_t n, struct arena *a, const uint64_t **ret_calls,
+                  uint32_t *ret_n, struct errmsg *em)
+{
+    const Flotilla__Client__PingRequest *p =
+        wire__unpack(&flotilla__client__ping_request__descriptor, data, n, a, em);
+    if (!p) return ERR_PROTO;
+    if (p->n_calls > LIMIT_PING_CALLS) return wire__bad(em, "calls");
+    *ret_calls = p->calls;
+    *ret_n = (uint32_t)p->n_calls;
+    return 0;
+}
+
+void wire_put_pong(const uint64_t *unknown, uint32_t n, struct buf *to)
+{
+    Flotilla__Client__PingReply p = FLOTILLA__CLIENT__PING_REPLY__INIT;
+    p.n_unknown = n;
+    p.unknown = (uint64_t *)(uintptr_t)unknown;
+    wire__pack(&p.base, to);
+}
+
+int wire_get_pong(const void *data, size_t n, struct arena *a, const uint64_t **ret_unknown,
+                  uint32_t *ret_n, struct errmsg *em)
+{
+    const Flotilla__Client__PingReply *p =
+        wire__unpack(&flotilla__client__ping_reply__descriptor, data, n, a, em);
+    if (!p) return ERR_PROTO;
+    *ret_unknown = p->unknown;
+    *ret_n = (uint32_t)p->n_unknown;
+    return 0;
+}
+
+static void set_worker(PbWorker *p, const struct msg_worker_status *w)
+{
+    flotilla__client__worker_status__init(p);
+    p->name = (char *)(uintptr_t)w->name;
+    p->state = (char *)(uintptr_t)w->state;
+    p->isa = (char *)(uintptr_t)w->isa;
+    SET(p, pid, w->pid);
+    SET(p, threads, w->threads);
+    SET(p, layer_first, w->layer_first);
+    SET(p, layer_last, w->layer_last);
+    SET(p, resident_bytes, w->heartbeat.resident_bytes);
+    SET(p, read_bytes, w->heartbeat.read_bytes);
+    SET(p, weights_bytes, w->heartbeat.weights_bytes);
+    SET(p, kv_bytes, w->heartbeat.kv_bytes);
+    SET(p, rows, w->heartbeat.rows);
+    SET(p, activation_bytes_in, w->heartbeat.activation_bytes_in);
+    SET(p, activation_bytes_out, w->heartbeat.activation_bytes_out);
+    SET(p, compute_ns, w->compute_ns);
+    SET(p, idle_ns, w->idle_ns);
+    SET(p, messages_dropped, w->heartbeat.messages_dropped);
+    SET(p, load_done, w->load_done);
+    SET(p, load_total, w->load_total);
+}
+
+void wire_put_status(const struct msg_status *m, struct buf *to)
+{
+    Flotilla__Client__StatusReply s = FLOTILLA__CLIENT__STATUS_REPLY__INIT;
+    PbReplica r = FLOTILLA__CLIENT__REPLICA_STATUS__INIT, *replicas[] = {&r};
+    PbWorker workers[LIMIT_STAGES], *pointers[LIMIT_STAGES];
+    const struct msg_replica_status *x = &m->replica;
+    SET(&s, ready, m->ready);
+    s.model = (char *)(uintptr_t)m->model;
+    SET(&s, running, m->running);
+    SET(&s, queued, m->queued);
+    SET(&s, messages_dropped, m->messages_dropped);
+    s.n_replicas = 1;
+    s.replicas = replicas;
+    r.name = (char *)(uintptr_t)x->name;
+    r.state = (char *)(uintptr_t)x->state;
+    r.why = (char *)(uintptr_t)x->why;
+    SET(&r, generation, x->generation);
+    SET(&r, pages_total, x->pages_total);
+    SET(&r, pages_free, x->pages_free);
+    SET(&r, steps, x->steps);
+    SET(&r, steps_mixed, x->steps_mixed);
+    SET(&r, sequences_max, x->sequences_max);
+    SET(&r, pages_cached, x->cache.pages_cached);
+    SET(&r, prefix_lookups, x->cache.lookups);
+    SET(&r, prefix_hits, x->cache.hits);
+    SET(&r, tokens_saved, x->cache.tokens_saved);
+    SET(&r, tokens_computed, x->cache.tokens_computed);
+    SET(&r, pages_evicted, x->cache.evicted);
+    SET(&r, preemptions, x->cache.preemptions);
+    for (uint32_t i = 0; i < x->n_workers; i++) set_worker(&workers[i], &x->workers[i]);
+    POINTERS(pointers, workers, x->n_workers);
+    r.n_workers = x->n_workers;
+    r.workers = pointers;
+    wire__pack(&s.base, to);
+}
+
+static const char *text_or_empty(const char *s)
+{
+    return s ? s : "";
+}
+
+static void get_worker(const PbWorker *p, struct msg_worker_status *w)
+{
+    *w = (struct msg_worker_status){
+        .name = text_or_empty(p->name),
+        .state = text_or_empty(p->state),
+        .isa = text_or_empty(p->isa),
+        .pid = p->pid,
+        .threads = p->threads,
+        .layer_first = p->layer_first,
+        .layer_last = p->layer_last,
+        .heartbeat = {.resident_bytes = p->resident_bytes,
+                      .read_bytes = p->read_bytes,
+                      .weights_bytes = p->weights_bytes,
+                      .kv_bytes = p->kv_bytes,
+                      .rows = p->rows,
+                      .activation_bytes_in = p->activation_bytes_in,
+                      .activation_bytes_out = p->activation_bytes_out,
+                      .messages_dropped = p->messages_dropped},
+        .load_done = p->load_done,
+        .load_total = p->load_total,
+        .compute_ns = p->compute_ns,
+        .idle_ns = p->idle_ns,
+    };
+}
+
+int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_status *ret,
+                    struct errmsg *em)
+{
+    const Flotilla__Client__StatusReply *s =
+        wire__unpack(&flotilla__client__status_reply__descriptor, data, n, a, em);
+    if (!s) return ERR_PROTO;
+    *ret = (struct msg_status){.ready = s->ready,
+                               .model = text_or_empty(s->model),
+                               .running = s->running,
+                               .queued = s->queued,
+                               .messages_dropped = s->messages_dropped};
+    if (!s->n_replicas) return 0;
+    const PbReplica *r = s->replicas[0];
+    if (r->n_workers > LIMIT_STAGES) return wire__bad(em, "workers");
+    ret->replica = (struct msg_replica_status){.name = text_or_empty(r->name),
+                                               .state = text_or_empty(r->state),
+                                               .why = text_or_empty(r->why),
+                                               .generation = r->generation,
+                                               .n_workers = (uint32_t)r->n_workers,
+                                               .pages_total = r->pages_total,
+                                               .pages_free = r->pages_free,
+                                               .steps = r->steps,
+                                               .steps_mixed = r->steps_mixed,
+                                               .sequences_max = r->sequences_max,
+                                               .cache = {.pages_cached = r->pages_cached,
+                                                         .lookups = r->prefix_lookups,
+                                                         .hits = r->prefix_hits,
+                                                         .tokens_saved = r->tokens_saved,
+                                                         .tokens_computed = r->tokens_computed,
+                                                         .evicted = r->pages_evicted,
+                                                         .preemptions = r->preemptions}};
+    for (size_t i = 0; i < r->n_workers; i++) get_worker(r->workers[i], &ret->replica.workers[i]);
+    return 0;
+}

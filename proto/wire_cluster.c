@@ -1,0 +1,548 @@
+/* Messages between the coordinator and its workers: one put and one get each. */
+#include "proto/wire_pb.h"
+
+#include "common/base/mem.h"
+#include "proto/cluster.pb-c.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+typedef Flotilla__Cluster__Step PbStep;
+typedef Flotilla__Cluster__Run PbRun;
+typedef Flotilla__Cluster__Epoch PbEpoch;
+typedef Flotilla__Cluster__Timing PbTiming;
+typedef Flotilla__Cluster__Result PbResult;
+typedef Flotilla__Cluster__RunResult PbRunResult;
+typedef Flotilla__Cluster__FromWorker PbFromWorker;
+typedef Flotilla__Cluster__ToWorker PbToWorker;
+
+static void set_epoch(PbEpoch *p, struct epoch e)
+{
+    flotilla__cluster__epoch__init(p);
+    p->has_incarnation = p->has_replica = p->has_generation = 1;
+    p->incarnation = e.incarnation;
+    p->replica = e.replica;
+    p->generation = e.generation;
+}
+
+static int get_epoch(const PbEpoch *p, struct epoch *ret, struct errmsg *em)
+{
+    if (!p || !p->has_incarnation || !p->has_replica || !p->has_generation || !p->generation)
+        return wire__bad(em, "epoch");
+    *ret = (struct epoch){p->incarnation, p->replica, p->generation};
+    return 0;
+}
+
+static void set_timings(const struct msg_timing *from, uint32_t n, PbTiming *items,
+                        PbTiming **pointers)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        flotilla__cluster__timing__init(&items[i]);
+        items[i].has_stage = items[i].has_compute_ns = items[i].has_idle_ns = 1;
+        items[i].stage = from[i].stage;
+        items[i].compute_ns = from[i].compute_ns;
+        items[i].idle_ns = from[i].idle_ns;
+    }
+    POINTERS(pointers, items, n);
+}
+
+static int get_timings(PbTiming **from, size_t n, struct msg_timing *to, uint32_t *ret_n,
+                       struct errmsg *em)
+{
+    if (n > LIMIT_STAGES) return wire__bad(em, "timings");
+    for (size_t i = 0; i < n; i++)
+        to[i] = (struct msg_timing){from[i]->stage, from[i]->compute_ns, from[i]->idle_ns};
+    *ret_n = (uint32_t)n;
+    return 0;
+}
+
+/* ---- Step ---- */
+
+struct step_room {
+    PbRun runs[LIMIT_STEP_RUNS];
+    PbRun *run_pointers[LIMIT_STEP_RUNS];
+    Flotilla__Cluster__SampleOpen opens[LIMIT_STEP_RUNS];
+};
+
+static void set_open(Flotilla__Cluster__SampleOpen *o, const struct msg_sampling *s)
+{
+    flotilla__cluster__sample_open__init(o);
+    o->has_temp = o->has_top_k = o->has_top_p = o->has_min_p = o->has_seed = o->has_boundary = 1;
+    o->temp = s->temp;
+    o->top_k = s->top_k;
+    o->top_p = s->top_p;
+    o->min_p = s->min_p;
+    o->seed = s->seed;
+    o->boundary = s->boundary;
+    o->has_repetition = o->has_presence = o->has_frequency = o->has_logprobs = o->has_top_logprobs =
+        1;
+    o->repetition = s->repetition;
+    o->presence = s->presence;
+    o->frequency = s->frequency;
+    o->logprobs = s->logprobs;
+    o->top_logprobs = s->top_logprobs;
+    o->n_bias = o->n_bias_ids = s->n_bias;
+    o->bias_ids = (int32_t *)(uintptr_t)s->bias_ids;
+    o->bias = (float *)(uintptr_t)s->bias;
+}
+
+static void set_run(PbRun *p, Flotilla__Cluster__SampleOpen *open, const struct msg_run *r)
+{
+    flotilla__cluster__run__init(p);
+    p->has_request = p->has_attempt = p->has_sample = p->has_kind = p->has_first_pos =
+        p->has_n_logits = 1;
+    p->request = r->request;
+    p->attempt = r->attempt;
+    p->sample = r->sample;
+    p->kind = (Flotilla__Cluster__RunKind)r->kind;
+    p->first_pos = r->first_pos;
+    p->n_logits = r->n_logits;
+    p->n_tokens = r->n_rows;
+    p->tokens = (int32_t *)(uintptr_t)r->tokens;
+    p->n_pages = r->n_pages;
+    p->pages = (uint32_t *)(uintptr_t)r->pages;
+    if (r->has_open) {
+        set_open(open, &r->open);
+        p->open = open;
+    }
+}
+
+void wire_put_step(const struct msg_step *m, struct buf *to)
+{
+    struct step_room room;
+    PbTiming timings[LIMIT_STAGES], *timing_pointers[LIMIT_STAGES];
+    PbEpoch epoch;
+    PbStep s = FLOTILLA__CLUSTER__STEP__INIT;
+    set_epoch(&epoch, m->epoch);
+    s.has_version = s.has_number = s.has_rows = s.has_width = s.has_frame_bytes = 1;
+    s.version = PROTO_VERSION;
+    s.epoch = &epoch;
+    s.number = m->number;
+    s.rows = m->rows;
+    s.width = m->width;
+    s.frame_bytes = m->frame_bytes;
+    for (uint32_t i = 0; i < m->n_runs; i++) set_run(&room.runs[i], &room.opens[i], &m->runs[i]);
+    POINTERS(room.run_pointers, room.runs, m->n_runs);
+    s.n_runs = m->n_runs;
+    s.runs = room.run_pointers;
+    s.n_closed = m->n_closed;
+    s.closed = (uint64_t *)(uintptr_t)m->closed;
+    set_timings(m->timings, m->n_timings, timings, timing_pointers);
+    s.n_timings = m->n_timings;
+    s.timings = timing_pointers;
+    wire__pack(&s.base, to);
+}
+
+static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
+{
+    if (!p->has_request) return wire__bad(em, "request");
+    if (!p->has_first_pos || p->first_pos >= LIMIT_CONTEXT) return wire__bad(em, "first_pos");
+    if (p->n_tokens == 0 || p->n_tokens > LIMIT_STEP_ROWS) return wire__bad(em, "tokens");
+    if (p->n_logits > p->n_tokens) return wire__bad(em, "n_logits");
+    uint64_t end = (uint64_t)p->first_pos + p->n_tokens;
+    if (p->n_pages != (end + LIMIT_PAGE - 1) / LIMIT_PAGE) return wire__bad(em, "pages");
+    if ((unsigned)p->kind > RUN_PROBE) return wire__bad(em, "kind");
+    *r = (struct msg_run){.request = p->request,
+                          .attempt = p->attempt,
+                          .sample = p->sample,
+                          .kind = (enum run_kind)p->kind,
+                          .first_pos = p->first_pos,
+                          .n_rows = (uint32_t)p->n_tokens,
+                          .n_logits = p->n_logits,
+                          .n_pages = (uint32_t)p->n_pages,
+                          .tokens = p->tokens,
+                          .pages = p->pages,
+                          .has_open = p->open != NULL};
+    if (!p->open) return 0;
+    const Flotilla__Cluster__SampleOpen *o = p->open;
+    if (o->n_bias != o->n_bias_ids) return wire__bad(em, "bias");
+    r->open = (struct msg_sampling){.temp = o->temp,
+                                    .top_p = o->top_p,
+                                    .min_p = o->min_p,
+                                    .top_k = o->top_k,
+                                    .seed = o->seed,
+                                    .boundary = o->boundary,
+                                    .repetition = o->repetition,
+                                    .presence = o->presence,
+                                    .frequency = o->frequency,
+                                    .logprobs = o->logprobs,
+                                    .top_logprobs = o->top_logprobs,
+                                    .n_bias = (uint32_t)o->n_bias,
+                                    .bias_ids = o->bias_ids,
+                                    .bias = o->bias};
+    return wire__check_sampling(&r->open, em);
+}
+
+int wire_get_step(const void *data, size_t n, struct arena *a, struct msg_step *ret,
+                  struct errmsg *em)
+{
+    if (n > LIMIT_STEP_BYTES) return wire__bad(em, "step");
+    const PbStep *s = wire__unpack(&flotilla__cluster__step__descriptor, data, n, a, em);
+    if (!s) return ERR_PROTO;
+    if (s->version != PROTO_VERSION) return wire__bad(em, "version");
+    if (s->n_runs == 0 || s->n_runs > LIMIT_STEP_RUNS) return wire__bad(em, "runs");
+    if (!s->has_number || s->number == 0) return wire__bad(em, "number");
+    if (s->n_closed > 2 * LIMIT_LIVE) return wire__bad(em, "closed");
+    struct msg_run *runs = arena_alloc(a, s->n_runs * sizeof *runs);
+    if (!runs) return wire__bad(em, "runs");
+    *ret = (struct msg_step){.number = s->number,
+                             .rows = s->rows,
+                             .width = s->width,
+                             .frame_bytes = s->frame_bytes,
+                             .n_runs = (uint32_t)s->n_runs,
+                             .runs = runs,
+                             .n_closed = (uint32_t)s->n_closed,
+                             .closed = s->closed};
+    int rc = get_epoch(s->epoch, &ret->epoch, em);
+    uint64_t rows = 0, logits = 0;
+    for (size_t i = 0; i < s->n_runs && rc == 0; i++) {
+        rc = get_run(s->runs[i], &runs[i], em);
+        rows += rc == 0 ? runs[i].n_rows : 0;
+        logits += rc == 0 ? runs[i].n_logits : 0;
+    }
+    if (rc == 0) rc = get_timings(s->timings, s->n_timings, ret->timings, &ret->n_timings, em);
+    if (rc < 0) return rc;
+    if (rows != s->rows || rows > LIMIT_STEP_ROWS) return wire__bad(em, "rows");
+    if (logits > LIMIT_STEP_LOGITS) return wire__bad(em, "n_logits");
+    if (s->width == 0 || s->width > LIMIT_WIDTH) return wire__bad(em, "width");
+    if (s->frame_bytes && s->frame_bytes != rows * s->width * sizeof(float))
+        return wire__bad(em, "frame_bytes");
+    return 0;
+}
+
+/* ---- Result ---- */
+
+void wire_put_result(const struct msg_result *m, struct buf *to)
+{
+    PbRunResult runs[LIMIT_STEP_RUNS], *run_pointers[LIMIT_STEP_RUNS];
+    PbTiming timings[LIMIT_STAGES], *timing_pointers[LIMIT_STAGES];
+    PbEpoch epoch;
+    PbResult r = FLOTILLA__CLUSTER__RESULT__INIT;
+    set_epoch(&epoch, m->epoch);
+    r.has_version = r.has_number = r.has_digest = 1;
+    r.version = PROTO_VERSION;
+    r.epoch = &epoch;
+    r.number = m->number;
+    r.digest = m->digest;
+    for (uint32_t i = 0; i < m->n_runs; i++) {
+        const struct msg_run_result *x = &m->runs[i];
+        flotilla__cluster__run_result__init(&runs[i]);
+        runs[i].has_request = runs[i].has_attempt = runs[i].has_sample = runs[i].has_first_pos = 1;
+        runs[i].request = x->request;
+        runs[i].attempt = x->attempt;
+        runs[i].sample = x->sample;
+        runs[i].first_pos = x->first_pos;
+        runs[i].n_tokens = x->n_tokens;
+        runs[i].tokens = (int32_t *)(uintptr_t)x->tokens;
+        runs[i].has_dead = x->dead;
+        runs[i].dead = x->dead;
+        if (x->error && x->error[0]) runs[i].error = (char *)(uintptr_t)x->error;
+        if (!x->logprobs.chosen) continue;
+        runs[i].n_logprobs = x->n_tokens;
+        runs[i].logprobs = (float *)(uintptr_t)x->logprobs.chosen;
+        runs[i].n_top_ids = runs[i].n_top_logprobs = (size_t)x->n_tokens * x->logprobs.n_top;
+        runs[i].top_ids = (int32_t *)(uintptr_t)x->logprobs.top_ids;
+        runs[i].top_logprobs = (float *)(uintptr_t)x->logprobs.top;
+    }
+    POINTERS(run_pointers, runs, m->n_runs);
+    r.n_runs = m->n_runs;
+    r.runs = run_pointers;
+    set_timings(m->timings, m->n_timings, timings, timing_pointers);
+    r.n_timings = m->n_timings;
+    r.timings = timing_pointers;
+    wire__pack(&r.base, to);
+}
+
+int wire_get_result(const void *data, size_t n, struct arena *a, struct msg_result *ret,
+                    struct errmsg *em)
+{
+    if (n > LIMIT_STEP_BYTES) return wire__bad(em, "result");
+    const PbResult *r = wire__unpack(&flotilla__cluster__result__descriptor, data, n, a, em);
+    if (!r) return ERR_PROTO;
+    if (r->version != PROTO_VERSION) return wire__bad(em, "version");
+    if (r->n_runs > LIMIT_STEP_RUNS) return wire__bad(em, "runs");
+    struct msg_run_result *runs = arena_alloc(a, (r->n_runs + 1) * sizeof *runs);
+    if (!runs) return wire__bad(em, "runs");
+    for (size_t i = 0; i < r->n_runs; i++) {
+        const PbRunResult *x = r->runs[i];
+        if (!x->has_request || x->first_pos > LIMIT_CONTEXT || x->n_tokens > LIMIT_STEP_LOGITS)
+            return wire__bad(em, "runs");
+        struct msg_logprobs logprobs;
+        if (!wire__get_logprobs(x->n_tokens, x->n_logprobs, x->logprobs, x->n_top_ids, x->top_ids,
+                                x->n_top_logprobs, x->top_logprobs, &logprobs))
+            return wire__bad(em, "logprobs");
+        runs[i] = (struct msg_run_result){
+            x->request, x->attempt, x->sample, x->first_pos, (uint32_t)x->n_tokens,
+            x->tokens,  x->dead,    x->error,  logprobs};
+    }
+    *ret = (struct msg_result){
+        .number = r->number, .digest = r->digest, .n_runs = (uint32_t)r->n_runs, .runs = runs};
+    int rc = get_epoch(r->epoch, &ret->epoch, em);
+    if (rc == 0) rc = get_timings(r->timings, r->n_timings, ret->timings, &ret->n_timings, em);
+    return rc;
+}
+
+/* ---- control ---- */
+
+static void set_heartbeat(Flotilla__Cluster__Heartbeat *p, const struct msg_heartbeat *h)
+{
+    SET(p, step_received, h->step_received);
+    SET(p, step_done, h->step_done);
+    SET(p, read_bytes, h->read_bytes);
+    SET(p, resident_bytes, h->resident_bytes);
+    SET(p, weights_bytes, h->weights_bytes);
+    SET(p, kv_bytes, h->kv_bytes);
+    SET(p, rows, h->rows);
+    SET(p, activation_bytes_in, h->activation_bytes_in);
+    SET(p, activation_bytes_out, h->activation_bytes_out);
+    SET(p, messages_dropped, h->messages_dropped);
+}
+
+void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
+{
+    PbFromWorker f = FLOTILLA__CLUSTER__FROM_WORKER__INIT;
+    Flotilla__Cluster__Hello hello = FLOTILLA__CLUSTER__HELLO__INIT;
+    Flotilla__Cluster__Holding holding = FLOTILLA__CLUSTER__HOLDING__INIT;
+    Flotilla__Cluster__LoadProgress progress = FLOTILLA__CLUSTER__LOAD_PROGRESS__INIT;
+    Flotilla__Cluster__Ready ready = FLOTILLA__CLUSTER__READY__INIT;
+    Flotilla__Cluster__Linked linked = FLOTILLA__CLUSTER__LINKED__INIT;
+    Flotilla__Cluster__Heartbeat heartbeat = FLOTILLA__CLUSTER__HEARTBEAT__INIT;
+    Flotilla__Cluster__Fault fault = FLOTILLA__CLUSTER__FAULT__INIT;
+    Flotilla__Cluster__Goodbye goodbye = FLOTILLA__CLUSTER__GOODBYE__INIT;
+    PbEpoch epoch, *e = m->has_epoch ? &epoch : NULL;
+    set_epoch(&epoch, m->epoch);
+    SET(&f, version, m->version);
+    SET(&f, instance_hi, m->instance.hi);
+    SET(&f, instance_lo, m->instance.lo);
+    switch (m->type) {
+    case FROM_HELLO:
+        hello.name = (char *)(uintptr_t)m->hello.name;
+        hello.isa = (char *)(uintptr_t)m->hello.isa;
+        SET(&hello, threads, m->hello.threads);
+        SET(&hello, pid, m->hello.pid);
+        SET(&holding, model_digest, m->hello.holding.model_digest);
+        SET(&holding, layer_first, m->hello.holding.layer_first);
+        SET(&holding, layer_last, m->hello.holding.layer_last);
+        if (m->hello.holds) hello.holding = &holding;
+        f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_HELLO;
+        f.hello = &hello;
+        break;
+    case FROM_LOAD_PROGRESS:
+        progress.epoch = e;
+        SET(&progress, bytes_done, m->bytes_done);
+        SET(&progress, bytes_total, m->bytes_total);
+        f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_LOAD_PROGRESS;
+        f.load_progress = &progress;
+        break;
+    case FROM_READY:
+        ready.epoch = e;
+        ready.data_endpoint = (char *)(uintptr_t)m->endpoint;
+        f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_READY;
+        f.ready = &ready;
+        break;
+    case FROM_LINKED:
+        linked.epoch = e;
+        f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_LINKED;
+        f.linked = &linked;
+        break;
+    case FROM_HEARTBEAT:
+        heartbeat.epoch = e;
+        set_heartbeat(&heartbeat, &m->heartbeat);
+        f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_HEARTBEAT;
+        f.heartbeat = &heartbeat;
+        break;
+    case FROM_FAULT:
+        fault.epoch = e;
+        SET(&fault, downstream, m->downstream);
+        fault.text = (char *)(uintptr_t)m->text;
+        f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_FAULT;
+        f.fault = &fault;
+        break;
+    case FROM_GOODBYE:
+        f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_GOODBYE;
+        f.goodbye = &goodbye;
+        break;
+    }
+    wire__pack(&f.base, to);
+}
+
+static int get_hello(const Flotilla__Cluster__Hello *p, struct msg_hello *ret, struct errmsg *em)
+{
+    int rc = wire__copy_text(p->name, ret->name, sizeof ret->name, "name", em);
+    if (rc == 0) rc = wire__copy_text(p->isa, ret->isa, sizeof ret->isa, "isa", em);
+    if (rc < 0) return rc;
+    ret->threads = p->threads;
+    ret->pid = p->pid;
+    ret->holds = p->holding != NULL;
+    if (p->holding)
+        ret->holding = (struct msg_holding){p->holding->model_digest, p->holding->layer_first,
+                                            p->holding->layer_last};
+    return 0;
+}
+
+static int optional_epoch(const PbEpoch *p, struct msg_from_worker *ret, struct errmsg *em)
+{
+    ret->has_epoch = p != NULL;
+    return p ? get_epoch(p, &ret->epoch, em) : 0;
+}
+
+static int needed_epoch(const PbEpoch *p, struct msg_from_worker *ret, struct errmsg *em)
+{
+    ret->has_epoch = true;
+    return get_epoch(p, &ret->epoch, em);
+}
+
+static int get_heartbeat(const Flotilla__Cluster__Heartbeat *h, struct msg_from_worker *ret,
+                         struct errmsg *em)
+{
+    ret->heartbeat = (struct msg_heartbeat){
+        .step_received = h->step_received,
+        .step_done = h->step_done,
+        .read_bytes = h->read_bytes,
+        .resident_bytes = h->resident_bytes,
+        .weights_bytes = h->weights_bytes,
+        .kv_bytes = h->kv_bytes,
+        .rows = h->rows,
+        .activation_bytes_in = h->activation_bytes_in,
+        .activation_bytes_out = h->activation_bytes_out,
+        .messages_dropped = h->messages_dropped,
+    };
+    return optional_epoch(h->epoch, ret, em);
+}
+
+int wire_get_from_worker(const void *data, size_t n, struct arena *a, struct msg_from_worker *ret,
+                         struct errmsg *em)
+{
+    if (n > LIMIT_CONTROL_BYTES) return wire__bad(em, "message");
+    const PbFromWorker *f =
+        wire__unpack(&flotilla__cluster__from_worker__descriptor, data, n, a, em);
+    if (!f) return ERR_PROTO;
+    if (!f->has_instance_hi || !f->has_instance_lo) return wire__bad(em, "instance");
+    *ret = (struct msg_from_worker){.version = f->version,
+                                    .instance = {f->instance_hi, f->instance_lo}};
+    int rc;
+    switch (f->body_case) {
+    case FLOTILLA__CLUSTER__FROM_WORKER__BODY_HELLO:
+        ret->type = FROM_HELLO;
+        return get_hello(f->hello, &ret->hello, em);
+    case FLOTILLA__CLUSTER__FROM_WORKER__BODY_LOAD_PROGRESS:
+        ret->type = FROM_LOAD_PROGRESS;
+        ret->bytes_done = f->load_progress->bytes_done;
+        ret->bytes_total = f->load_progress->bytes_total;
+        return needed_epoch(f->load_progress->epoch, ret, em);
+    case FLOTILLA__CLUSTER__FROM_WORKER__BODY_READY:
+        ret->type = FROM_READY;
+        rc = wire__copy_text(f->ready->data_endpoint, ret->endpoint, sizeof ret->endpoint,
+                             "data_endpoint", em);
+        return rc < 0 ? rc : needed_epoch(f->ready->epoch, ret, em);
+    case FLOTILLA__CLUSTER__FROM_WORKER__BODY_LINKED:
+        ret->type = FROM_LINKED;
+        return needed_epoch(f->linked->epoch, ret, em);
+    case FLOTILLA__CLUSTER__FROM_WORKER__BODY_HEARTBEAT:
+        ret->type = FROM_HEARTBEAT;
+        return get_heartbeat(f->heartbeat, ret, em);
+    case FLOTILLA__CLUSTER__FROM_WORKER__BODY_FAULT:
+        ret->type = FROM_FAULT;
+        ret->downstream = f->fault->downstream;
+        rc = wire__copy_text(f->fault->text, ret->text, sizeof ret->text, "text", em);
+        return rc < 0 ? rc : needed_epoch(f->fault->epoch, ret, em);
+    case FLOTILLA__CLUSTER__FROM_WORKER__BODY_GOODBYE: ret->type = FROM_GOODBYE; return 0;
+    default: return wire__bad(em, "body");
+    }
+}
+
+void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
+{
+    PbToWorker t = FLOTILLA__CLUSTER__TO_WORKER__INIT;
+    Flotilla__Cluster__Assign assign = FLOTILLA__CLUSTER__ASSIGN__INIT;
+    Flotilla__Cluster__Connect connect = FLOTILLA__CLUSTER__CONNECT__INIT;
+    Flotilla__Cluster__Refuse refuse = FLOTILLA__CLUSTER__REFUSE__INIT;
+    Flotilla__Cluster__Hello who = FLOTILLA__CLUSTER__HELLO__INIT;
+    PbEpoch epoch;
+    set_epoch(&epoch, m->epoch);
+    SET(&t, version, m->version);
+    switch (m->type) {
+    case TO_ASSIGN:
+        assign.epoch = &epoch;
+        assign.model_path = (char *)(uintptr_t)m->assign.model_path;
+        SET(&assign, model_digest, m->assign.model_digest);
+        SET(&assign, layer_first, m->assign.layer_first);
+        SET(&assign, layer_last, m->assign.layer_last);
+        SET(&assign, kv_type, m->assign.kv_type);
+        SET(&assign, n_pages, m->assign.n_pages);
+        SET(&assign, rows_max, m->assign.rows_max);
+        SET(&assign, logits_max, m->assign.logits_max);
+        SET(&assign, window, m->assign.window);
+        SET(&assign, plaintext, m->assign.plaintext);
+        t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_ASSIGN;
+        t.assign = &assign;
+        break;
+    case TO_CONNECT:
+        connect.epoch = &epoch;
+        connect.endpoint = (char *)(uintptr_t)m->text;
+        t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_CONNECT;
+        t.connect = &connect;
+        break;
+    case TO_REFUSE:
+        refuse.text = (char *)(uintptr_t)m->text;
+        t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_REFUSE;
+        t.refuse = &refuse;
+        break;
+    case TO_WHO:
+        t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_WHO;
+        t.who = &who;
+        break;
+    }
+    wire__pack(&t.base, to);
+}
+
+static int get_assign(const Flotilla__Cluster__Assign *p, struct msg_to_worker *ret,
+                      struct errmsg *em)
+{
+    struct msg_assign *a = &ret->assign;
+    int rc = get_epoch(p->epoch, &ret->epoch, em);
+    if (rc == 0)
+        rc = wire__copy_text(p->model_path, a->model_path, sizeof a->model_path, "model_path", em);
+    if (rc < 0) return rc;
+    a->model_digest = p->model_digest;
+    a->layer_first = p->layer_first;
+    a->layer_last = p->layer_last;
+    a->kv_type = p->kv_type;
+    a->n_pages = p->n_pages;
+    a->rows_max = p->rows_max;
+    a->logits_max = p->logits_max;
+    a->window = p->window;
+    a->plaintext = p->plaintext;
+    if (a->layer_first > a->layer_last) return wire__bad(em, "layers");
+    if (a->n_pages == 0) return wire__bad(em, "n_pages");
+    if (a->rows_max == 0 || a->rows_max > LIMIT_STEP_ROWS) return wire__bad(em, "rows_max");
+    if (a->logits_max == 0 || a->logits_max > LIMIT_STEP_LOGITS) return wire__bad(em, "logits_max");
+    if (a->window == 0 || a->window > LIMIT_WINDOW) return wire__bad(em, "window");
+    return 0;
+}
+
+int wire_get_to_worker(const void *data, size_t n, struct arena *a, struct msg_to_worker *ret,
+                       struct errmsg *em)
+{
+    if (n > LIMIT_CONTROL_BYTES) return wire__bad(em, "message");
+    const PbToWorker *t = wire__unpack(&flotilla__cluster__to_worker__descriptor, data, n, a, em);
+    if (!t) return ERR_PROTO;
+    *ret = (struct msg_to_worker){.version = t->version};
+    int rc;
+    switch (t->body_case) {
+    case FLOTILLA__CLUSTER__TO_WORKER__BODY_ASSIGN:
+        ret->type = TO_ASSIGN;
+        return get_assign(t->assign, ret, em);
+    case FLOTILLA__CLUSTER__TO_WORKER__BODY_CONNECT:
+        ret->type = TO_CONNECT;
+        rc = get_epoch(t->connect->epoch, &ret->epoch, em);
+        return rc < 0 ? rc
+                      : wire__copy_text(t->connect->endpoint, ret->text, sizeof ret->text,
+                                        "endpoint", em);
+    case FLOTILLA__CLUSTER__TO_WORKER__BODY_REFUSE:
+        ret->type = TO_REFUSE;
+        return wire__copy_text(t->refuse->text, ret->text, sizeof ret->text, "text", em);
+    case FLOTILLA__CLUSTER__TO_WORKER__BODY_WHO: ret->type = TO_WHO; return 0;
+    default: return wire__bad(em, "body");
+    }
+}

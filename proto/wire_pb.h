@@ -1,0 +1,34 @@
+/* What wire_cluster.c and wire_client.c share, and with them the only places that know protobuf-c.
+ *
+ * Encoding goes through structures on the stack or in a scratch arena; protobuf-c packs them.
+ * Decoding unpacks into the caller's arena, whose budget is a multiple of the bytes received,
+ * checks every field, and hands out plain structures that point into it. */
+#ifndef FLOTILLA_PROTO_WIRE_PB_H
+#define FLOTILLA_PROTO_WIRE_PB_H
+
+#include "proto/wire.h"
+
+#include <protobuf-c/protobuf-c.h>
+
+/* Optional scalars of a message, set and present. */
+#define SET(p, field, value) ((p)->has_##field = 1, (p)->field = (value))
+
+/* protobuf-c wants arrays of pointers. */
+#define POINTERS(pointers, items, n)                                                               \
+    for (size_t i_ = 0; i_ < (n); i_++) (pointers)[i_] = &(items)[i_]
+
+/* Replaces what `to` holds. */
+void wire__pack(const ProtobufCMessage *m, struct buf *to);
+/* NULL: malformed, or more memory than the budget. */
+void *wire__unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t n,
+                   struct arena *a, struct errmsg *em);
+int wire__bad(struct errmsg *em, const char *field);
+/* `from` may be NULL: an empty text. */
+int wire__copy_text(const char *from, char *to, size_t size, const char *field, struct errmsg *em);
+int wire__check_sampling(const struct msg_sampling *s, struct errmsg *em);
+/* False: lengths that do not fit each other. */
+bool wire__get_logprobs(size_t n, size_t n_chosen, const float *chosen, size_t n_ids,
+                        const int32_t *ids, size_t n_top, const float *top,
+                        struct msg_logprobs *ret);
+
+#endif
