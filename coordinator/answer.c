@@ -72,6 +72,7 @@ void answer_news(const struct answer *a, struct msg_generate_reply *ret)
     *ret = (struct msg_generate_reply){.first_index = a->n_sent,
                                        .n_tokens = (uint32_t)a->tokens.n - a->n_sent,
                                        .tokens = a->tokens.ids + a->n_sent,
+                                       .queued_us = a->n_sent ? 0 : a->queued_us,
                                        .text = text->data ? text->data + a->text_sent : "",
                                        .finish_reason = a->finish_reason};
     if (!a->chosen.len || a->n_sent < a->n_received) return;

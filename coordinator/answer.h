@@ -18,6 +18,7 @@ struct answer {
     uint32_t n_received;             /* tokens that the client brought along */
     uint32_t n_sent;                 /* tokens, */
     size_t text_sent;                /* and bytes of text that the client has */
+    uint64_t queued_us;              /* told with the first token */
     bool ended;
     const char *finish_reason; /* "" until then */
 };

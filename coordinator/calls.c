@@ -222,6 +222,7 @@ bool calls__tokens(struct shell *s, const struct action *a)
     struct answer *x = &c->answers[a->tokens.request - c->request];
     if (x->detok.stopped) return false; /* its end is on the way */
     bool goes_on = true;
+    x->queued_us = a->tokens.queued_ns / 1000;
     for (uint32_t i = 0; i < a->tokens.n && goes_on; i++)
         goes_on = answer_take(x, s->model->vocab, a->tokens.tokens[i], &a->tokens.logprobs, i);
     mark(s, c);

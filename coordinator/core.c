@@ -155,6 +155,11 @@ void core_status(const struct core *c, struct msg_status *ret)
     *ret = (struct msg_status){
         .ready = r->state == REPLICA_READY, .model = c->model_path, .messages_dropped = c->dropped};
     struct pages_stats pages = pages_stats(c->pages);
+    uint64_t unused = 0;
+    for (uint32_t i = 0; i < c->n_running; i++) {
+        const struct request *x = &c->requests[c->running[i]];
+        unused += (uint64_t)x->n_pages * c->cfg.page - x->n_issued;
+    }
     ret->running = c->n_running;
     ret->queued = c->n_queued;
     ret->replica = (struct msg_replica_status){.name = "a",
@@ -167,6 +172,8 @@ void core_status(const struct core *c, struct msg_status *ret)
                                                .steps = r->steps,
                                                .steps_mixed = r->steps_mixed,
                                                .cache = {.pages_cached = pages.n_cached,
+                                                         .pages_held = pages.n_held,
+                                                         .positions_unused = unused,
                                                          .lookups = c->prefix_lookups,
                                                          .hits = c->prefix_hits,
                                                          .tokens_saved = c->tokens_saved,

@@ -117,6 +117,7 @@ struct action {
             uint32_t first_index, n;
             const int32_t *tokens;
             struct msg_logprobs logprobs; /* of the n tokens */
+            uint64_t queued_ns;           /* from submission to the first row */
         } tokens;
         struct {
             uint64_t request;

@@ -86,9 +86,10 @@ struct request {
     bool admitted;       /* once, at least */
     uint64_t arrival;    /* counts submissions */
     uint64_t id, client, tenant, deadline_ns;
-    uint64_t wait_since_ns; /* for a replica */
-    uint64_t queued_ns;     /* since when it is in the queue */
-    uint32_t attempt;       /* 1 and one more for each lost generation that it was in flight at */
+    uint64_t wait_since_ns;          /* for a replica */
+    uint64_t queued_ns;              /* since when it is in the queue */
+    uint64_t submitted_ns, begun_ns; /* begun: its first row was issued */
+    uint32_t attempt; /* 1 and one more for each lost generation that it was in flight at */
     uint32_t sample;
     int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
     uint32_t n_prompt, n_tokens, max_new;

@@ -102,6 +102,7 @@ void request__submit(struct core *c, const struct event *e)
                           .deadline_ns = c->now_ns + (e->submit.deadline_ns ? e->submit.deadline_ns
                                                                             : c->cfg.deadline_ns),
                           .wait_since_ns = c->now_ns,
+                          .submitted_ns = c->now_ns,
                           .attempt = 1,
                           .ignore_eos = e->submit.ignore_eos,
                           .tokens = tokens,
@@ -195,6 +196,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
     a->tokens.n = 1;
     a->tokens.tokens = out;
     a->tokens.logprobs = logprobs_of(c, &x->logprobs, k);
+    a->tokens.queued_ns = r->begun_ns - r->submitted_ns;
     if (r->n_tokens < r->n_prompt + r->max_new) return true;
     request__end(c, r, STATUS_OK, "length", "");
     return false;

@@ -162,6 +162,7 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
     for (uint32_t i = 0; i < n; i++) d->work.depth += r->n_issued + i;
     r->n_issued = end;
     r->put_in = c->draft;
+    if (!r->begun_ns) r->begun_ns = c->now_ns;
     d->work.rows += n;
     d->work.logits += run->n_logits;
     d->n_results += run->n_logits > 0;

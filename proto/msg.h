@@ -218,6 +218,7 @@ struct msg_generate_reply {
     const char *text;          /* NUL-terminated */
     const char *finish_reason; /* "" but in the last reply */
     struct msg_logprobs logprobs;
+    uint64_t queued_us; /* from submission to the first row; with the first token */
     bool has_usage;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
@@ -234,7 +235,8 @@ struct msg_worker_status {
 
 /* The pages' prefix index, and what it saved. */
 struct msg_cache_status {
-    uint32_t pages_cached;
+    uint32_t pages_cached, pages_held;
+    uint64_t positions_unused; /* of those held: no row was issued yet */
     uint64_t lookups, hits; /* requests that looked for their prompt, and that found some of it */
     uint64_t tokens_saved, tokens_computed; /* of prompts and replays: found, and issued */
     uint64_t evicted, preemptions;

@@ -167,6 +167,7 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
     Flotilla__Client__Usage u = FLOTILLA__CLIENT__USAGE__INIT;
     SET(&r, first_index, m->first_index);
     if (m->sample) SET(&r, sample, m->sample);
+    if (m->queued_us) SET(&r, queued_us, m->queued_us);
     r.n_tokens = m->n_tokens;
     r.tokens = (int32_t *)(uintptr_t)m->tokens;
     r.text = (char *)(uintptr_t)m->text;
@@ -201,6 +202,7 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
     *ret = (struct msg_generate_reply){.logprobs = logprobs,
                                        .sample = r->sample,
                                        .first_index = r->first_index,
+                                       .queued_us = r->queued_us,
                                        .n_tokens = (uint32_t)r->n_tokens,
                                        .tokens = r->tokens,
                                        .text = r->text ? r->text : "",
@@ -375,6 +377,8 @@ void wire_put_status(const struct msg_status *m, struct buf *to)
     SET(&r, steps_mixed, x->steps_mixed);
     SET(&r, sequences_max, x->sequences_max);
     SET(&r, pages_cached, x->cache.pages_cached);
+    SET(&r, pages_held, x->cache.pages_held);
+    SET(&r, positions_unused, x->cache.positions_unused);
     SET(&r, prefix_lookups, x->cache.lookups);
     SET(&r, prefix_hits, x->cache.hits);
     SET(&r, tokens_saved, x->cache.tokens_saved);
@@ -443,6 +447,8 @@ int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_stat
                                                .steps_mixed = r->steps_mixed,
                                                .sequences_max = r->sequences_max,
                                                .cache = {.pages_cached = r->pages_cached,
+                                                         .pages_held = r->pages_held,
+                                                         .positions_unused = r->positions_unused,
                                                          .lookups = r->prefix_lookups,
                                                          .hits = r->prefix_hits,
                                                          .tokens_saved = r->tokens_saved,

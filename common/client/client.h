@@ -1,6 +1,6 @@
 /* The client library: calls to a coordinator over ZeroMQ, streamed replies, cancellation. While a
  * call runs it pings, so that the server knows that somebody listens, and it gives up on a server
- * that is silent. One thread at a time; one call at a time for each client. */
+ * that is silent. One thread at a time. */
 #ifndef FLOTILLA_CLIENT_CLIENT_H
 #define FLOTILLA_CLIENT_CLIENT_H
 
@@ -21,8 +21,10 @@ struct client;
 int client_open(const char *endpoint, struct client **ret_client, struct errmsg *em);
 void client_close(struct client *c);
 
-/* How a call ended on the server's side; text is empty with STATUS_OK. */
+/* How a call ended; text is empty with STATUS_OK. */
 struct client_end {
+    int lost; /* 0, or the code (ERR_TIMEOUT, ERR_CLOSED, ERR_PROTO) with which the server was lost
+               */
     enum status status;
     char text[LIMIT_TEXT_BYTES];
     uint32_t retry_ms;
@@ -31,10 +33,20 @@ struct client_end {
 /* A reply of a running Generate; valid during the call. False: cancel the request. */
 typedef bool (*client_reply_fn)(void *arg, const struct msg_generate_reply *reply);
 
-/* Runs a Generate to its end. A connection that breaks, or a coordinator that is started again, is
- * a pause: the answer goes on with the very next token. 0 when the server has ended it (ret_end
- * says how), ERR_TIMEOUT or ERR_CLOSED when the server is not there. deadline_ms 0: the server's
- * default. */
+typedef void (*client_end_fn)(void *arg, const struct client_end *end);
+
+/* Starts a Generate; client_turn calls back. What `request` points to is borrowed until on_end,
+ * which comes exactly once unless the client is closed before. A connection that breaks, or a
+ * coordinator that is started again, is a pause: the answer goes on with the very next token.
+ * deadline_ms 0: the server's default. ERR_TIMEOUT when nobody is there. */
+int client_start(struct client *c, const struct msg_generate *request, uint64_t deadline_ms,
+                 client_reply_fn on_reply, client_end_fn on_end, void *arg, struct errmsg *em);
+/* Waits up to timeout_ms for replies, takes all that came, and keeps the server informed. To be
+ * called at least each 500 ms while calls run. Returns how many still do. */
+size_t client_turn(struct client *c, long timeout_ms);
+
+/* Both until the end. 0 when the server has ended it (ret_end says how), ERR_TIMEOUT, ERR_CLOSED or
+ * ERR_PROTO when the server is lost. */
 int client_generate(struct client *c, const struct msg_generate *request, uint64_t deadline_ms,
                     client_reply_fn on_reply, void *arg, struct client_end *ret_end,
                     struct errmsg *em);

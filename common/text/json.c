@@ -49,6 +49,11 @@ void json_put_real(struct json *object, const char *key, double v)
     put(object, key, isfinite(v) ? json_real(v) : json_null());
 }
 
+void json_put_null(struct json *object, const char *key)
+{
+    put(object, key, json_null());
+}
+
 void json_put_bool(struct json *object, const char *key, bool v)
 {
     put(object, key, json_boolean(v));
@@ -67,6 +72,11 @@ void json_add_int(struct json *array, int64_t v)
 void json_add_real(struct json *array, double v)
 {
     (void)json_array_append_new(inner(array), json_real(v));
+}
+
+void json_add_string(struct json *array, const char *s, size_t len)
+{
+    (void)json_array_append_new(inner(array), json_stringn(s, len));
 }
 
 void json_add(struct json *array, struct json *moved)

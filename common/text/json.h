@@ -20,9 +20,11 @@ void json_put_string(struct json *object, const char *key, const char *s, size_t
 void json_put_int(struct json *object, const char *key, int64_t v);
 void json_put_real(struct json *object, const char *key, double v);
 void json_put_bool(struct json *object, const char *key, bool v);
+void json_put_null(struct json *object, const char *key);
 void json_put(struct json *object, const char *key, struct json *moved);
 void json_add_int(struct json *array, int64_t v);
 void json_add_real(struct json *array, double v);
+void json_add_string(struct json *array, const char *s, size_t len);
 void json_add(struct json *array, struct json *moved);
 /* An array of token ids. */
 struct json *json_tokens(const int32_t *ids, size_t n);

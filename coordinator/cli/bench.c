@@ -170,6 +170,8 @@ static void print(const struct bench *b, bool json)
 
 int cmd_bench(int argc, char **argv)
 {
+    for (int i = 1; i < argc; i++)
+        if (strncmp(argv[i], "--cluster", strlen("--cluster")) == 0) return cmd_load(argc, argv);
     struct bench b = {.prompt = 512, .tokens = 128, .threads = pool_cores(), .chunk = 512};
     bool json = false;
     const struct opt table[] = {
@@ -188,7 +190,8 @@ int cmd_bench(int argc, char **argv)
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("bench --model FILE [-p 512] [-n 128] [options]",
+    if (!cmd_options("bench --model FILE [-p 512] [-n 128] [options]\n"
+                     "       flotilla bench --cluster ADDR [options]   (--help tells which)",
                      "  flotilla bench --model smol.gguf -p 512 -n 128 --threads 2 --json\n", table,
                      argc, argv, NULL, 0, &n_rest, &status))
         return status;

@@ -15,7 +15,7 @@ static const struct {
     {"inspect", cmd_inspect, "show what a GGUF file holds"},
     {"tokenize", cmd_tokenize, "text on stdin to token ids"},
     {"quality", cmd_quality, "perplexity, and distance from a baseline"},
-    {"bench", cmd_bench, "measure the engine's speed on this machine"},
+    {"bench", cmd_bench, "the engine's speed on this machine; a load on a cluster"},
 };
 
 #define N_COMMANDS (sizeof commands / sizeof commands[0])

@@ -53,6 +53,8 @@ static struct json *cache_json(const struct msg_replica_status *r)
     const struct msg_cache_status *c = &r->cache;
     struct json *j = json_new_object();
     json_put_int(j, "pages_cached", c->pages_cached);
+    json_put_int(j, "pages_held", c->pages_held);
+    json_put_int(j, "positions_unused", (int64_t)c->positions_unused);
     json_put_int(j, "pages_evicted", (int64_t)c->evicted);
     json_put_int(j, "lookups", (int64_t)c->lookups);
     json_put_int(j, "hits", (int64_t)c->hits);
