@@ -29,7 +29,10 @@ struct gen_options {
     /* of the engine alone */
     uint32_t threads, ctx, chunk;
     const char *isa, *kv;
-    uint32_t deadline_s; /* of a cluster's request */
+    uint32_t sample;     /* which of several answers this is, of the engine alone */
+    uint32_t deadline_s; /* of a cluster's request, like what follows */
+    uint32_t priority;   /* enum priority, and one; 0: not given */
+    uint32_t samples;    /* answers to the one prompt; 0: one */
 };
 
 struct gen_result {
@@ -41,6 +44,8 @@ struct gen_result {
     const char *isa;           /* of the engine alone */
     uint64_t seed;
     double prompt_ms, ttft_ms, decode_ms, tokens_per_s;
+    struct gen_result *more; /* the other answers of a cluster: tokens, text and reason only */
+    uint32_t n_more;
 };
 
 /* Called with each piece of text as it comes. */

@@ -2,6 +2,7 @@
 #include "coordinator/cli/gen.h"
 
 #include "common/base/clock.h"
+#include "common/base/mem.h"
 #include "common/client/client.h"
 
 #include <string.h>
@@ -33,6 +34,15 @@ static bool on_reply(void *arg, const struct msg_generate_reply *reply)
 {
     struct remote *r = arg;
     size_t len = strlen(reply->text);
+    if (reply->sample) { /* of another answer, which is shown at the end only */
+        if (reply->sample > r->ret->n_more) return true;
+        struct gen_result *x = &r->ret->more[reply->sample - 1];
+        append(&x->tokens, reply->tokens, reply->n_tokens);
+        (void)buf_append(&x->text, reply->text, len);
+        if (reply->finish_reason[0])
+            x->finish_reason = strcmp(reply->finish_reason, "stop") == 0 ? "stop" : "length";
+        return true;
+    }
     if (reply->has_usage) {
         r->ret->prompt.n = 0;
         append(&r->ret->prompt, reply->prompt_tokens, reply->n_prompt_tokens);
@@ -105,6 +115,15 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
                                           .bias = bias},
                              .n_stops = (uint32_t)o->stops.n};
     memcpy(m.stops, o->stops.items, o->stops.n * sizeof m.stops[0]);
+    if (o->priority) {
+        m.has_priority = true;
+        m.priority = (enum priority)(o->priority - 1);
+    }
+    if (o->samples > 1) {
+        m.samples = o->samples;
+        ret->n_more = o->samples - 1;
+        ret->more = mem_zalloc(ret->n_more * sizeof *ret->more);
+    }
     struct client_end end;
     rc = client_generate(c, &m, (uint64_t)o->deadline_s * 1000, on_reply, &r, &end, em);
     client_close(c);

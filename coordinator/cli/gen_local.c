@@ -97,8 +97,8 @@ static int run_rows(struct local *l, uint32_t first, const int32_t *tokens, uint
     const float *logits;
     int rc = whole_step(&l->whole, first, tokens, n, choose, &logits, em);
     if (rc < 0 || !choose) return rc;
-    *ret_token = sample_choose(&l->sampling, 0, first + n, adjust(l, logits), l->file.dims.vocab,
-                               l->candidates);
+    *ret_token = sample_choose(&l->sampling, l->o->sample, first + n, adjust(l, logits),
+                               l->file.dims.vocab, l->candidates);
     if (*ret_token < 0) return err_set(em, ERR_FORMAT, "the model gave logits that are not finite");
     bool kept = !vocab_is_eog(l->file.vocab, *ret_token) || l->o->ignore_eos;
     if (l->o->logprobs && kept) note_logprobs(l, logits, *ret_token);
@@ -213,5 +213,7 @@ void gen_result_close(struct gen_result *r)
     buf_close(&r->chosen);
     buf_close(&r->top);
     buf_close(&r->text);
+    for (uint32_t i = 0; i < r->n_more; i++) gen_result_close(&r->more[i]);
+    mem_free(r->more);
     *r = (struct gen_result){0};
 }

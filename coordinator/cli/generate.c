@@ -37,6 +37,21 @@ static struct json *json_logprobs(const struct gen_result *r)
     return list;
 }
 
+static struct json *json_more(const struct gen_result *r)
+{
+    struct json *list = json_new_array();
+    for (uint32_t i = 0; i < r->n_more; i++) {
+        const struct gen_result *x = &r->more[i];
+        struct json *o = json_new_object();
+        json_put_string(o, "text", x->text.data, x->text.len);
+        json_put(o, "tokens", json_tokens(x->tokens.ids, x->tokens.n));
+        json_put_string(o, "finish_reason", x->finish_reason,
+                        x->finish_reason ? strlen(x->finish_reason) : 0);
+        json_add(list, o);
+    }
+    return list;
+}
+
 static void print_json(const struct gen_result *r)
 {
     struct json *j = json_new_object(), *t = json_new_object();
@@ -45,6 +60,7 @@ static void print_json(const struct gen_result *r)
     json_put(j, "tokens", json_tokens(r->tokens.ids, r->tokens.n));
     if (r->chosen.len) json_put(j, "logprobs", json_logprobs(r));
     json_put_string(j, "finish_reason", r->finish_reason, strlen(r->finish_reason));
+    if (r->n_more) json_put(j, "more", json_more(r));
     json_put_int(j, "seed", (int64_t)r->seed);
     if (r->isa) json_put_string(j, "isa", r->isa, strlen(r->isa));
     json_put_real(t, "prompt_ms", r->prompt_ms);
@@ -67,8 +83,9 @@ static void print_summary(const struct gen_result *r)
 }
 
 /* An option that the chosen form would not look at is refused. */
-static int check(const struct gen_options *o, struct errmsg *em)
+static int check(struct gen_options *o, const char *priority, struct errmsg *em)
 {
+    static const char *const priorities[] = {"critical", "high", "normal", "low"};
     if (!o->model == !o->cluster || !o->prompt == !o->prompt_tokens)
         return err_set(em, ERR_CONF,
                        "needs --prompt or --prompt-tokens, and one of --model and --cluster");
@@ -76,7 +93,14 @@ static int check(const struct gen_options *o, struct errmsg *em)
         return err_set(em, ERR_CONF,
                        "--threads, --ctx, --chunk, --isa and --kv are the cluster's own: they go "
                        "with --model");
-    if (o->model && o->deadline_s) return err_set(em, ERR_CONF, "--deadline goes with --cluster");
+    if (o->model && (o->deadline_s || o->samples || priority))
+        return err_set(em, ERR_CONF, "--deadline, --samples and --priority go with --cluster");
+    if (o->cluster && o->sample) return err_set(em, ERR_CONF, "--sample goes with --model");
+    for (uint32_t i = 0; priority && i < 4; i++)
+        if (strcmp(priority, priorities[i]) == 0) o->priority = i + 1;
+    if (priority && !o->priority)
+        return err_set(em, ERR_CONF, "--priority: '%s' is unknown (critical, high, normal, low)",
+                       priority);
     return 0;
 }
 
@@ -110,10 +134,10 @@ static int parse_bias(const char *text, struct sample_bias *ret, struct errmsg *
 }
 
 /* Checks what was given and parses lists; bias has room for OPT_LIST_MAX. */
-static int complete(struct gen_options *o, struct sample_bias *bias, struct gen_result *r,
-                    struct errmsg *em)
+static int complete(struct gen_options *o, const char *priority, struct sample_bias *bias,
+                    struct gen_result *r, struct errmsg *em)
 {
-    int rc = check(o, em);
+    int rc = check(o, priority, em);
     if (!o->chunk) o->chunk = 512;
     o->sampling.bias = bias;
     o->sampling.n_bias = (uint32_t)o->biases.n;
@@ -128,6 +152,7 @@ int cmd_generate(int argc, char **argv)
     struct gen_options o = {.tokens = 128, .sampling = {.top_p = 1.0f, .repetition = 1.0f}};
     struct sample_params *s = &o.sampling;
     struct sample_bias bias[OPT_LIST_MAX];
+    const char *priority = NULL;
     bool json = false;
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &o.model, 0, 0, NULL,
@@ -173,6 +198,12 @@ int cmd_generate(int argc, char **argv)
          "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16, --model)"},
         {"--deadline", 0, OPT_U32, &o.deadline_s, 1, 86400, NULL,
          "S  end the request after S seconds (600, --cluster)"},
+        {"--priority", 0, OPT_STRING, &priority, 0, 0, NULL,
+         "NAME  critical, high, normal or low (normal, --cluster)"},
+        {"--samples", 0, OPT_U32, &o.samples, 1, 16, NULL,
+         "N  answers to the one prompt; the others are in --json (1, --cluster)"},
+        {"--sample", 0, OPT_U32, &o.sample, 0, 15, NULL,
+         "I  the one that is answer I of several (0, --model)"},
         {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document instead of text"},
         {0},
     };
@@ -186,7 +217,7 @@ int cmd_generate(int argc, char **argv)
         return status;
     struct errmsg em = {0};
     struct gen_result r = {0};
-    if (complete(&o, bias, &r, &em) < 0) {
+    if (complete(&o, priority, bias, &r, &em) < 0) {
         gen_result_close(&r);
         return cmd_fail("generate", ERR_CONF, &em);
     }

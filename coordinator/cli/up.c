@@ -23,7 +23,8 @@ struct up {
     const char *model, *kv, *isa;
     uint32_t workers, replicas, threads, ctx, kv_tokens, chunk, replica_wait, max_requests;
     bool replica_wait_given;
-    char bin[4096]; /* folder of the programs */
+    struct opt_list keys; /* KEY=VALUE of the cluster file */
+    char bin[4096];       /* folder of the programs */
     pid_t coordinator, children[WORKERS_MAX];
     FILE *from_coordinator;
 };
@@ -85,6 +86,14 @@ static void write_config(const struct up *u, FILE *f)
     if (u->kv_tokens) (void)fprintf(f, "kv_tokens: %" PRIu32 "\n", u->kv_tokens);
     if (u->max_requests) (void)fprintf(f, "max_requests: %" PRIu32 "\n", u->max_requests);
     if (u->replica_wait_given) (void)fprintf(f, "replica_wait: %" PRIu32 "\n", u->replica_wait);
+    for (size_t i = 0; i < u->keys.n; i++) {
+        const char *key = u->keys.items[i], *value = strchr(key, '=') + 1, *dot = strchr(key, '.');
+        int n = (int)(value - 1 - key), outer = dot && dot < value ? (int)(dot - key) : 0;
+        if (outer)
+            (void)fprintf(f, "%.*s: {%.*s: %s}\n", outer, key, n - outer - 1, dot + 1, value);
+        else
+            (void)fprintf(f, "%.*s: %s\n", n, key, value);
+    }
 }
 
 static int start_coordinator(struct up *u, char *ret_worker, size_t size, struct errmsg *em)
@@ -184,6 +193,8 @@ int cmd_up(int argc, char **argv)
          "NAME  force scalar, avx2 or avx512 (the best)"},
         {"--replica-wait", 0, OPT_U32, &u.replica_wait, 0, 86400, &u.replica_wait_given,
          "S  how long requests wait for lost workers (30)"},
+        {"--set", 0, OPT_LIST, &u.keys, 0, 0, NULL,
+         "KEY=VALUE  any other key of the cluster file, e.g. limits.hwm=8; may be repeated"},
         {0},
     };
     size_t n_rest;
@@ -199,6 +210,11 @@ int cmd_up(int argc, char **argv)
         (void)err_set(&em, ERR_CONF, "needs --model");
         return cmd_fail("up", ERR_CONF, &em);
     }
+    for (size_t i = 0; i < u.keys.n; i++)
+        if (!strchr(u.keys.items[i], '=')) {
+            (void)err_set(&em, ERR_CONF, "--set: '%s' is not KEY=VALUE", u.keys.items[i]);
+            return cmd_fail("up", ERR_CONF, &em);
+        }
     struct sigaction action = {.sa_handler = on_signal};
     (void)signal(SIGPIPE, SIG_IGN); /* a coordinator that ends early is told by its output */
     (void)sigaction(SIGTERM, &action, NULL);

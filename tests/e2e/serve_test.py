@@ -1,0 +1,164 @@
+"""Many requests at once: one answer whatever runs beside it, pages shared and given back, nothing lost
+when workers die, nothing without bound."""
+import json, os, random, signal, subprocess, sys, tempfile, time, unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
+from cluster import LONG, MODEL, Cluster, local, run
+
+SYSTEM = "You are a careful assistant who answers in short sentences and never repeats a question. " * 64  # 1,025 tokens
+WORDS = "river stone the of light under walked seven because garden old and ships north cold letter".split()
+
+
+def cache(c):
+    return c.status()["replicas"][0]["prefix_cache"]
+
+
+def idle(s):
+    """No request is live, and every page is free or kept for a prefix."""
+    pages = s["replicas"][0]["workers"][0]["kv_pages"]
+    return s["requests"] == {"running": 0, "queued": 0} and pages["free"] == pages["total"]
+
+
+class Serve(unittest.TestCase):
+    def one_answer(self, seed, workers):
+        """64 requests at once, of all lengths and parameters, some with a prefix in common, some given up
+        half way, in a pool that is too small for them."""
+        rng = random.Random(seed)
+        requests = []
+        for i in range(64):
+            text = " ".join(rng.choice(WORDS) for _ in range(rng.choice((3, 20, 60, 150))))
+            prompt = rng.choice(("", SYSTEM[:400], SYSTEM[:800])) + text
+            requests.append((prompt, dict(tokens=rng.randint(1, 60), ignore_eos=rng.random() < 0.7, temp=rng.choice((0, 0.7, 1.2)),
+                                          top_p=rng.choice((1, 0.9)), seed=rng.randint(0, 1000),
+                                          repetition_penalty=rng.choice((1, 1.2)))))
+        with Cluster(workers=workers, threads=1, kv_tokens=1024, ctx=1024) as c:
+            running = [c.start(p, priority=rng.choice(("critical", "high", "normal", "low")), **kw) for p, kw in requests]
+            time.sleep(1)
+            for g in rng.sample(running, 8):
+                g.process.send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM)))
+            results = [g.result() for g in running]
+            c.wait(idle, 10)
+            s = c.status()["replicas"][0]
+        done = 0
+        for (prompt, kw), got in zip(requests, results):
+            if got is not None:
+                self.assertEqual(got["tokens"], local(prompt, threads=2, **kw)["tokens"], (seed, workers, prompt[-40:], kw))
+                done += 1
+        self.assertGreaterEqual(done, 56)
+        self.assertEqual(s["epoch"], 1)
+        self.assertGreater(s["preemptions"], 0, "nobody was preempted: the pool is too large for this test")
+        self.assertGreater(s["prefix_cache"]["hits"], 0)
+
+    def test_one_answer_under_load(self):
+        for seed in range(5 if LONG else 1):
+            for workers in (2, 3) if LONG else (2,):
+                self.one_answer(seed, workers)
+
+    def test_prefix_is_computed_once(self):
+        """The same 1,000 tokens ten times, then once with the cache off."""
+        what = dict(tokens=8, ignore_eos=True)
+        with Cluster(workers=2, threads=1, kv_tokens=4096) as c:
+            answers = []
+            for i in range(10):
+                before = cache(c)
+                answers.append(c.generate(SYSTEM + f"Question {i}", **what)["tokens"])
+                after = cache(c)
+                if i:  # all but the tail, and at most one page of the prefix again
+                    self.assertLessEqual(after["tokens_computed"] - before["tokens_computed"], 32)
+            self.assertGreaterEqual(cache(c)["hits"], 9)
+        with Cluster(workers=2, threads=1, kv_tokens=4096, set=["prefix_cache=false"]) as c:
+            for i in (0, 9):
+                self.assertEqual(c.generate(SYSTEM + f"Question {i}", **what)["tokens"], answers[i])
+            self.assertEqual(cache(c)["hits"], 0)
+
+    def test_rides_behind(self):
+        """A second request comes while the first is still at the shared 1,000 tokens: computed once."""
+        with Cluster(workers=2, threads=1, kv_tokens=4096, chunk=32) as c:
+            first = c.start(SYSTEM + "A", tokens=4, ignore_eos=True)
+            c.wait(lambda s: s["replicas"][0]["prefix_cache"]["tokens_computed"] > 64, 30)
+            second = c.start(SYSTEM + "B", tokens=4, ignore_eos=True)
+            self.assertTrue(first.result() and second.result())
+            n = len(local(SYSTEM + "A", tokens=0)["prompt_tokens"])
+            computed, rows = cache(c)["tokens_computed"], [w["rows"] for w in c.workers()]
+            self.assertLessEqual(computed, n + 32)
+            self.assertLessEqual(max(rows), computed + 2 * 4 + 1)  # and on every stage: decodes and the probe beside it
+
+    def test_pages_come_back(self):
+        """200 mixed requests with prefixes in common; then a killed worker: no stale hit."""
+        rng = random.Random(3)
+        with Cluster(workers=2, threads=1, kv_tokens=2048, replica_wait=60) as c:
+            start = c.status()["replicas"][0]["workers"][0]["kv_pages"]
+            for _ in range(20):
+                batch = [c.start(rng.choice(("", SYSTEM[:300])) + rng.choice(WORDS) * rng.randint(1, 20), tokens=rng.randint(1, 6))
+                         for _ in range(10)]
+                self.assertNotIn(None, [g.result() for g in batch])
+            self.assertEqual(c.wait(idle, 5)["replicas"][0]["workers"][0]["kv_pages"], start)
+            os.kill(c.workers()[0]["pid"], signal.SIGKILL)
+            c.worker("again", threads=1)
+            want = local(SYSTEM[:300] + "river", tokens=8)["tokens"]
+            self.assertEqual(c.generate(SYSTEM[:300] + "river", tokens=8)["tokens"], want)
+
+    def test_samples(self):
+        """Several answers share their prompt; each is the one that its index gives."""
+        what = dict(tokens=12, temp=1, seed=5, ignore_eos=True)
+        with Cluster(workers=2, threads=1, kv_tokens=4096) as c:
+            got = c.generate(SYSTEM, samples=4, **what)
+            s = cache(c)
+        answers = [got["tokens"], *(m["tokens"] for m in got["more"])]
+        self.assertEqual(answers, [local(SYSTEM, sample=i, **what)["tokens"] for i in range(4)])
+        self.assertEqual(len({tuple(a) for a in answers}), 4)
+        self.assertLessEqual(s["tokens_computed"], len(got["prompt_tokens"]) + 3 * 16)
+
+    def test_pool_too_small(self):
+        """Room for 512 tokens: what fits takes turns, what never can is refused."""
+        prompts = [str(10 ** 99 + i * 7919) for i in range(16)]
+        with Cluster(workers=2, threads=1, kv_tokens=512) as c:
+            running = [c.start(p, tokens=100, ignore_eos=True) for p in prompts]
+            results = [g.result() for g in running]
+            self.assertNotIn(None, results)
+            for p, r in zip(prompts[::5], results[::5]):
+                self.assertEqual(r["tokens"], local(p, ctx=512, tokens=100, ignore_eos=True)["tokens"])
+            refused = c.start(SYSTEM, tokens=10)
+            self.assertIsNone(refused.result())
+            self.assertIn("INVALID_ARGUMENT", refused.error)
+            for i in range(300 if LONG else 60):  # one after another, all different
+                self.assertEqual(len(c.generate(f"{i} {i * 104729}", tokens=2, ignore_eos=True)["tokens"]), 2)
+            s = c.wait(idle, 5)["replicas"][0]
+            self.assertGreater(s["prefix_cache"]["pages_evicted"], 0)
+            self.assertEqual(s["prefix_cache"]["pages_held"], 0)
+
+    def test_two_thousand_at_once(self):
+        """Each is answered, or refused with a hint when to come back; memory has a bound."""
+        with Cluster(workers=2, threads=1, kv_tokens=4096, max_requests=256) as c, tempfile.NamedTemporaryFile("r") as out:
+            pid = next(int(p) for p in os.listdir("/proc") if p.isdigit() and name_of(p) == "flotilla-coordinator" and child_of(p, c.up.pid))
+            r = run("bench", "--cluster", c.address, "--clients", "2000", "--requests", "2000", "--prompt-tokens", "12", "--tokens", "2",
+                    "--out", out.name, "--json")
+            summary = json.loads(r.stdout)
+            records = [json.loads(line) for line in out]
+            self.assertEqual(len(records), 2000)
+            failed = [x for x in records if x["failed"]]
+            self.assertEqual(len(failed), summary["failed"])
+            self.assertTrue(all(x["status"].startswith("8:") and x["retry_ms"] > 0 for x in failed), failed[:2])
+            self.assertTrue(all(x["tokens"] == 2 for x in records if not x["failed"]))
+            self.assertGreaterEqual(2000 - len(failed), 256)
+            with open(f"/proc/{pid}/status") as f:
+                peak = next(int(l.split()[1]) for l in f if l.startswith("VmHWM"))
+            self.assertLess(peak, 300 << 10, "KiB at the coordinator's peak")
+            c.wait(idle, 5)
+
+
+def name_of(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return os.path.basename(f.read().split(b"\0")[0].decode())
+    except OSError:
+        return ""
+
+
+def child_of(pid, parent):
+    with open(f"/proc/{pid}/stat") as f:
+        return int(f.read().rsplit(")", 1)[1].split()[1]) == parent
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
