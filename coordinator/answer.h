@@ -19,6 +19,7 @@ struct answer {
     uint32_t n_sent;                 /* tokens, */
     size_t text_sent;                /* and bytes of text that the client has */
     uint64_t queued_us;              /* told with the first token */
+    uint64_t token_ns;               /* when the last token came */
     bool ended;
     const char *finish_reason; /* "" until then */
 };

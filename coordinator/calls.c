@@ -61,6 +61,7 @@ static struct call *new_call(struct shell *s, const struct msg_call *h, const st
         .id = h->call,
         .request = s->next_request,
         .n_answers = n_answers,
+        .begun_ns = s->now_ns,
         .heard_ns = s->now_ns,
         .replied_ns = s->now_ns,
         .deadline_ns = s->now_ns + (ms < LIMIT_DEADLINE_MS ? ms : LIMIT_DEADLINE_MS) * NS_PER_MS};
@@ -215,6 +216,16 @@ void calls__flush(struct shell *s)
 
 /* ---- the core's actions ---- */
 
+static void count_tokens(struct shell *s, const struct call *c, struct answer *x, uint32_t n)
+{
+    s->count.tokens += n;
+    if (!x->token_ns)
+        stats_record(&s->count.ttft, s->now_ns - c->begun_ns);
+    else
+        stats_record(&s->count.itl, s->now_ns - x->token_ns);
+    x->token_ns = s->now_ns;
+}
+
 bool calls__tokens(struct shell *s, const struct action *a)
 {
     struct call *c = by_request(s, a->tokens.request);
@@ -222,6 +233,7 @@ bool calls__tokens(struct shell *s, const struct action *a)
     struct answer *x = &c->answers[a->tokens.request - c->request];
     if (x->detok.stopped) return false; /* its end is on the way */
     bool goes_on = true;
+    count_tokens(s, c, x, a->tokens.n);
     x->queued_us = a->tokens.queued_ns / 1000;
     for (uint32_t i = 0; i < a->tokens.n && goes_on; i++)
         goes_on = answer_take(x, s->model->vocab, a->tokens.tokens[i], &a->tokens.logprobs, i);
@@ -252,6 +264,7 @@ void calls__end(struct shell *s, const struct action *a)
                          : a->end.finish_reason[0]                   ? "stop"
                                                                      : "";
     answer_end(x, reason);
+    s->count.ended[a->end.status < METRICS_STATUSES ? a->end.status : 2]++;
     mark(s, c);
     bool all = true;
     for (uint32_t i = 0; i < c->n_answers; i++) all = all && c->answers[i].ended;

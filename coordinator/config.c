@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define N_KEYS 24
+#define N_KEYS 26
 
 static void fill_table(struct config *c, struct conf_key *table)
 {
@@ -18,6 +18,8 @@ static void fill_table(struct config *c, struct conf_key *table)
         {"ports.clients", CONF_U32, &c->client_port, 0, 65535, false},
         {"ports.workers", CONF_U32, &c->worker_port, 0, 65535, false},
         {"ports.results", CONF_U32, &c->result_port, 0, 65535, false},
+        {"ports.metrics", CONF_U32, &c->metrics_port, 0, 65535, false},
+        {"metrics", CONF_BOOL, &c->metrics, 0, 0, false},
         {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
         {"workers", CONF_U32, &c->workers, 1, LIMIT_STAGES, true},
         {"kv", CONF_STRING, &c->kv, 0, 0, false},
@@ -65,6 +67,8 @@ int config_read(const char *path, struct config *ret, struct errmsg *em)
                        .client_port = 7070,
                        .worker_port = 7071,
                        .result_port = 7072,
+                       .metrics_port = 7073,
+                       .metrics = true,
                        .chunk = 512,
                        .prefix_cache = true,
                        .max_requests = 256,

@@ -9,12 +9,12 @@
 
 struct config {
     char *model, *name, *listen, *kv;
-    uint32_t client_port, worker_port, result_port; /* 0: any free one */
+    uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
     bool plaintext;
     uint32_t workers;
     uint32_t ctx, kv_tokens, chunk, window, step_ms;
     uint32_t max_requests, max_sequences, max_per_client;
-    bool prefix_cache;
+    bool prefix_cache, metrics;
     uint32_t replica_wait_s, deadline_s, client_stall_s, worker_timeout_ms, step_timeout_ms;
     uint32_t hwm; /* messages that a client's connection may have waiting */
 };

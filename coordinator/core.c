@@ -138,6 +138,7 @@ struct actions core_step(struct core *c, const struct event *e)
         break;
     case EV_COMPOSE: sched__compose(c); break;
     }
+    if (c->replica.n_flight == 0 && c->n_running == 0) c->replica.rested = true;
     return (struct actions){c->actions, c->n_actions};
 }
 
@@ -171,6 +172,8 @@ void core_status(const struct core *c, struct msg_status *ret)
                                                .sequences_max = r->sequences_max,
                                                .steps = r->steps,
                                                .steps_mixed = r->steps_mixed,
+                                               .wire_ns = r->wire_sum_ns,
+                                               .queue_ns = r->queue_sum_ns,
                                                .cache = {.pages_cached = pages.n_cached,
                                                          .pages_held = pages.n_held,
                                                          .positions_unused = unused,

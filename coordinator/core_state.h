@@ -52,7 +52,8 @@ struct in_flight {
     uint64_t number, issued_ns;
     struct cost_work work;
     uint32_t n_results; /* runs that want logits: each gives one result */
-    bool alone;         /* the chain was empty when it was issued */
+    bool alone;         /* the chain was empty when it was issued, */
+    bool first;         /* and nothing had run before: its stages' idle time does not count */
 };
 
 struct replica {
@@ -64,6 +65,7 @@ struct replica {
     uint64_t next_number;
     struct in_flight flight[LIMIT_WINDOW];
     uint32_t n_flight;
+    bool rested; /* nothing has run since the last Step came back */
     bool has_digest;
     uint64_t digest;
     uint64_t retry_ns;            /* not before this time is a generation begun */
@@ -72,9 +74,11 @@ struct replica {
     uint64_t took_ns[STEP_SIZES]; /* the slowest Step of late, by the logarithm of its rows */
     struct cost cost;             /* of a Step on the slowest stage */
     double trips;                 /* round trip of a Step alone, in times of its slowest stage */
-    uint64_t since_ns;            /* the state was entered, or something moved in it */
-    char why[LIMIT_TEXT_BYTES];   /* what it waits for */
-    char lost[LIMIT_TEXT_BYTES];  /* what ended the last generation; empty once ready again */
+    uint64_t wire_ns;             /* of the round trip of a Step alone: on no stage */
+    uint64_t wire_sum_ns, queue_sum_ns; /* of all Steps: on the way, and behind others */
+    uint64_t since_ns;                  /* the state was entered, or something moved in it */
+    char why[LIMIT_TEXT_BYTES];         /* what it waits for */
+    char lost[LIMIT_TEXT_BYTES];        /* what ended the last generation; empty once ready again */
     uint64_t steps, steps_mixed;
     uint32_t sequences_max;
 };

@@ -18,6 +18,7 @@
 #include <sys/random.h>
 
 #define TICK_NS (50 * NS_PER_MS)
+#define PUBLISH_NS (200 * NS_PER_MS)
 #define STALL_NS (200 * NS_PER_MS) /* a turn later than this did not run for that long */
 #define RESULTS_A_TURN 256
 #define WORKER_MESSAGES_A_TURN 64
@@ -224,10 +225,15 @@ static void take_texts(struct shell *s)
     }
 }
 
-static void tell_when_ready(struct shell *s)
+static void tell_status(struct shell *s)
 {
     struct msg_status m;
     core_status(s->core, &m);
+    m.messages_dropped += s->dropped;
+    if (s->metrics && s->now_ns >= s->published_ns + PUBLISH_NS) {
+        s->published_ns = s->now_ns;
+        metrics_publish(s->metrics, &s->count, &m);
+    }
     if (m.ready && !s->was_ready) {
         (void)printf("ready client=%s\n", s->client_endpoint);
         (void)fflush(stdout);
@@ -262,7 +268,7 @@ static void turn(struct shell *s, uint64_t *next_tick_ns)
     struct event compose = {.type = EV_COMPOSE};
     shell__event(s, &compose);
     calls__flush(s);
-    tell_when_ready(s);
+    tell_status(s);
 }
 
 /* ---- opening ---- */
@@ -391,6 +397,10 @@ static int open_all(struct shell *s, struct errmsg *em)
     (void)snprintf(results, sizeof results, "tcp://%s", strrchr(results_endpoint, ':'));
     s->core = open_core(s, results, incarnation);
     calls__open(s);
+    uint32_t metrics_port = 0;
+    if (c->metrics) rc = metrics_open(c->listen, c->metrics_port, &s->metrics, &metrics_port, em);
+    if (rc < 0) return rc;
+    if (s->metrics) log_info("metrics at http://%s:%" PRIu32 "/metrics", c->listen, metrics_port);
     (void)printf("listening client=%s worker=%s\n", s->client_endpoint, worker_endpoint);
     (void)fflush(stdout);
     return 0;
@@ -398,6 +408,7 @@ static int open_all(struct shell *s, struct errmsg *em)
 
 static void close_all(struct shell *s)
 {
+    metrics_close(s->metrics);
     close_link(s);
     calls__close(s);
     core_close(s->core);

@@ -304,29 +304,41 @@ static uint64_t predict(const struct replica *r, uint32_t rows)
     return 0;
 }
 
-/* Returns the slowest stage's time. */
-static uint64_t take_timings(struct core *c, const struct msg_result *m)
+/* What the stages took for a Step: the slowest, and all together. */
+struct took {
+    uint64_t slowest_ns, all_ns;
+};
+
+static struct took take_timings(struct core *c, const struct msg_result *m,
+                                const struct in_flight *f)
 {
-    uint64_t slowest = 0;
+    struct took took = {0, 0};
     for (uint32_t i = 0; i < m->n_timings; i++) {
         if (m->timings[i].stage >= c->cfg.n_stages) continue;
         struct worker *w = at_stage(c, m->timings[i].stage);
         w->compute_ns += m->timings[i].compute_ns;
-        w->idle_ns += m->timings[i].idle_ns;
-        if (m->timings[i].compute_ns > slowest) slowest = m->timings[i].compute_ns;
+        if (!f->first) w->idle_ns += m->timings[i].idle_ns;
+        if (m->timings[i].compute_ns > took.slowest_ns) took.slowest_ns = m->timings[i].compute_ns;
+        took.all_ns += m->timings[i].compute_ns;
     }
-    return slowest;
+    return took;
 }
 
 /* What composing goes by: a Step's time on its slowest stage, and how many of those a Step is under
  * way when it meets no other. */
-static void learn_cost(struct core *c, const struct in_flight *f, uint64_t slowest_ns)
+static void learn_cost(struct core *c, const struct in_flight *f, struct took took)
 {
     struct replica *r = &c->replica;
-    if (slowest_ns == 0 || r->state == REPLICA_PROBING) return;
-    cost_learn(&r->cost, f->work, slowest_ns);
+    uint64_t trip_ns = c->now_ns - f->issued_ns;
+    uint64_t beside_ns = trip_ns > took.all_ns ? trip_ns - took.all_ns : 0;
+    if (took.slowest_ns == 0 || r->state == REPLICA_PROBING) return;
+    cost_learn(&r->cost, f->work, took.slowest_ns);
+    if (f->alone) r->wire_ns = r->wire_ns ? (r->wire_ns * 7 + beside_ns) / 8 : beside_ns;
+    uint64_t wire_ns = beside_ns < r->wire_ns ? beside_ns : r->wire_ns;
+    r->wire_sum_ns += wire_ns;
+    r->queue_sum_ns += beside_ns - wire_ns;
     if (!f->alone) return;
-    double trips = (double)(c->now_ns - f->issued_ns) / (double)slowest_ns;
+    double trips = (double)trip_ns / (double)took.slowest_ns;
     r->trips = r->trips == 0.0 ? trips : r->trips + (trips - r->trips) / 8.0;
 }
 
@@ -365,7 +377,7 @@ bool replica__result(struct core *c, const struct msg_result *m)
     }
     learn_speed(r, c->now_ns - begun_ns(r, &f), f.work.rows);
     r->moved_ns = c->now_ns;
-    learn_cost(c, &f, take_timings(c, m));
+    learn_cost(c, &f, take_timings(c, m, &f));
     r->n_flight--;
     memmove(&r->flight[0], &r->flight[1], r->n_flight * sizeof r->flight[0]);
     if (r->state != REPLICA_PROBING) return true;

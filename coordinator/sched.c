@@ -327,7 +327,9 @@ static void issue(struct core *c, struct draft *d)
                                                 .issued_ns = c->now_ns,
                                                 .work = d->work,
                                                 .n_results = d->n_results,
-                                                .alone = r->n_flight == 0};
+                                                .alone = r->n_flight == 0,
+                                                .first = r->rested};
+    r->rested = false;
     r->n_flight++;
     core__act(c, ACT_STEP)->step = d->step;
 }

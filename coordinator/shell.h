@@ -9,6 +9,7 @@
 #include "coordinator/answer.h"
 #include "coordinator/config.h"
 #include "coordinator/core.h"
+#include "coordinator/metrics.h"
 #include "coordinator/model_file.h"
 #include "coordinator/textjob.h"
 
@@ -31,7 +32,7 @@ struct call {
     uint64_t request; /* the core's of the first answer, and the text job's; the others follow */
     struct answer *answers; /* n_answers; none but with Generate */
     uint32_t n_answers;
-    uint64_t heard_ns, replied_ns;
+    uint64_t begun_ns, heard_ns, replied_ns;
     uint64_t refused_ns;  /* since when its socket takes no reply; 0: it does */
     uint64_t deadline_ns; /* when, not how long */
     uint32_t max_new;
@@ -67,6 +68,9 @@ struct shell {
     struct core *core;
     struct textjobs *text;
     struct worker_route routes[LIMIT_WORKERS];
+    struct metrics *metrics; /* or NULL */
+    struct counters count;
+    uint64_t published_ns;
     struct call *calls;
     uint32_t n_calls;
     uint32_t *free_calls, n_free_calls; /* slots, a stack */

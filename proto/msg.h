@@ -246,6 +246,7 @@ struct msg_replica_status {
     const char *name, *state, *why;
     uint32_t generation, n_workers, pages_total, pages_free, sequences_max;
     uint64_t steps, steps_mixed;
+    uint64_t wire_ns, queue_ns; /* of Steps' round trips, beside the stages' computing */
     struct msg_cache_status cache;
     struct msg_worker_status workers[LIMIT_STAGES];
 };

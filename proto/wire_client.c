@@ -375,6 +375,8 @@ void wire_put_status(const struct msg_status *m, struct buf *to)
     SET(&r, pages_free, x->pages_free);
     SET(&r, steps, x->steps);
     SET(&r, steps_mixed, x->steps_mixed);
+    SET(&r, wire_ns, x->wire_ns);
+    SET(&r, queue_ns, x->queue_ns);
     SET(&r, sequences_max, x->sequences_max);
     SET(&r, pages_cached, x->cache.pages_cached);
     SET(&r, pages_held, x->cache.pages_held);
@@ -445,6 +447,8 @@ int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_stat
                                                .pages_free = r->pages_free,
                                                .steps = r->steps,
                                                .steps_mixed = r->steps_mixed,
+                                               .wire_ns = r->wire_ns,
+                                               .queue_ns = r->queue_ns,
                                                .sequences_max = r->sequences_max,
                                                .cache = {.pages_cached = r->pages_cached,
                                                          .pages_held = r->pages_held,

@@ -3,6 +3,7 @@
 #include "common/base/arena.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "common/base/prom.h"
 #include "proto/gate.h"
 #include "proto/wire.h"
 #include "worker/stage_work.h"
@@ -191,6 +192,21 @@ static bool on_progress(void *arg, uint64_t done, uint64_t total)
     return !atomic_load(&e->stop);
 }
 
+/* Whoever reads its figures has it no more. */
+static void set_work(struct exec *e, struct stage_work *work)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    e->work = work;
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+static void close_work(struct exec *e)
+{
+    struct stage_work *work = e->work;
+    set_work(e, NULL);
+    stage_work_close(work);
+}
+
 static int load(struct exec *e, struct errmsg *em)
 {
     if (e->o.off_machine && !e->assign.plaintext)
@@ -201,15 +217,17 @@ static int load(struct exec *e, struct errmsg *em)
         stage_work_reset(e->work);
         return 0;
     }
-    stage_work_close(e->work);
-    e->work = NULL;
+    close_work(e);
     struct stage_work_options o = {.assign = &e->assign,
                                    .threads = e->o.threads,
                                    .isa = e->o.isa,
                                    .models = e->o.models,
                                    .progress = on_progress,
                                    .progress_arg = e};
-    return stage_work_open(&o, &e->work, em);
+    struct stage_work *work = NULL;
+    int rc = stage_work_open(&o, &work, em);
+    set_work(e, work);
+    return rc;
 }
 
 /* From the first moment of an epoch: a heartbeat tells that the Assign has arrived. */
@@ -374,7 +392,7 @@ static void *exec_main(void *arg)
         if (items[0].readable) take_command(e);
     }
     close_links(e);
-    stage_work_close(e->work);
+    close_work(e);
     arena_close(&e->arena);
     buf_close(&e->header);
     for (uint32_t i = 0; i < LIMIT_WINDOW; i++) {
@@ -462,4 +480,34 @@ bool exec_holding(struct exec *e, struct msg_holding *ret)
     *ret = e->shared.holding;
     (void)pthread_mutex_unlock(&e->lock);
     return holds;
+}
+
+void exec_metrics(struct exec *e, struct buf *out)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    const struct msg_heartbeat *h = &e->shared.heartbeat;
+    const struct {
+        const char *name, *type, *help;
+        uint64_t value;
+    } all[] = {
+        {"flotilla_worker_generation", "gauge", "The replica's life that this worker serves.",
+         e->shared.epoch.generation},
+        {"flotilla_worker_steps", "gauge", "Number of the last Step done.", h->step_done},
+        {"flotilla_worker_rows", "gauge", "Positions computed in this generation.", h->rows},
+        {"flotilla_worker_read_bytes", "gauge", "Read for the present slice.", h->read_bytes},
+        {"flotilla_worker_weights_bytes", "gauge", "Of weights in memory.", h->weights_bytes},
+        {"flotilla_worker_kv_bytes", "gauge", "Of keys and values in memory.", h->kv_bytes},
+        {"flotilla_worker_activation_bytes_in", "gauge", "Received from the stage before.",
+         h->activation_bytes_in},
+        {"flotilla_worker_activation_bytes_out", "gauge", "Sent to the stage after.",
+         h->activation_bytes_out},
+        {"flotilla_worker_messages_dropped", "gauge", "Stale, gapped or malformed messages.",
+         h->messages_dropped},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        prom_head(out, all[i].name, all[i].type, all[i].help);
+        prom_int(out, all[i].name, "", all[i].value);
+    }
+    if (e->work) stage_work_metrics(e->work, out);
+    (void)pthread_mutex_unlock(&e->lock);
 }

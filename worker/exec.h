@@ -7,6 +7,7 @@
 #ifndef FLOTILLA_WORKER_EXEC_H
 #define FLOTILLA_WORKER_EXEC_H
 
+#include "common/base/buf.h"
 #include "common/base/err.h"
 #include "common/io/net.h"
 #include "proto/msg.h"
@@ -40,5 +41,7 @@ bool exec_next(struct exec *e, struct msg_from_worker *ret);
 /* Counters of the present epoch, and what is held. Any thread. */
 void exec_heartbeat(struct exec *e, struct msg_from_worker *ret);
 bool exec_holding(struct exec *e, struct msg_holding *ret);
+/* The same and the engine's kernel calls, as Prometheus reads them. Any thread. */
+void exec_metrics(struct exec *e, struct buf *out);
 
 #endif

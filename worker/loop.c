@@ -4,7 +4,9 @@
 #include "common/base/buf.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/prom.h"
 #include "common/engine/cpu.h"
+#include "common/io/http.h"
 #include "proto/wire.h"
 #include "worker/exec.h"
 
@@ -12,6 +14,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -29,6 +32,7 @@ static void on_signal(int number)
 
 struct loop {
     const struct loop_options *o;
+    struct http *metrics; /* or NULL */
     struct net *net;
     struct net_sock *control, *monitor;
     struct exec *exec;
@@ -191,6 +195,29 @@ static int introduce(struct loop *l, struct errmsg *em)
     return 0;
 }
 
+/* On the HTTP server's thread. */
+static void metrics_text(void *arg, struct buf *out)
+{
+    exec_metrics(((struct loop *)arg)->exec, out);
+}
+
+static int open_metrics(struct loop *l, struct errmsg *em)
+{
+    char host[64];
+    const char *colon = l->o->metrics ? strrchr(l->o->metrics, ':') : NULL, *at = l->o->metrics;
+    char *end = NULL;
+    if (!at) return 0;
+    unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
+    if (!colon || !*(colon + 1) || *end || port > 65535 || (size_t)(colon - at) >= sizeof host)
+        return err_set(em, ERR_CONF, "--metrics: '%s' is not HOST:PORT", at);
+    (void)snprintf(host, sizeof host, "%.*s", (int)(colon - at), at);
+    uint32_t bound;
+    int rc = http_open(host, (uint32_t)port, "/metrics", PROM_CONTENT_TYPE, metrics_text, l,
+                       &l->metrics, &bound, em);
+    if (rc == 0) log_info("metrics at http://%s:%" PRIu32 "/metrics", host, bound);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "--metrics") : 0;
+}
+
 static int open_all(struct loop *l, struct errmsg *em)
 {
     bool local = addr_is_loopback(l->o->coordinator);
@@ -210,6 +237,7 @@ static int open_all(struct loop *l, struct errmsg *em)
     if (rc == 0) rc = net_socket(l->net, NET_DEALER, limits, &l->control, em);
     if (rc == 0) rc = net_monitor(l->net, l->control, &l->monitor, em);
     if (rc == 0) rc = net_connect(l->control, l->o->coordinator, em);
+    if (rc == 0) rc = open_metrics(l, em);
     return rc == ERR_IO ? ERR_CONF : rc;
 }
 
@@ -229,6 +257,7 @@ int loop_run(const struct loop_options *o, struct errmsg *em)
         send_up(&l, &bye);
         log_info("%s leaves", l.hello.name);
     }
+    http_close(l.metrics);
     net_monitor_close(l.control, l.monitor);
     if (l.control) net_sock_drain(l.control, DRAIN_MS);
     exec_close(l.exec);

@@ -7,6 +7,7 @@
 
 struct loop_options { /* all borrowed; NULL where not given */
     const char *coordinator, *name, *listen, *advertise, *models, *isa;
+    const char *metrics; /* HOST:PORT of an HTTP port for Prometheus */
     unsigned threads;
 };
 

@@ -28,6 +28,8 @@ int main(int argc, char **argv)
          "HOST:PORT  what they are told instead, behind NAT"},
         {"--models", 0, OPT_STRING, &o.models, 0, 0, NULL,
          "DIR  where model files lie here, by name"},
+        {"--metrics", 0, OPT_STRING, &o.metrics, 0, 0, NULL,
+         "HOST:PORT  where Prometheus reads /metrics (nowhere)"},
         {"--threads", 't', OPT_U32, &o.threads, 1, POOL_THREADS_MAX, NULL,
          "N  compute threads (all cores)"},
         {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL,

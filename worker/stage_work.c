@@ -2,6 +2,7 @@
 
 #include "common/base/hash.h"
 #include "common/base/mem.h"
+#include "common/base/prom.h"
 #include "common/engine/engine.h"
 #include "common/io/ring.h"
 #include "common/text/sample.h"
@@ -171,6 +172,20 @@ void stage_work_memory(const struct stage_work *w, struct msg_heartbeat *h)
     h->read_bytes = s.read_bytes;
     h->weights_bytes = s.weights_bytes;
     h->kv_bytes = s.kv_bytes;
+}
+
+void stage_work_metrics(const struct stage_work *w, struct buf *out)
+{
+    static const char name[] = "flotilla_kernel_seconds";
+    prom_head(out, name, "histogram", "Calls into the kernels, by each thread.");
+    for (int op = 0; op < ENG_N_OPS; op++) {
+        char labels[64];
+        struct stats_view v;
+        stats_read(eng_dispatch(w->engine, (enum eng_op)op), &v);
+        (void)snprintf(labels, sizeof labels, "isa=\"%s\",op=\"%s\"", eng_isa(w->engine),
+                       eng_op_name((enum eng_op)op));
+        prom_histogram(out, name, labels, &v);
+    }
 }
 
 /* ---- sampling state ---- */

@@ -3,6 +3,7 @@
 #ifndef FLOTILLA_WORKER_STAGE_WORK_H
 #define FLOTILLA_WORKER_STAGE_WORK_H
 
+#include "common/base/buf.h"
 #include "common/base/err.h"
 #include "proto/msg.h"
 
@@ -35,6 +36,8 @@ uint32_t stage_work_width(const struct stage_work *w);
 bool stage_work_is_last(const struct stage_work *w);
 /* Fills in read, weights and KV bytes. */
 void stage_work_memory(const struct stage_work *w, struct msg_heartbeat *h);
+/* The kernels' calls, as Prometheus reads them. Any thread. */
+void stage_work_metrics(const struct stage_work *w, struct buf *out);
 
 /* A Step has arrived and will be run once it is decoded. */
 void stage_work_rouse(struct stage_work *w);

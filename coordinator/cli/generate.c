@@ -147,11 +147,23 @@ static int complete(struct gen_options *o, const char *priority, struct sample_b
     return rc;
 }
 
+static int run_generate(struct gen_options *o, const char *priority, bool json)
+{
+    struct sample_bias bias[OPT_LIST_MAX];
+    struct errmsg em = {0};
+    struct gen_result r = {0};
+    int rc = complete(o, priority, bias, &r, &em);
+    if (rc == 0)
+        rc = (o->model ? gen_local : gen_cluster)(o, json ? NULL : print_text, NULL, &r, &em);
+    if (rc == 0) (json ? print_json : print_summary)(&r);
+    gen_result_close(&r);
+    return rc < 0 ? cmd_fail("generate", rc, &em) : CMD_OK;
+}
+
 int cmd_generate(int argc, char **argv)
 {
     struct gen_options o = {.tokens = 128, .sampling = {.top_p = 1.0f, .repetition = 1.0f}};
     struct sample_params *s = &o.sampling;
-    struct sample_bias bias[OPT_LIST_MAX];
     const char *priority = NULL;
     bool json = false;
     const struct opt table[] = {
@@ -215,14 +227,5 @@ int cmd_generate(int argc, char **argv)
             "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n",
             table, argc, argv, NULL, 0, &n_rest, &status))
         return status;
-    struct errmsg em = {0};
-    struct gen_result r = {0};
-    if (complete(&o, priority, bias, &r, &em) < 0) {
-        gen_result_close(&r);
-        return cmd_fail("generate", ERR_CONF, &em);
-    }
-    int rc = (o.model ? gen_local : gen_cluster)(&o, json ? NULL : print_text, NULL, &r, &em);
-    if (rc == 0) (json ? print_json : print_summary)(&r);
-    gen_result_close(&r);
-    return rc < 0 ? cmd_fail("generate", rc, &em) : CMD_OK;
+    return run_generate(&o, priority, json);
 }

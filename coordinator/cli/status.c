@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static void put(struct json *j, const char *key, const char *s)
 {
@@ -95,6 +96,13 @@ static void print_json(const struct msg_status *s)
     json_free(j);
 }
 
+/* Of the time in which requests ran: the bubble share. */
+static double idle_percent(const struct msg_worker_status *w)
+{
+    double all = (double)w->compute_ns + (double)w->idle_ns;
+    return all > 0.0 ? 100.0 * (double)w->idle_ns / all : 0.0;
+}
+
 static void print_text(const struct msg_status *s)
 {
     const struct msg_replica_status *r = &s->replica;
@@ -108,33 +116,34 @@ static void print_text(const struct msg_status *s)
                  s->running, s->queued, r->pages_free, r->pages_total, r->cache.pages_cached,
                  r->cache.hits, r->cache.lookups, r->cache.tokens_saved, r->cache.tokens_computed);
     if (!r->n_workers) return;
-    (void)printf("%-20s %-8s %7s %8s %8s %10s %10s  %s\n", "worker", "state", "pid", "layers",
-                 "threads", "read MiB", "memory MiB", "isa");
+    (void)printf("%-20s %-8s %7s %8s %8s %10s %10s %8s  %s\n", "worker", "state", "pid", "layers",
+                 "threads", "read MiB", "memory MiB", "idle", "isa");
     for (uint32_t i = 0; i < r->n_workers; i++) {
         const struct msg_worker_status *w = &r->workers[i];
         char layers[32];
         (void)snprintf(layers, sizeof layers, "%" PRIu32 "-%" PRIu32, w->layer_first,
                        w->layer_last);
-        (void)printf("%-20s %-8s %7" PRIu32 " %8s %8" PRIu32 " %10.1f %10.1f  %s\n", w->name,
-                     w->state, w->pid, layers, w->threads,
+        (void)printf("%-20s %-8s %7" PRIu32 " %8s %8" PRIu32 " %10.1f %10.1f %6.0f %%  %s\n",
+                     w->name, w->state, w->pid, layers, w->threads,
                      (double)w->heartbeat.read_bytes / (1 << 20),
-                     (double)w->heartbeat.resident_bytes / (1 << 20), w->isa);
+                     (double)w->heartbeat.resident_bytes / (1 << 20), idle_percent(w), w->isa);
     }
 }
 
 int cmd_status(int argc, char **argv)
 {
     const char *cluster = NULL;
-    bool json = false;
+    bool json = false, watch = false;
     const struct opt table[] = {
         {"--cluster", 0, OPT_STRING, &cluster, 0, 0, NULL,
          "ADDR  the coordinator's client address"},
         {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        {"--watch", 0, OPT_FLAG, &watch, 0, 0, NULL, "again each second, until ^C"},
         {0},
     };
     size_t n_rest;
     int exit_status;
-    if (!cmd_options("status --cluster ADDR [--json]",
+    if (!cmd_options("status --cluster ADDR [--json] [--watch]",
                      "  flotilla status --cluster tcp://127.0.0.1:7070\n", table, argc, argv, NULL,
                      0, &n_rest, &exit_status))
         return exit_status;
@@ -142,8 +151,14 @@ int cmd_status(int argc, char **argv)
     struct client *c = NULL;
     struct msg_status s;
     int rc = cluster ? client_open(cluster, &c, &em) : err_set(&em, ERR_CONF, "needs --cluster");
-    if (rc == 0) rc = client_status(c, &s, &em);
-    if (rc == 0) json ? print_json(&s) : print_text(&s);
+    do {
+        if (rc == 0) rc = client_status(c, &s, &em);
+        if (rc < 0) break;
+        if (watch && isatty(STDOUT_FILENO)) (void)printf("\033[H\033[J");
+        json ? print_json(&s) : print_text(&s);
+        (void)fflush(stdout);
+        if (watch) (void)sleep(1);
+    } while (watch && !ferror(stdout));
     client_close(c);
     return rc < 0 ? cmd_fail("status", rc, &em) : CMD_OK;
 }

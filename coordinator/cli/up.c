@@ -79,7 +79,7 @@ static void write_config(const struct up *u, FILE *f)
     char *absolute = realpath(u->model, NULL); /* workers may run in another folder one day */
     put_quoted(f, "model", absolute ? absolute : u->model);
     free(absolute);
-    (void)fprintf(f, "ports:\n  clients: 0\n  workers: 0\n  results: 0\n");
+    (void)fprintf(f, "ports: {clients: 0, workers: 0, results: 0, metrics: 0}\n");
     (void)fprintf(f, "workers: %" PRIu32 "\nchunk: %" PRIu32 "\n", u->workers, u->chunk);
     if (u->kv) put_quoted(f, "kv", u->kv);
     if (u->ctx) (void)fprintf(f, "ctx: %" PRIu32 "\n", u->ctx);

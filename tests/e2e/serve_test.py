@@ -1,9 +1,10 @@
 """Many requests at once: one answer whatever runs beside it, pages shared and given back, nothing lost
 when workers die, nothing without bound."""
-import json, os, random, signal, subprocess, sys, tempfile, time, unittest
+import json, os, random, signal, socket, sys, tempfile, time, unittest, urllib.error, urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import LONG, MODEL, Cluster, local, run
+from cluster import LONG, Cluster, Generation, local, run
+from relay import Relay
 
 SYSTEM = "You are a careful assistant who answers in short sentences and never repeats a question. " * 64  # 1,025 tokens
 WORDS = "river stone the of light under walked seven because garden old and ships north cold letter".split()
@@ -145,6 +146,60 @@ class Serve(unittest.TestCase):
                 peak = next(int(l.split()[1]) for l in f if l.startswith("VmHWM"))
             self.assertLess(peak, 300 << 10, "KiB at the coordinator's peak")
             c.wait(idle, 5)
+
+    def test_metrics(self):
+        """What Prometheus reads equals what the clients counted; workers have figures of their own."""
+        port = free_port()
+        with Cluster(workers=1, threads=1, kv_tokens=4096) as c:
+            spare = c.worker("spare", threads=1, metrics=f"127.0.0.1:{port}")
+            answers = [g.result() for g in [c.start(f"{i} " * 20, tokens=i % 7 + 1, ignore_eos=True) for i in range(100)]]
+            self.assertNotIn(None, answers)
+            refused = c.start("", tokens=3)
+            self.assertIsNone(refused.result())
+            m = c.metrics()
+            self.assertEqual(m['flotilla_answers_total{status="0"}'], 100)
+            self.assertEqual(m['flotilla_answers_total{status="3"}'], 1)
+            tokens = sum(len(a["tokens"]) for a in answers)
+            self.assertEqual(m["flotilla_tokens_total"], tokens)
+            self.assertEqual(m["flotilla_ttft_seconds_count"], 100)
+            self.assertEqual(m["flotilla_itl_seconds_count"], tokens - 100)
+            self.assertEqual(m['flotilla_itl_seconds_bucket{le="+Inf"}'], tokens - 100)
+            buckets = [v for k, v in m.items() if k.startswith("flotilla_itl_seconds_bucket")]
+            self.assertEqual(buckets, sorted(buckets))
+            self.assertEqual(sum(v for k, v in m.items() if k.startswith("flotilla_kv_pages")), 256)
+            self.assertGreater(m['flotilla_stage_compute_seconds_total{stage="0",worker="w1"}'], 0)
+            os.kill(c.workers()[0]["pid"], signal.SIGKILL)
+            c.wait(lambda s: s["ready"] and s["replicas"][0]["workers"][0]["name"] == "spare", 30)
+            c.generate("Hi", tokens=4, ignore_eos=True)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as r:
+                text = r.read().decode()
+            self.assertIsNone(spare.poll())
+            isa = c.workers()[0]["isa"]
+            for op in ("linear", "attention", "norm", "rotate", "quantise", "gate"):
+                self.assertRegex(text, f'flotilla_kernel_seconds_count{{isa="{isa}",op="{op}"}} [1-9]')
+            with self.assertRaises(urllib.error.HTTPError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+
+    def test_slow_and_vanished_clients(self):
+        """A client that reads 10 bytes/s, and one that vanishes, cost the others nothing."""
+        with Cluster(workers=2, threads=1, kv_tokens=8192, set=["limits.hwm=1", "client_stall=5"]) as c:
+            with Relay(int(c.address.rsplit(":", 1)[1]), 10) as relay:
+                slow = Generation(f"tcp://127.0.0.1:{relay.port}", "Once upon a time", tokens=300, ignore_eos=True)
+                gone = c.start("It was", tokens=2000, ignore_eos=True)
+                c.wait(lambda s: s["requests"]["running"] >= 1, 10)
+                gone.process.kill()
+                want = local("The capital of France is", tokens=40, ignore_eos=True)["tokens"]
+                for _ in range(8):
+                    self.assertEqual(c.generate("The capital of France is", tokens=40, ignore_eos=True)["tokens"], want)
+                c.wait(idle, 30)  # the slow one is given up after client_stall, or has been computed whole
+                self.assertIsNone(slow.process.poll())
+                slow.process.kill()
+            self.assertEqual(c.status()["replicas"][0]["epoch"], 1)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
 
 
 def name_of(pid):

@@ -3,7 +3,7 @@
 Environment: FLOTILLA_BIN (folder of the programs), FLOTILLA_MODEL (the demo model), FLOTILLA_GEMMA,
 FLOTILLA_LLAMA_SOURCE (deploy/fetch.py), FLOTILLA_LONG.
 """
-import json, os, re, signal, subprocess, tempfile, time
+import json, os, re, signal, subprocess, tempfile, time, urllib.request
 
 BIN = os.environ["FLOTILLA_BIN"]
 MODEL = os.environ["FLOTILLA_MODEL"]
@@ -125,6 +125,14 @@ class Cluster:
         if r.returncode != 0:
             raise RuntimeError(r.stderr.decode())
         return json.loads(r.stdout)
+
+    def metrics(self):
+        """The coordinator's, as {"name{labels}": value}; they are published a few times a second."""
+        time.sleep(0.5)
+        url = re.search(r"metrics at (http://\S+)", self.text()).group(1)
+        with urllib.request.urlopen(url, timeout=5) as r:
+            lines = [l for l in r.read().decode().splitlines() if not l.startswith("#")]
+        return {l.rsplit(" ", 1)[0]: float(l.rsplit(" ", 1)[1]) for l in lines}
 
     def workers(self):
         return self.status()["replicas"][0]["workers"]

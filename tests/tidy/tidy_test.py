@@ -26,6 +26,7 @@ PURE_MAY_NOT = ["common/base/pool.h", "common/base/log.h", "common/base/progress
 ONE_MODULE = {
     "zmq.h": "common/io/net.c", "liburing.h": "common/io/ring.c", "yaml.h": "common/io/conf.c",
     "xxhash.h": "common/base/hash.c", "jansson.h": "common/text/json.c", "pcre2.h": "common/text/tok_bpe.c", "protobuf-c/protobuf-c.h": "proto/wire_pb.h",
+    "microhttpd.h": "common/io/http.c",
 }
 SYSTEM = {
     "arpa/inet.h", "cpuid.h", "dirent.h", "errno.h", "float.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "pthread.h",

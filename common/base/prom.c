@@ -1,0 +1,67 @@
+#include "common/base/prom.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static void put(struct buf *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void put(struct buf *b, const char *format, ...)
+{
+    char line[512];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (n > 0 && (size_t)n < sizeof line) (void)buf_append(b, line, (size_t)n);
+}
+
+void prom_head(struct buf *b, const char *name, const char *type, const char *help)
+{
+    put(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+void prom_int(struct buf *b, const char *name, const char *labels, uint64_t value)
+{
+    put(b, labels[0] ? "%s{%s} %" PRIu64 "\n" : "%s%s %" PRIu64 "\n", name, labels, value);
+}
+
+void prom_real(struct buf *b, const char *name, const char *labels, double value)
+{
+    put(b, labels[0] ? "%s{%s} %.9g\n" : "%s%s %.9g\n", name, labels, value);
+}
+
+void prom_histogram(struct buf *b, const char *name, const char *labels, const struct stats_view *v)
+{
+    const char *comma = labels[0] ? "," : "";
+    uint64_t count = 0;
+    for (uint32_t i = 0; i + 1 < STATS_BUCKETS; i++) {
+        uint64_t le = stats_le(i);
+        count += v->buckets[i];
+        if (le & (le - 1) || le < 1024) continue; /* powers of two, from a microsecond */
+        if (le > (UINT64_C(1) << 38)) break;      /* to four minutes */
+        put(b, "%s_bucket{%s%sle=\"%.9g\"} %" PRIu64 "\n", name, labels, comma, (double)le / 1e9,
+            count);
+    }
+    put(b, "%s_bucket{%s%sle=\"+Inf\"} %" PRIu64 "\n", name, labels, comma, v->count);
+    char sum[128], total[128];
+    (void)snprintf(sum, sizeof sum, "%s_sum", name);
+    (void)snprintf(total, sizeof total, "%s_count", name);
+    prom_real(b, sum, labels, (double)v->sum_ns / 1e9);
+    prom_int(b, total, labels, v->count);
+}
+
+const char *prom_label(const char *value, char *ret, size_t size)
+{
+    size_t n = 0;
+    for (; *value && n + 3 < size; value++) {
+        if (*value == '"' || *value == '\\') ret[n++] = '\\';
+        if (*value == '\n')
+            n += (size_t)snprintf(ret + n, 3, "\\n");
+        else
+            ret[n++] = *value;
+    }
+    ret[n] = 0;
+    return ret;
+}

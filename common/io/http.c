@@ -1,0 +1,94 @@
+#include "common/io/http.h"
+
+#include "common/base/mem.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <microhttpd.h>
+#include <string.h>
+
+#define IDLE_S 10u /* after which a silent connection is closed */
+
+struct http {
+    struct MHD_Daemon *daemon;
+    const char *path, *content_type;
+    http_text_fn text;
+    void *arg;
+};
+
+static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const char *content_type,
+                             const struct buf *text)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(
+        text->len, text->data ? text->data : (char *)(uintptr_t) "", MHD_RESPMEM_MUST_COPY);
+    if (!r) return MHD_NO;
+    (void)MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, content_type);
+    enum MHD_Result rc = MHD_queue_response(c, status, r);
+    MHD_destroy_response(r);
+    return rc;
+}
+
+static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const char *url,
+                                  const char *method, const char *version, const char *data,
+                                  size_t *n, void **state)
+{
+    struct http *h = arg;
+    static int seen;
+    (void)version;
+    (void)data;
+    if (!*state) { /* headers are in; a body, if there is one, follows and is dropped */
+        *state = &seen;
+        return MHD_YES;
+    }
+    if (*n) {
+        *n = 0;
+        return MHD_YES;
+    }
+    struct buf text = {0};
+    bool get = strcmp(method, "GET") == 0, found = strcmp(url, h->path) == 0;
+    if (get && found) h->text(h->arg, &text);
+    const char *why = !found ? "not found\n" : !get ? "only GET is served\n" : "";
+    if (*why) (void)buf_append(&text, why, strlen(why));
+    enum MHD_Result rc = reply(c,
+                               !found ? MHD_HTTP_NOT_FOUND
+                               : !get ? 405u
+                                      : MHD_HTTP_OK,
+                               *why ? "text/plain" : h->content_type, &text);
+    buf_close(&text);
+    return rc;
+}
+
+int http_open(const char *host, uint32_t port, const char *path, const char *content_type,
+              http_text_fn text, void *arg, struct http **ret, uint32_t *ret_port,
+              struct errmsg *em)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    if (inet_pton(AF_INET, strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, &at.sin_addr) != 1)
+        return err_set(em, ERR_CONF, "'%s' is not an IPv4 address", host);
+    struct http *h = mem_zalloc(sizeof *h);
+    h->path = path;
+    h->content_type = content_type;
+    h->text = text;
+    h->arg = arg;
+    h->daemon =
+        MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, 0, NULL, NULL, on_request,
+                         h, MHD_OPTION_SOCK_ADDR, &at, MHD_OPTION_CONNECTION_LIMIT,
+                         HTTP_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, MHD_OPTION_END);
+    if (!h->daemon) {
+        mem_free(h);
+        return err_set(em, ERR_IO, "cannot listen for HTTP at %s:%" PRIu32 ": %s", host, port,
+                       strerror(errno));
+    }
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
+    *ret_port = info ? info->port : port;
+    *ret = h;
+    return 0;
+}
+
+void http_close(struct http *h)
+{
+    if (!h) return;
+    MHD_stop_daemon(h->daemon);
+    mem_free(h);
+}

@@ -1,0 +1,25 @@
+/* A small HTTP server for texts that this process makes, on a thread of its own (libmicrohttpd,
+ * known to this module only). */
+#ifndef FLOTILLA_IO_HTTP_H
+#define FLOTILLA_IO_HTTP_H
+
+#include "common/base/buf.h"
+#include "common/base/err.h"
+
+#include <stdint.h>
+
+#define HTTP_CONNECTIONS 32u /* at once; more wait to be accepted */
+
+struct http;
+
+/* Fills `out` with what GET of the one path answers. Called on the server's thread. */
+typedef void (*http_text_fn)(void *arg, struct buf *out);
+
+/* Listens at host (an IPv4 address) and port, 0: any free one, told in *ret_port. Another path is
+ * answered 404, another method 405. */
+int http_open(const char *host, uint32_t port, const char *path, const char *content_type,
+              http_text_fn text, void *arg, struct http **ret, uint32_t *ret_port,
+              struct errmsg *em);
+void http_close(struct http *h);
+
+#endif

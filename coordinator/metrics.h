@@ -1,0 +1,29 @@
+/* What the coordinator counts, as Prometheus reads it: the loop publishes a text now and then, the
+ * HTTP server's thread hands out the last one. */
+#ifndef FLOTILLA_COORDINATOR_METRICS_H
+#define FLOTILLA_COORDINATOR_METRICS_H
+
+#include "common/base/buf.h"
+#include "common/base/err.h"
+#include "common/base/stats.h"
+#include "proto/msg.h"
+
+#include <stdint.h>
+
+#define METRICS_STATUSES 17u /* gRPC's codes */
+
+/* Owned by the loop. */
+struct counters {
+    uint64_t ended[METRICS_STATUSES]; /* answers, by status */
+    uint64_t tokens;                  /* generated */
+    struct stats ttft, itl; /* at the coordinator: from the call's arrival; between tokens */
+};
+
+struct metrics;
+
+int metrics_open(const char *host, uint32_t port, struct metrics **ret, uint32_t *ret_port,
+                 struct errmsg *em);
+void metrics_close(struct metrics *m);
+void metrics_publish(struct metrics *m, const struct counters *c, const struct msg_status *s);
+
+#endif

@@ -1,0 +1,49 @@
+"""A TCP relay on this machine: what a slow client, or a slow link, looks like to the other end."""
+import socket, threading, time
+
+
+class Relay:
+    """Passes connections to 127.0.0.1:target on. Towards the client, at most `rate` bytes a second, with small
+    socket buffers, so that the server soon feels it."""
+
+    def __init__(self, target, rate):
+        self.target, self.rate = target, rate
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.open, self.stop = [], False
+
+    def __enter__(self):
+        threading.Thread(target=self.accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop = True
+        for s in (self.listener, *self.open):
+            s.close()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.socket()
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            server.connect(("127.0.0.1", self.target))
+            self.open += [client, server]
+            threading.Thread(target=self.pump, args=(client, server, None), daemon=True).start()
+            threading.Thread(target=self.pump, args=(server, client, self.rate), daemon=True).start()
+
+    def pump(self, source, sink, rate):
+        try:
+            while not self.stop:
+                data = source.recv(max(1, rate // 10) if rate else 65536)
+                if not data:
+                    break
+                sink.sendall(data)
+                if rate:
+                    time.sleep(len(data) / rate)
+        except OSError:
+            pass
+        for s in (source, sink):
+            s.close()
