@@ -1,6 +1,6 @@
 """Many requests at once: one answer whatever runs beside it, pages shared and given back, nothing lost
 when workers die, nothing without bound."""
-import json, os, random, signal, socket, sys, tempfile, time, unittest, urllib.error, urllib.request
+import collections, json, os, random, signal, socket, sys, tempfile, time, unittest, urllib.error, urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import LONG, Cluster, Generation, local, run
@@ -83,6 +83,53 @@ class Serve(unittest.TestCase):
             computed, rows = cache(c)["tokens_computed"], [w["rows"] for w in c.workers()]
             self.assertLessEqual(computed, n + 32)
             self.assertLessEqual(max(rows), computed + 2 * 4 + 1)  # and on every stage: decodes and the probe beside it
+
+    def test_workers_lost_again_and_again(self):
+        """Under 16 streams a worker is killed or stopped, and started again, many times: no stream sees an
+        error, a repeated or a missing token."""
+        rng = random.Random(17)
+        prompts = [f"{SYSTEM[:200]} Tell me about {w}." for w in WORDS[:8]]
+        want = {(p, t): local(p, tokens=24, temp=t, seed=4, ignore_eos=True)["tokens"] for p in prompts for t in (0, 0.8)}
+        losses, hits, answers = (20 if LONG else 4), 0, 0
+        with Cluster(workers=2, threads=1, kv_tokens=8192, replica_wait=60) as c:
+            start = c.wait(idle, 5)["replicas"][0]["workers"][0]["kv_pages"]
+            keys = rng.sample(sorted(want), 16)
+            streams = [(k, c.start(k[0], tokens=24, temp=k[1], seed=4, ignore_eos=True)) for k in keys]
+            met = collections.Counter()
+            stop = time.monotonic() + rng.uniform(0.3, 1.5)
+            for loss in range(losses + 1):
+                # A request that was in flight at two losses ends before the next: at three it is given up.
+                while time.monotonic() < stop or any(met[g] > 1 for _, g in streams) or (loss == losses and streams):
+                    for k, g in [x for x in streams if x[1].process.poll() is not None]:
+                        got = g.result()
+                        self.assertIsNotNone(got, g.error)
+                        self.assertEqual(got["tokens"], want[k])
+                        streams.remove((k, g))
+                        answers += 1
+                        if loss < losses:
+                            k = rng.choice(sorted(want))
+                            streams.append((k, c.start(k[0], tokens=24, temp=k[1], seed=4, ignore_eos=True)))
+                    time.sleep(0.02)
+                if loss == losses:
+                    break
+                s = c.status()
+                victim, epoch = rng.choice(s["replicas"][0]["workers"]), s["replicas"][0]["epoch"]
+                how = rng.choice((signal.SIGKILL, signal.SIGSTOP))
+                hits += s["requests"]["running"] > 0
+                met.update(g for _, g in streams)
+                at = time.monotonic()
+                os.kill(victim["pid"], how)
+                if how == signal.SIGSTOP:
+                    c.wait(lambda s: s["replicas"][0]["epoch"] > epoch or not s["ready"], 20)
+                    os.kill(victim["pid"], signal.SIGKILL)
+                c.worker(f"again{loss}", threads=1)
+                c.wait(lambda s: s["ready"] and s["replicas"][0]["epoch"] > epoch, 60)
+                print(f"{how.name} of {victim['name']}: {s['requests']['running']} requests ran, ready again after "
+                      f"{time.monotonic() - at:.2f} s", file=sys.stderr)
+                stop = time.monotonic() + rng.uniform(0.3, 2.5)
+            self.assertGreaterEqual(hits, losses * 4 // 5)
+            self.assertGreaterEqual(answers, 16)
+            self.assertEqual(c.wait(idle, 10)["replicas"][0]["workers"][0]["kv_pages"], start)
 
     def test_pages_come_back(self):
         """200 mixed requests with prefixes in common; then a killed worker: no stale hit."""
