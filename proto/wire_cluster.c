@@ -502,7 +502,7 @@ static int get_assign(const Flotilla__Cluster__Assign *p, struct msg_to_worker *
     struct msg_assign *a = &ret->assign;
     int rc = get_epoch(p->epoch, &ret->epoch, em);
     if (rc == 0)
-        rc = wire__copy_text(p->model_path, a->model_path, sizeof a->model_path, "model_path", em);
+        rc = wire__copy_path(p->model_path, a->model_path, sizeof a->model_path, "model_path", em);
     if (rc < 0) return rc;
     a->model_digest = p->model_digest;
     a->layer_first = p->layer_first;

@@ -46,7 +46,31 @@ int wire__bad(struct errmsg *em, const char *field)
     return err_set(em, ERR_PROTO, "field '%s' is missing or out of range", field);
 }
 
-int wire__copy_text(const char *from, char *to, size_t size, const char *field, struct errmsg *em)
+/* Bytes of the character at s, 0 for what is none: control characters and broken sequences. */
+static size_t character(const uint8_t *s)
+{
+    if (*s >= 0x20 && *s < 0x7f) return 1;
+    size_t n = *s >= 0xc2 && *s < 0xe0   ? 2
+               : *s >= 0xe0 && *s < 0xf0 ? 3
+               : *s >= 0xf0 && *s < 0xf5 ? 4
+                                         : 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0; /* also at the NUL */
+    return n;
+}
+
+/* Names and messages of others end up in logs and on terminals. */
+static void clean(char *text)
+{
+    uint8_t *s = (uint8_t *)text;
+    while (*s) {
+        size_t n = character(s);
+        if (n == 0) *s = '?';
+        s += n ? n : 1;
+    }
+}
+
+int wire__copy_path(const char *from, char *to, size_t size, const char *field, struct errmsg *em)
 {
     size_t n = from ? strlen(from) : 0;
     if (n >= size)
@@ -55,6 +79,13 @@ int wire__copy_text(const char *from, char *to, size_t size, const char *field, 
     if (n) memcpy(to, from, n);
     to[n] = 0;
     return 0;
+}
+
+int wire__copy_text(const char *from, char *to, size_t size, const char *field, struct errmsg *em)
+{
+    int rc = wire__copy_path(from, to, size, field, em);
+    if (rc == 0) clean(to);
+    return rc;
 }
 
 static bool within(float x, float low, float high)

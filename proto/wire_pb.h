@@ -23,7 +23,9 @@ void wire__pack(const ProtobufCMessage *m, struct buf *to);
 void *wire__unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t n,
                    struct arena *a, struct errmsg *em);
 int wire__bad(struct errmsg *em, const char *field);
-/* `from` may be NULL: an empty text. */
+/* `from` may be NULL: an empty text. A path is any bytes; in a text, what is no printable character
+ * becomes a '?'. */
+int wire__copy_path(const char *from, char *to, size_t size, const char *field, struct errmsg *em);
 int wire__copy_text(const char *from, char *to, size_t size, const char *field, struct errmsg *em);
 int wire__check_sampling(const struct msg_sampling *s, struct errmsg *em);
 /* False: lengths that do not fit each other. */

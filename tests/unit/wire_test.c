@@ -213,6 +213,21 @@ static void test_control(void **state)
     assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &u, &em), ERR_PROTO);
 }
 
+/* What others call themselves ends up in logs and on terminals. */
+static void test_names_are_cleaned(void **state)
+{
+    (void)state;
+    static struct msg_from_worker m, r;
+    struct errmsg em = {0};
+    m = (struct msg_from_worker){
+        .version = PROTO_VERSION,
+        .type = FROM_HELLO,
+        .hello = {.name = "a\n\x1b[2Jb\xff\xc3(\xe6\xad\xaa\xf0\x9f", .isa = "x"}};
+    wire_put_from_worker(&m, &out);
+    assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.hello.name, "a?" "?[2Jb?" "?(\xe6\xad\xaa?" "?");
+}
+
 static void test_generate(void **state)
 {
     (void)state;
@@ -310,9 +325,13 @@ static int clean_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step),     cmocka_unit_test(test_step_rules),
-        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_control),
-        cmocka_unit_test(test_generate), cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_step),
+        cmocka_unit_test(test_step_rules),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_control),
+        cmocka_unit_test(test_names_are_cleaned),
+        cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_mutations),
         cmocka_unit_test(test_gate),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);

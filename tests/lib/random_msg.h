@@ -1,0 +1,147 @@
+/* Random messages that decode, of every kind, for who mutates them: the wire fuzzer's first corpus
+ * and the noise that is sent to running programs. */
+#ifndef FLOTILLA_TESTS_RANDOM_MSG_H
+#define FLOTILLA_TESTS_RANDOM_MSG_H
+
+#include "common/base/rng.h"
+#include "proto/wire.h"
+
+#include <stdio.h>
+
+enum random_kind {
+    RANDOM_STEP,
+    RANDOM_RESULT,
+    RANDOM_FROM_WORKER,
+    RANDOM_TO_WORKER,
+    RANDOM_GENERATE,
+    RANDOM_REPLY,
+    RANDOM_PING,
+    RANDOM_STATUS,
+    RANDOM_KINDS
+};
+
+static inline struct epoch random_epoch(struct rng *r)
+{
+    return (struct epoch){rng_u64(r) >> rng_below(r, 64), 0, (uint32_t)rng_below(r, 4) + 1};
+}
+
+static inline void random_step(struct rng *r, struct buf *to)
+{
+    enum { RUNS = 3, ROWS = 8 };
+    static int32_t tokens[ROWS];
+    static uint32_t pages[8];
+    struct msg_run runs[RUNS] = {{0}};
+    struct msg_step s = {
+        .epoch = random_epoch(r), .number = rng_below(r, 9) + 1, .width = 576, .runs = runs};
+    for (int i = 0; i < ROWS; i++) tokens[i] = (int32_t)rng_below(r, 49152);
+    for (int i = 0; i < 8; i++) pages[i] = (uint32_t)rng_below(r, 64);
+    s.n_runs = 1 + (uint32_t)rng_below(r, RUNS);
+    for (uint32_t i = 0; i < s.n_runs; i++) {
+        struct msg_run *x = &runs[i];
+        *x = (struct msg_run){
+            .request = rng_below(r, 9) + 1, .attempt = 1, .tokens = tokens, .pages = pages};
+        x->kind = (enum run_kind)rng_below(r, 2);
+        x->first_pos = (uint32_t)rng_below(r, 100);
+        x->n_rows = 1 + (uint32_t)rng_below(r, ROWS);
+        x->n_logits = (uint32_t)rng_below(r, 2);
+        x->n_pages = (x->first_pos + x->n_rows + LIMIT_PAGE - 1) / LIMIT_PAGE;
+        x->has_open = x->n_logits && rng_below(r, 2);
+        x->open = (struct msg_sampling){.temp = 1, .top_p = 1, .repetition = 1, .seed = rng_u64(r)};
+        s.rows += x->n_rows;
+    }
+    wire_put_step(&s, to);
+}
+
+static inline void random_result(struct rng *r, struct buf *to)
+{
+    int32_t token = (int32_t)rng_below(r, 49152);
+    struct msg_run_result x = {
+        .request = rng_below(r, 9), .attempt = 1, .n_tokens = 1, .tokens = &token};
+    struct msg_result m = {
+        .epoch = random_epoch(r), .number = rng_below(r, 9) + 1, .n_runs = 1, .runs = &x};
+    x.first_pos = (uint32_t)rng_below(r, 100);
+    wire_put_result(&m, to);
+}
+
+static inline void random_from_worker(struct rng *r, struct buf *to)
+{
+    static struct msg_from_worker m;
+    m = (struct msg_from_worker){.version = PROTO_VERSION,
+                                 .instance = {rng_below(r, 5), 1},
+                                 .type = (enum from_worker)rng_below(r, FROM_GOODBYE + 1),
+                                 .has_epoch = true,
+                                 .epoch = random_epoch(r)};
+    (void)snprintf(m.hello.name, sizeof m.hello.name, "noise%u", (unsigned)rng_below(r, 9));
+    (void)snprintf(m.hello.isa, sizeof m.hello.isa, "scalar");
+    (void)snprintf(m.endpoint, sizeof m.endpoint, "tcp://127.0.0.1:1");
+    wire_put_from_worker(&m, to);
+}
+
+static inline void random_to_worker(struct rng *r, struct buf *to)
+{
+    static struct msg_to_worker m;
+    m = (struct msg_to_worker){.version = PROTO_VERSION,
+                               .type = (enum to_worker)rng_below(r, TO_WHO + 1),
+                               .epoch = random_epoch(r),
+                               .assign = {.layer_last = (uint32_t)rng_below(r, 9),
+                                          .n_pages = 4,
+                                          .rows_max = 16,
+                                          .logits_max = 1,
+                                          .window = 2}};
+    (void)snprintf(m.assign.model_path, sizeof m.assign.model_path, "/no/such/model.gguf");
+    (void)snprintf(m.text, sizeof m.text, "tcp://127.0.0.1:1");
+    wire_put_to_worker(&m, to);
+}
+
+static inline void random_generate(struct rng *r, struct buf *to)
+{
+    struct msg_generate g = {.prompt = rng_below(r, 2) ? "Once" : "",
+                             .max_tokens = (uint32_t)rng_below(r, 4)};
+    static int32_t ids[20];
+    for (int i = 0; i < 20; i++) ids[i] = (int32_t)rng_below(r, 50000);
+    g.sampling = (struct msg_sampling){.temp = (float)rng_below(r, 3), .top_p = 1, .repetition = 1};
+    if (rng_below(r, 2)) g.prompt_tokens = ids, g.n_prompt_tokens = (uint32_t)rng_below(r, 20);
+    if (rng_below(r, 4) == 0) g.received = ids, g.n_received = (uint32_t)rng_below(r, 5);
+    g.from_index = (uint32_t)rng_below(r, 3);
+    g.samples = (uint32_t)rng_below(r, 4);
+    if (rng_below(r, 3) == 0) g.stops[g.n_stops++] = " the";
+    wire_put_generate(&g, to);
+}
+
+static inline void random_msg(struct rng *r, enum random_kind kind, struct buf *to)
+{
+    uint64_t ids[3] = {1, rng_u64(r), rng_below(r, 100)};
+    static const int32_t tokens[2] = {5, 7};
+    struct msg_generate_reply reply = {
+        .n_tokens = 2, .tokens = tokens, .text = "abc", .finish_reason = "stop"};
+    struct msg_status status = {.model = "m",
+                                .replica = {.name = "a", .state = "ready", .why = ""}};
+    switch (kind) {
+    case RANDOM_STEP: random_step(r, to); break;
+    case RANDOM_RESULT: random_result(r, to); break;
+    case RANDOM_FROM_WORKER: random_from_worker(r, to); break;
+    case RANDOM_TO_WORKER: random_to_worker(r, to); break;
+    case RANDOM_GENERATE: random_generate(r, to); break;
+    case RANDOM_REPLY: wire_put_generate_reply(&reply, to); break;
+    case RANDOM_PING: wire_put_ping(ids, 3, to); break;
+    default: wire_put_status(&status, to); break;
+    }
+}
+
+/* Flips, cuts, repeats or inserts a few bytes. */
+static inline void mutate(struct rng *r, struct buf *b)
+{
+    for (uint64_t n = rng_below(r, 4) + 1; n && b->len; n--) {
+        size_t at = (size_t)rng_below(r, b->len);
+        uint8_t some[8];
+        for (int i = 0; i < 8; i++) some[i] = (uint8_t)rng_u64(r);
+        switch (rng_below(r, 4)) {
+        case 0: b->data[at] = (char)(b->data[at] ^ (1 << rng_below(r, 8))); break;
+        case 1: b->data[at] = (char)some[0]; break;
+        case 2: (void)buf_append(b, some, 1 + (size_t)rng_below(r, 8)); break;
+        default: buf_drop(b, at / 2); break;
+        }
+    }
+}
+
+#endif
