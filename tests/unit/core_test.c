@@ -17,6 +17,7 @@ struct fixture {
     uint64_t now_ns;
     struct epoch epoch;
     uint32_t n_new; /* tokens of the last turn */
+    uint64_t ended; /* the request with the lowest id that ended in it, or 0 */
 };
 
 static struct core_config config(void)
@@ -598,6 +599,117 @@ static void test_received(void **state)
     expect_end(feed(f, e), STATUS_OK, ""); /* nothing is left to do */
 }
 
+/* What a Step takes the one stage of the next two tests, in ns. */
+static uint64_t takes(uint32_t rows, uint32_t logits)
+{
+    return 1000000 + 60000 * (uint64_t)rows + 90000 * (uint64_t)logits;
+}
+
+/* Issues one Step, lets the time pass that it takes, and answers it. False: there was nothing to
+ * do. */
+static bool timed_turn(struct fixture *f, uint32_t *ret_rows, uint32_t *ret_decodes)
+{
+    static const int32_t token = 7;
+    static struct msg_run_result runs[64];
+    const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+    if (!a) return false;
+    struct msg_result r = {
+        .epoch = f->epoch, .number = a->step->number, .runs = runs, .n_timings = 2};
+    *ret_rows = a->step->rows;
+    *ret_decodes = 0;
+    for (uint32_t i = 0; i < a->step->n_runs; i++) {
+        const struct msg_run *x = &a->step->runs[i];
+        *ret_decodes += x->kind == RUN_DECODE;
+        if (!x->n_logits) continue;
+        runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
+                                                   .attempt = x->attempt,
+                                                   .first_pos = x->first_pos + x->n_rows,
+                                                   .n_tokens = 1,
+                                                   .tokens = &token};
+    }
+    uint64_t ns = takes(*ret_rows, r.n_runs);
+    r.timings[0] = (struct msg_timing){0, ns / 2, 0};
+    r.timings[1] = (struct msg_timing){1, ns, 0};
+    f->now_ns += ns;
+    f->ended = 0;
+    struct actions out = feed(f, (struct event){.type = EV_RESULT, .result = &r});
+    for (size_t i = 0; i < out.n; i++)
+        if (out.items[i].type == ACT_END && (!f->ended || out.items[i].end.request < f->ended))
+            f->ended = out.items[i].end.request;
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    return true;
+}
+
+static struct core_config served(void)
+{
+    struct core_config k = config();
+    k.n_pages = 1000;
+    k.ctx = 8000;
+    k.rows_max = 512;
+    k.logits_max = 32;
+    k.window = 1;
+    k.max_live = k.max_running = k.max_per_client = 64;
+    k.deadline_ns = 3600 * NS_PER_S;
+    return k;
+}
+
+/* Beside decodes, a long prompt gets what the Step's time allows: in every Step, once the times are
+ * known. */
+static void test_step_budget(void **state)
+{
+    struct fixture *f = *state;
+    uint32_t rows, decodes, prefilled = 0;
+    reopen(f, served());
+    for (uint64_t id = 1; id <= 16; id++) (void)feed(f, request(id, 4, 300, PRIORITY_NORMAL));
+    for (int i = 0; i < 60; i++) assert_true(timed_turn(f, &rows, &decodes));
+    static const int32_t other[4000] = {9};
+    struct event e = request(99, 4000, 1, PRIORITY_NORMAL);
+    e.submit.tokens = other;
+    (void)feed(f, e);
+    for (int i = 0; i < 120 && prefilled < 4000; i++) {
+        assert_true(timed_turn(f, &rows, &decodes));
+        if (decodes == 0) continue;
+        uint32_t chunk = rows - decodes;
+        prefilled += chunk;
+        assert_true(decodes <= 8); /* 16 over two stages */
+        /* The least is 16 rows; a tenth is left for what the model of times may be wrong by. */
+        if (i > 20 && chunk > 16)
+            assert_in_range(takes(rows, decodes), 0, takes(8, 8) * 175 / 100 * 11 / 10);
+        assert_true(chunk > 0);
+    }
+    assert_true(prefilled > 1000);
+}
+
+/* Ten minutes of more normal requests than can be served: a low one is served within a minute. */
+static void test_nobody_starves(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = served();
+    uint32_t rows, decodes, low = 0;
+    uint64_t id = 1, sent_ns[10] = {0}, next_low = 0;
+    k.max_running = 2;
+    reopen(f, k);
+    uint64_t start = f->now_ns, next_ns = start, low_ns = start;
+    while (f->now_ns < start + 600 * NS_PER_S) {
+        for (; next_ns <= f->now_ns; next_ns += 40 * MS)
+            (void)feed(f, request(1000 + id++, 4, 40, PRIORITY_NORMAL));
+        if (low < 10 && f->now_ns >= low_ns) { /* one a minute, ids 1 to 10; refused: asked again */
+            struct actions a = feed(f, request(low + 1, 4, 40, PRIORITY_LOW));
+            if (!first(a, ACT_END)) {
+                sent_ns[low++] = f->now_ns;
+                low_ns += 60 * NS_PER_S;
+            }
+        }
+        assert_true(timed_turn(f, &rows, &decodes));
+        if (f->ended && f->ended <= 10) {
+            assert_int_equal(f->ended, next_low + 1);
+            assert_in_range(f->now_ns - sent_ns[next_low++], 0, 60 * NS_PER_S);
+        }
+    }
+    assert_true(next_low >= 9);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
@@ -619,6 +731,8 @@ int main(void)
         TEST(test_prefix_statistics),
         TEST(test_rides_behind),
         TEST(test_received),
+        TEST(test_step_budget),
+        TEST(test_nobody_starves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
