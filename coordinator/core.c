@@ -218,7 +218,7 @@ struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
     const struct request *r = &c->requests[slot];
     return (struct core_sequence){.request = r->id,
                                   .running = r->running,
-                                  .class = r->class,
+                                  .class = r->running ? r->class : r->asked,
                                   .n_pages = r->n_pages,
                                   .n_issued = r->n_issued,
                                   .arrival = r->arrival,

@@ -85,10 +85,10 @@ struct replica {
 
 struct request {
     bool used, running, opened, ignore_eos;
-    bool looked;         /* it was counted among the look-ups for prefixes */
-    enum priority class; /* fixed when it is first admitted: it may have aged till then */
-    bool admitted;       /* once, at least */
-    uint64_t arrival;    /* counts submissions */
+    bool looked;                /* it was counted among the look-ups for prefixes */
+    enum priority asked, class; /* class: in which it runs, fixed when it is admitted */
+    uint64_t waited_ns;         /* in the queue, before this time */
+    uint64_t arrival;           /* counts submissions */
     uint64_t id, client, tenant, deadline_ns;
     uint64_t wait_since_ns;          /* for a replica */
     uint64_t queued_ns;              /* since when it is in the queue */

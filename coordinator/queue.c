@@ -1,7 +1,8 @@
-/* Who waits and who runs: by class, then by arrival. Waiting longer counts like a better class,
- * until a request is first admitted; from then on its place in the order is fixed. A running
- * request that is less urgent gives its pages, or its turn, to one that is more urgent and is
- * computed again later: so the most urgent one can always take every page. */
+/* Who waits and who runs: by class, then by arrival. In the queue, waiting longer counts like a
+ * better class; with that class a request is admitted, and while it runs its place in the order is
+ * fixed. A running request that is less urgent gives its pages, or its turn, to one that is more
+ * urgent by the class it asked for, and is computed again later: so the most urgent one can always
+ * take every page, and who was preempted waits towards an admission that lasts. */
 #include "coordinator/core_state.h"
 
 #include "common/base/clock.h"
@@ -15,19 +16,19 @@ static struct request *at(const struct core *c, const uint32_t *list, uint32_t i
     return &c->requests[list[i]];
 }
 
-static enum priority class_of(const struct core *c, const struct request *r)
+/* What waiting so long makes of the class that was asked for. */
+static enum priority aged(const struct core *c, const struct request *r)
 {
-    enum priority class = r->class;
-    if (r->admitted) return class;
-    for (uint64_t left = (c->now_ns - r->queued_ns) / AGE_NS; left && class > PRIORITY_HIGH; left--)
-        class --;
+    enum priority class = r->asked;
+    uint64_t waited_ns = r->waited_ns + c->now_ns - r->queued_ns;
+    for (uint64_t left = waited_ns / AGE_NS; left && class > PRIORITY_HIGH; left--) class --;
     return class;
 }
 
-static bool more_urgent(const struct core *c, const struct request *a, const struct request *b)
+static bool before(enum priority a, const struct request *x, enum priority b,
+                   const struct request *y)
 {
-    enum priority ca = class_of(c, a), cb = class_of(c, b);
-    return ca != cb ? ca < cb : a->arrival < b->arrival;
+    return a != b ? a < b : x->arrival < y->arrival;
 }
 
 static void insert(uint32_t *list, uint32_t *n, uint32_t where, uint32_t slot)
@@ -117,7 +118,7 @@ static bool make_room(struct core *c, const struct request *r)
     uint32_t keep = c->n_running, available = pages_available(c->pages);
     while (!fits(c, r, keep, available)) {
         const struct request *victim = at(c, c->running, keep - 1);
-        if (!more_urgent(c, r, victim)) return false;
+        if (!before(r->asked, r, victim->class, victim)) return false;
         available += held_alone(c, victim);
         keep--;
     }
@@ -130,13 +131,16 @@ void queue__admit(struct core *c)
     while (c->n_queued) {
         struct request *r = at(c, c->queued, 0);
         for (uint32_t i = 1; i < c->n_queued; i++)
-            if (more_urgent(c, at(c, c->queued, i), r)) r = at(c, c->queued, i);
+            if (before(aged(c, at(c, c->queued, i)), at(c, c->queued, i), aged(c, r), r))
+                r = at(c, c->queued, i);
         if (!make_room(c, r)) return; /* nobody overtakes the one that waits for pages */
-        r->class = class_of(c, r);
-        r->admitted = true;
+        r->class = aged(c, r);
+        r->waited_ns += c->now_ns - r->queued_ns;
         queue__leave(c, r);
         uint32_t where = c->n_running;
-        while (where && more_urgent(c, r, at(c, c->running, where - 1))) where--;
+        while (where && before(r->class, r, at(c, c->running, where - 1)->class,
+                               at(c, c->running, where - 1)))
+            where--;
         r->running = true;
         insert(c->running, &c->n_running, where, slot_of(c, r));
     }

@@ -92,7 +92,7 @@ void request__submit(struct core *c, const struct event *e)
     uint32_t slot = c->free_slots[--c->n_free_slots];
     struct request *r = &c->requests[slot];
     *r = (struct request){.used = true,
-                          .class = e->submit.priority,
+                          .asked = e->submit.priority,
                           .arrival = c->arrivals++,
                           .id = id,
                           .client = e->submit.client,
