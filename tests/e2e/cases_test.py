@@ -1,10 +1,10 @@
 """What public bug reports of such servers ask for, as far as raw prompts show it, on scripted models
 whose whole output is known in advance (tests/lib/specs.py), alone and on two workers."""
-import os, subprocess, sys, tempfile, threading, unittest
+import json, os, random, signal, subprocess, sys, tempfile, threading, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
-from cluster import MODEL, Cluster, local, program, run
+from cluster import LONG, MODEL, Cluster, local, program, run
 
 
 class Scripted(unittest.TestCase):
@@ -171,6 +171,84 @@ class ClusterFile(unittest.TestCase):
             self.assertRegex(example, rf"(?m)^\s*#?\s*{key.split('.')[-1]}:", key)
         code, error = self.check(example.replace("/srv/models/model.gguf", MODEL))
         self.assertEqual(code, 0, error)
+
+
+class Clients(unittest.TestCase):
+    """D7, D12 and D18: clients that go away, pools that are full, queues that overflow."""
+
+    def idle(self, c, seconds=6):
+        def free(s):
+            pages = s["replicas"][0]["workers"][0]["kv_pages"]
+            return s["requests"] == {"running": 0, "queued": 0} and pages["free"] == pages["total"]
+        return c.wait(free, seconds)
+
+    def test_client_goes_away(self):
+        with Cluster(workers=2, threads=1, kv_tokens=16384) as c:
+            for i in range(200 if LONG else 12):
+                digits = i % 3 == 2  # 4,000 digits: it leaves during prefill, or before
+                g = c.start("7" * 4000 if digits else "Once upon a time", tokens=4000, ignore_eos=True)
+                c.wait(lambda s: s["requests"]["running"] == 1, 10)
+                time.sleep(0.1)
+                g.process.send_signal(signal.SIGKILL if i % 2 else signal.SIGINT)
+                g.process.communicate()
+                self.idle(c)
+            before = c.workers()[0]["rows"]
+            time.sleep(1)
+            self.assertEqual(c.workers()[0]["rows"], before)  # nobody computes for who is gone
+            self.assertEqual(len(c.generate("Hi", tokens=3, ignore_eos=True)["tokens"]), 3)
+
+    def test_full_pool_and_clients_that_leave(self):
+        rng = random.Random(2)
+        with Cluster(workers=2, threads=1, kv_tokens=512) as c:
+            running = [c.start(str(10 ** 99 + i), tokens=100, ignore_eos=True) for i in range(16)]
+            for g in rng.sample(running, 6):
+                time.sleep(0.3)
+                g.process.kill()
+            self.assertGreaterEqual(sum(g.result() is not None for g in running), 10)
+            self.idle(c)
+
+    def test_last_worker_stopped_under_load(self):
+        """2,000 requests, 200 at a time, and the last worker stands still for 10 s: answered or refused, all of them."""
+        with Cluster(workers=3, threads=1, kv_tokens=8192, replica_wait=60) as c, tempfile.NamedTemporaryFile("r") as out:
+            n = 2000 if LONG else 400
+            load = subprocess.Popen([program("flotilla"), "bench", "--cluster", c.address, "--clients", "200", "--requests", str(n),
+                                     "--prompt-tokens", "8", "--tokens", "4", "--out", out.name, "--json"],
+                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            c.wait(lambda s: s["requests"]["running"] > 0, 20)
+            pid = c.workers()[2]["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(10)
+            os.kill(pid, signal.SIGCONT)
+            load.communicate(timeout=600)
+            records = [json.loads(line) for line in out]
+            self.assertEqual(len(records), n)
+            failed = [r for r in records if r["failed"]]
+            self.assertTrue(all(r["status"] for r in failed))
+            self.assertEqual(sum(len(r["itl_ms"]) == 3 for r in records), n - len(failed))
+            self.idle(c, 30)
+
+    def test_long_prompt_beside_a_stream(self):
+        """8,000 digits are 18 MB between two stages; a stream beside them goes on, and is the same."""
+        want = local("Once upon a time", tokens=80, ignore_eos=True)["tokens"]
+        with Cluster(workers=3, threads=1, kv_tokens=24000) as c:
+            stream = c.start("Once upon a time", tokens=80, ignore_eos=True)
+            c.wait(lambda s: s["requests"]["running"] == 1, 10)
+            long = c.start("7" * 8000, tokens=2, ignore_eos=True)
+            self.assertEqual(stream.result()["tokens"], want)
+            got = long.result()
+            if got is None:  # longer than the model's context: refused by name
+                self.assertIn("context", long.error)
+            else:
+                self.assertEqual(len(got["tokens"]), 2)
+            self.assertEqual(c.status()["replicas"][0]["epoch"], 1)
+
+    def test_queues_of_one(self):
+        """With room for one message on a client's connection, 64 requests at once."""
+        with Cluster(workers=3, threads=1, kv_tokens=16384, set=["limits.hwm=1"]) as c:
+            r = run("bench", "--cluster", c.address, "--clients", "64", "--requests", "64", "--prompt-tokens", "16", "--tokens", "24",
+                    "--model", MODEL, "--check", "4", "--json")
+            summary = json.loads(r.stdout)
+            self.assertEqual((summary["failed"], summary["mismatched"], summary["tokens"]), (0, 0, 64 * 24))
 
 
 if __name__ == "__main__":
