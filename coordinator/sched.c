@@ -10,7 +10,7 @@
 /* Beside decodes, prefill may make a Step this many percent as long as with decodes alone. */
 #define STEP_PERCENT 175u
 #define CHUNK_LEAST 16u  /* rows of prefill in a Step with decodes, however long they take */
-#define SHARE_LEAST 128u /* rows of a chunk that is cut so that all stages have work */
+#define SHARE_LEAST 128u /* rows of a Step that is cut so that all stages have work */
 
 struct draft {
     struct msg_step *step;
@@ -21,7 +21,7 @@ struct draft {
     uint32_t n_pages;   /* in tables of runs, chosen ones included */
     struct cost_work work;
     uint64_t limit_ns; /* what it should take; 0: no limit */
-    uint32_t chunk;    /* most rows of one prompt */
+    uint32_t chunk;    /* rows of prompts that it may still take */
     bool decodes, prefills;
     bool time_up; /* no more prefill: nobody overtakes a prompt for which there was no time */
 };
@@ -168,7 +168,10 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
     d->n_results += run->n_logits > 0;
     d->decodes |= decode;
     d->prefills |= !decode;
-    if (!decode) c->tokens_computed += n;
+    if (!decode) {
+        c->tokens_computed += n;
+        d->chunk -= n;
+    }
     enter_pages(c, d, r);
     if (MUTATED(PAGE_EARLY) && !decode && end >= r->n_prompt) pages_drop(c->pages, r->pages[0]);
 }
@@ -278,6 +281,7 @@ static void add_prefill(struct core *c, struct draft *d, struct request *r)
     if (d->time_up || taken >= c->cfg.rows_max || !find_prefix(c, d, r)) return;
     uint32_t room = c->cfg.rows_max - taken, n = rows_due(r);
     if (room > d->chunk) room = d->chunk;
+    if (room == 0) return;
     if (n <= room && d->work.logits + d->n_decodes >= c->cfg.logits_max)
         n--; /* its last row waits */
     if (n > room) n = room;
