@@ -227,6 +227,21 @@ class Serve(unittest.TestCase):
             with self.assertRaises(urllib.error.HTTPError):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
 
+    def test_connection_breaks(self):
+        """A client's connection breaks three times: the answer goes on with the very next token."""
+        what = dict(tokens=250, ignore_eos=True, temp=0.9, seed=2)
+        want = local("Once upon a time", **what)
+        with Cluster(workers=2, threads=1, kv_tokens=4096) as c:
+            with Relay(int(c.address.rsplit(":", 1)[1])) as relay:
+                g = Generation(f"tcp://127.0.0.1:{relay.port}", "Once upon a time", **what)
+                for _ in range(3):
+                    c.wait(lambda s: s["requests"]["running"] == 1, 20)
+                    time.sleep(0.4)
+                    relay.cut()
+                got = g.result()
+            self.assertIsNotNone(got, g.error)
+            self.assertEqual((got["tokens"] == want["tokens"], got["text"] == want["text"]), (True, True))
+
     def test_slow_and_vanished_clients(self):
         """A client that reads 10 bytes/s, and one that vanishes, cost the others nothing."""
         with Cluster(workers=2, threads=1, kv_tokens=8192, set=["limits.hwm=1", "client_stall=5"]) as c:

@@ -3,10 +3,10 @@ import socket, threading, time
 
 
 class Relay:
-    """Passes connections to 127.0.0.1:target on. Towards the client, at most `rate` bytes a second, with small
-    socket buffers, so that the server soon feels it."""
+    """Passes connections to 127.0.0.1:target on. Towards the client, at most `rate` bytes a second (None: as many as
+    come), with small socket buffers, so that the server soon feels it."""
 
-    def __init__(self, target, rate):
+    def __init__(self, target, rate=None):
         self.target, self.rate = target, rate
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
@@ -19,6 +19,16 @@ class Relay:
     def __exit__(self, *_):
         self.stop = True
         for s in (self.listener, *self.open):
+            s.close()
+
+    def cut(self):
+        """Breaks every connection; the next ones are passed on again."""
+        was, self.open = self.open, []
+        for s in was:
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
             s.close()
 
     def accept(self):
