@@ -192,6 +192,7 @@ class Clients(unittest.TestCase):
                 g.process.send_signal(signal.SIGKILL if i % 2 else signal.SIGINT)
                 g.process.communicate()
                 self.idle(c)
+            time.sleep(2)  # Steps that were in flight, and the heartbeats that tell of them
             before = c.workers()[0]["rows"]
             time.sleep(1)
             self.assertEqual(c.workers()[0]["rows"], before)  # nobody computes for who is gone

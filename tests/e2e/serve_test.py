@@ -3,7 +3,7 @@ when workers die, nothing without bound."""
 import collections, json, os, random, signal, socket, sys, tempfile, time, unittest, urllib.error, urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import LONG, Cluster, Generation, local, run
+from cluster import GEMMA, LONG, Cluster, Generation, local, run
 from relay import Relay
 
 SYSTEM = "You are a careful assistant who answers in short sentences and never repeats a question. " * 64  # 1,025 tokens
@@ -71,6 +71,17 @@ class Serve(unittest.TestCase):
             for i in (0, 9):
                 self.assertEqual(c.generate(SYSTEM + f"Question {i}", **what)["tokens"], answers[i])
             self.assertEqual(cache(c)["hits"], 0)
+
+    def test_prefix_and_sliding_window(self):
+        """Gemma's window is 512: a shared prefix longer than that is found, and right for every layer."""
+        with Cluster(model=GEMMA, workers=2, threads=1, kv_tokens=4096, kv="q8_0") as c:
+            for i in range(3):
+                prompt = SYSTEM[:3600] + f"Question {i}"
+                want = local(prompt, model=GEMMA, kv="q8_0", tokens=12, ignore_eos=True)
+                self.assertGreater(len(want["prompt_tokens"]), 560)
+                self.assertEqual(c.generate(prompt, tokens=12, ignore_eos=True)["tokens"], want["tokens"])
+            self.assertEqual(cache(c)["hits"], 2)
+            self.assertGreater(cache(c)["tokens_saved"], 2 * 512)
 
     def test_rides_behind(self):
         """A second request comes while the first is still at the shared 1,000 tokens: computed once."""
