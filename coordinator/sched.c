@@ -8,8 +8,8 @@
 #include <string.h>
 
 /* Beside decodes, prefill may make a Step this many percent as long as with decodes alone. */
-#define STEP_PERCENT 175u
-#define CHUNK_LEAST 16u  /* rows of prefill in a Step with decodes, however long they take */
+#define STEP_PERCENT 150u
+#define CHUNK_LEAST 4u   /* rows of prefill in a Step with decodes, however long they take */
 #define SHARE_LEAST 128u /* rows of a Step that is cut so that all stages have work */
 
 struct draft {
@@ -23,6 +23,8 @@ struct draft {
     uint64_t limit_ns; /* what it should take; 0: no limit */
     uint32_t chunk;    /* rows of prompts that it may still take */
     bool decodes, prefills;
+    const struct request *growing[LIMIT_STEP_RUNS]; /* their last page here is not whole yet, */
+    uint32_t n_growing;                             /* and all its tokens are known */
     bool time_up; /* no more prefill: nobody overtakes a prompt for which there was no time */
 };
 
@@ -56,6 +58,7 @@ static struct load load_of(const struct core *c)
     for (uint32_t i = 0; i < c->n_running; i++) {
         const struct request *r = running(c, i);
         if (decoding(r)) {
+            if (r->n_tokens == r->n_prompt) continue; /* its first token is on the way */
             l.n_decoding++;
             l.n_due += rows_due(r);
             l.depth += r->n_issued;
@@ -220,6 +223,26 @@ static void choose_decodes(struct core *c, struct draft *d, const struct load *l
 
 /* ---- prefill ---- */
 
+/* Whether all tokens of the page after those that r has walked are known. */
+static bool knows_next_page(const struct core *c, const struct request *r)
+{
+    return (r->n_walked + 1) * c->cfg.page <= r->n_tokens;
+}
+
+/* Whether r's next page is the one that another request has begun to compute in this Step. */
+static bool another_begins(struct core *c, const struct draft *d, struct request *r)
+{
+    size_t bytes = c->cfg.page * sizeof *r->tokens;
+    for (uint32_t i = 0; i < d->n_growing && c->cfg.share; i++) {
+        const struct request *x = d->growing[i];
+        if (x->walk.serial == r->walk.serial && x->tenant == r->tenant &&
+            memcmp(x->tokens + x->n_walked * c->cfg.page, r->tokens + r->n_walked * c->cfg.page,
+                   bytes) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* Walks over the pages that others have computed, but for the last row's. False: the next one is
  * being computed in this very Step, and r rides behind. */
 static bool find_prefix(struct core *c, struct draft *d, struct request *r)
@@ -242,6 +265,7 @@ static bool find_prefix(struct core *c, struct draft *d, struct request *r)
     c->prefix_hits += !r->looked && n_hits;
     c->tokens_saved += (uint64_t)n_hits * page;
     r->looked = true;
+    if (found == PAGES_NONE && knows_next_page(c, r) && another_begins(c, d, r)) return false;
     return found != PAGES_SOON;
 }
 
@@ -260,17 +284,16 @@ static uint32_t rows_in_time(const struct core *c, const struct draft *d, const 
 {
     const struct cost *cost = &c->replica.cost;
     bool must = (d->n_decodes || d->decodes || c->replica.n_flight == 0) && !d->prefills;
-    uint32_t least = must ? CHUNK_LEAST : 0, most = n / CHUNK_LEAST;
+    uint32_t least = must ? CHUNK_LEAST : 0, most = n;
     if (!d->limit_ns || cost_predict(cost, with_rows(d, r, n)) <= d->limit_ns) return n;
     uint32_t low = 0;
     while (low < most) {
         uint32_t mid = (low + most + 1) / 2;
-        if (cost_predict(cost, with_rows(d, r, mid * CHUNK_LEAST)) <= d->limit_ns)
+        if (cost_predict(cost, with_rows(d, r, mid)) <= d->limit_ns)
             low = mid;
         else
             most = mid - 1;
     }
-    low *= CHUNK_LEAST;
     if (low < least) low = least;
     return low < n ? low : n;
 }
@@ -289,7 +312,8 @@ static void add_prefill(struct core *c, struct draft *d, struct request *r)
     d->time_up = in_time < n && in_time == 0;
     n = in_time;
     uint32_t past = (r->n_issued + n) % page;
-    if (n < rows_due(r) && n > past) n -= past; /* chunks end with a page, where they can */
+    if (n < rows_due(r) && n / 2 > past)
+        n -= past; /* chunks end with a page, where that costs little */
     if (n && !take_pages(c, r, r->n_issued + n)) {
         uint32_t have = r->n_pages * page;
         n = have > r->n_issued ? have - r->n_issued : 0;
@@ -298,6 +322,8 @@ static void add_prefill(struct core *c, struct draft *d, struct request *r)
     if (n == 0 || n_pages > LIMIT_STEP_PAGES - d->n_pages) return;
     d->n_pages += n_pages;
     add_run(c, d, r, n);
+    if (knows_next_page(c, r) && r->n_issued > r->n_walked * page)
+        d->growing[d->n_growing++] = r; /* at most one for each run */
 }
 
 /* ---- Steps ---- */
