@@ -9,7 +9,7 @@
 
 /* Beside decodes, prefill may make a Step this many percent as long as with decodes alone. */
 #define STEP_PERCENT 150u
-#define CHUNK_LEAST 4u   /* rows of prefill in a Step with decodes, however long they take */
+#define CHUNK_LEAST 2u   /* rows of prefill in a Step with decodes, however long they take */
 #define SHARE_LEAST 128u /* rows of a Step that is cut so that all stages have work */
 
 struct draft {
@@ -20,8 +20,9 @@ struct draft {
     uint32_t n_decodes; /* chosen and not added yet */
     uint32_t n_pages;   /* in tables of runs, chosen ones included */
     struct cost_work work;
-    uint64_t limit_ns; /* what it should take; 0: no limit */
-    uint32_t chunk;    /* rows of prompts that it may still take */
+    uint64_t limit_ns;  /* what it should take; 0: no limit */
+    uint32_t chunk;     /* rows of prompts that it may still take */
+    uint32_t n_prompts; /* that have not had their turn */
     bool decodes, prefills;
     const struct request *growing[LIMIT_STEP_RUNS]; /* their last page here is not whole yet, */
     uint32_t n_growing;                             /* and all its tokens are known */
@@ -49,7 +50,8 @@ static struct request *running(const struct core *c, uint32_t i)
 struct load {
     uint32_t n_decoding, n_due; /* sequences that decode, and those not in flight */
     uint64_t depth;             /* positions of those that decode */
-    uint64_t prefill;           /* rows of prompts that are due */
+    uint64_t prefill;           /* rows of prompts that are due, */
+    uint32_t n_prompts;         /* and of how many requests */
 };
 
 static struct load load_of(const struct core *c)
@@ -64,6 +66,7 @@ static struct load load_of(const struct core *c)
             l.depth += r->n_issued;
         } else {
             l.prefill += rows_due(r);
+            l.n_prompts += rows_due(r) > 0;
         }
     }
     return l;
@@ -301,9 +304,11 @@ static uint32_t rows_in_time(const struct core *c, const struct draft *d, const 
 static void add_prefill(struct core *c, struct draft *d, struct request *r)
 {
     uint32_t page = c->cfg.page, taken = d->work.rows + d->n_decodes;
+    d->n_prompts--;
     if (d->time_up || taken >= c->cfg.rows_max || !find_prefix(c, d, r)) return;
     uint32_t room = c->cfg.rows_max - taken, n = rows_due(r);
     if (room > d->chunk) room = d->chunk;
+    if (d->n_prompts > 0) room = (room + 1) / 2; /* no short prompt waits for a long one */
     if (room == 0) return;
     if (n <= room && d->work.logits + d->n_decodes >= c->cfg.logits_max)
         n--; /* its last row waits */
@@ -368,6 +373,7 @@ static void issue(struct core *c, struct draft *d)
 static void fill(struct core *c, struct draft *d)
 {
     struct load l = load_of(c);
+    d->n_prompts = l.n_prompts;
     set_limit(c, &l, d);
     choose_decodes(c, d, &l);
     for (uint32_t i = 0; i < c->n_running && d->n_runs < LIMIT_STEP_RUNS; i++) {

@@ -553,6 +553,28 @@ static void test_prefix_statistics(void **state)
     assert_int_equal(now.replica.cache.tokens_computed, 104);
 }
 
+/* A short prompt that comes behind a long one is in the next Step, whole. */
+static void test_short_behind_long(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    static const int32_t other[90] = {4};
+    k.window = 1;
+    k.rows_max = 32;
+    reopen(f, k);
+    struct event e = request(1, 90, 1, PRIORITY_NORMAL);
+    e.submit.tokens = other;
+    (void)feed(f, e);
+    assert_true(turn(f, &s, r));
+    (void)feed(f, request(2, 10, 1, PRIORITY_NORMAL));
+    assert_true(turn(f, &s, r));
+    assert_int_equal(s.n_runs, 2);
+    assert_int_equal(r[1].request, 2);
+    assert_int_equal(r[1].n_rows, 10);
+}
+
 /* The second request rides behind the first, which is still at the shared prompt: each shared page
  * is computed once. When the first is cancelled, the second takes over. */
 static void test_rides_behind(void **state)
@@ -567,15 +589,16 @@ static void test_rides_behind(void **state)
         reopen(f, k);
         (void)feed(f, request(1, 80, 1, PRIORITY_NORMAL));
         assert_true(turn(f, &s, r)); /* two pages of the first */
+        uint32_t rows = s.rows;
         (void)feed(f, request(2, 80, 1, PRIORITY_NORMAL));
-        assert_true(turn(f, &s, r)); /* two more; the second waits */
+        assert_true(turn(f, &s, r)); /* one more; the second waits */
         assert_int_equal(s.n_runs, 1);
         assert_int_equal(r[0].request, 1);
+        rows += s.rows;
         if (cancelled) (void)feed(f, (struct event){.type = EV_CANCEL, .request = {1, "asked"}});
-        uint32_t rows = 0;
         while (turn(f, &s, r)) rows += s.rows;
-        /* Page 5 holds the last row, which each computes for its logits. */
-        assert_int_equal(rows, cancelled ? 16 : 32);
+        /* Each page once; page 5 holds the last row, which each computes for its logits. */
+        assert_int_equal(rows, cancelled ? 80 : 96);
     }
 }
 
@@ -673,8 +696,8 @@ static void test_step_budget(void **state)
         uint32_t chunk = rows - decodes;
         prefilled += chunk;
         assert_true(decodes <= 8); /* 16 over two stages */
-        /* The least is 4 rows; a tenth is left for what the model of times may be wrong by. */
-        if (i > 20 && chunk > 4)
+        /* The least is 2 rows; a tenth is left for what the model of times may be wrong by. */
+        if (i > 20 && chunk > 2)
             assert_in_range(takes(rows, decodes), 0, takes(8, 8) * 150 / 100 * 11 / 10);
         assert_true(chunk > 0);
     }
@@ -730,6 +753,7 @@ int main(void)
         TEST(test_client_cap),
         TEST(test_prefix_statistics),
         TEST(test_rides_behind),
+        TEST(test_short_behind_long),
         TEST(test_received),
         TEST(test_step_budget),
         TEST(test_nobody_starves),
