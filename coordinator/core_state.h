@@ -173,7 +173,7 @@ void queue__leave(struct core *c, struct request *r);
 /* Gives all its pages back. */
 void queue__release(struct core *c, struct request *r);
 /* Back into the queue without pages: it is computed again later. */
-void queue__preempt(struct core *c, struct request *r);
+void queue__again(struct core *c, struct request *r);
 /* Lets in who may run now, in order of urgency. */
 void queue__admit(struct core *c);
 /* A page for r, if need be one of a running request that is less urgent, other than those that have

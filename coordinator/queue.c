@@ -79,11 +79,16 @@ void queue__release(struct core *c, struct request *r)
     r->walk = pages_root(c->pages, r->tenant);
 }
 
-void queue__preempt(struct core *c, struct request *r)
+void queue__again(struct core *c, struct request *r)
 {
     queue__leave(c, r);
     queue__release(c, r);
     queue__enter(c, r);
+}
+
+static void preempt(struct core *c, struct request *r)
+{
+    queue__again(c, r);
     c->preemptions++;
 }
 
@@ -122,7 +127,7 @@ static bool make_room(struct core *c, const struct request *r)
         available += held_alone(c, victim);
         keep--;
     }
-    while (c->n_running > keep) queue__preempt(c, at(c, c->running, c->n_running - 1));
+    while (c->n_running > keep) preempt(c, at(c, c->running, c->n_running - 1));
     return true;
 }
 
@@ -156,7 +161,7 @@ bool queue__page(struct core *c, struct request *r, uint32_t *ret_page)
             if (x->put_in != c->draft) victim = x;
         }
         if (!victim) return false;
-        queue__preempt(c, victim);
+        preempt(c, victim);
     }
     return true;
 }

@@ -241,9 +241,7 @@ void request__generation_lost(struct core *c, const char *why)
     c->n_closed = 0;       /* the next generation's last stage begins with nothing */
     while (c->n_running) { /* its rows were in flight */
         struct request *r = &c->requests[c->running[c->n_running - 1]];
-        queue__leave(c, r);
-        queue__release(c, r);
-        queue__enter(c, r);
+        queue__again(c, r);
         r->attempt++;
     }
     for (uint32_t i = c->n_queued; i-- > 0;) {

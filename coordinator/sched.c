@@ -308,7 +308,7 @@ static void add_prefill(struct core *c, struct draft *d, struct request *r)
     if (d->time_up || taken >= c->cfg.rows_max || !find_prefix(c, d, r)) return;
     uint32_t room = c->cfg.rows_max - taken, n = rows_due(r);
     if (room > d->chunk) room = d->chunk;
-    if (d->n_prompts > 0) room = (room + 1) / 2; /* no short prompt waits for a long one */
+    if (d->n_prompts > 0) room = (room + 1) / 2; /* the others' */
     if (room == 0) return;
     if (n <= room && d->work.logits + d->n_decodes >= c->cfg.logits_max)
         n--; /* its last row waits */

@@ -147,7 +147,7 @@ static void watch(struct load *l)
 
 /* ---- scenarios ---- */
 
-/* n senders take the records [first, end) in turn; a refused one asks again when it was told to. */
+/* n senders take the records [first, end) in turn; a refused one counts as failed. */
 static int closed(struct load *l, struct sender *senders, uint32_t n, uint32_t first, uint32_t end,
                   uint32_t *next, struct errmsg *em)
 {

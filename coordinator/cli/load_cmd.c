@@ -36,7 +36,8 @@ int cmd_load(int argc, char **argv)
     const struct opt table[] = {
         {"--cluster", 0, OPT_STRING, &o.cluster, 0, 0, NULL, "ADDR  a running cluster"},
         {"--scenario", 0, OPT_STRING, &scenario, 0, 0, NULL,
-         "NAME  closed (each client asks again when answered), poisson, shared-prefix, convoy"},
+         "NAME  closed (each client asks again when answered), poisson, shared-prefix, or convoy, "
+         "which has numbers and lengths of its own"},
         {"--clients", 'c', OPT_U32, &o.clients, 1, 4096, NULL, "N  requests at once (8)"},
         {"--requests", 'r', OPT_U32, &o.requests, 1, 1000000, NULL, "N  in all (4 a client)"},
         {"--rate", 0, OPT_F32, &rate, 1e-3, 1e6, &rate_given, "R  requests a second (4, poisson)"},

@@ -1,5 +1,5 @@
-"""The convoy, live: 100 short requests (32 -> 64 tokens) alone and beside ten long ones (2,048 -> 512). It passes as
-shipped, fails when a prompt is computed in one piece, and fails, with that reason, when a worker stands still
+"""The convoy, live: 100 short requests (32 -> 64 tokens) alone and beside ten long ones (2,048 -> 512). It should pass
+as shipped, fail when a prompt is computed in one piece, and fail, with that reason, when a worker stands still
 for 700 ms. The verdict is recomputed here from the records of each request."""
 import argparse, json, os, signal, subprocess, sys, tempfile, threading, time
 

@@ -315,6 +315,23 @@ static void test_results_that_are_not_asked_for(void **state)
     }
 }
 
+/* Token 7 for each run that wants one, as the last stage would answer; returns how many. */
+static uint32_t answers_of(const struct msg_step *s, struct msg_run_result *ret_runs)
+{
+    static const int32_t token = 7;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_runs; i++) {
+        const struct msg_run *x = &s->runs[i];
+        if (x->n_logits)
+            ret_runs[n++] = (struct msg_run_result){.request = x->request,
+                                                    .attempt = x->attempt,
+                                                    .first_pos = x->first_pos + x->n_rows,
+                                                    .n_tokens = 1,
+                                                    .tokens = &token};
+    }
+    return n;
+}
+
 /* More sequences than a Step has room for: all of them move. */
 static void test_everybody_decodes(void **state)
 {
@@ -333,17 +350,8 @@ static void test_everybody_decodes(void **state)
         const struct msg_step *s = first(a, ACT_STEP)->step;
         struct msg_run_result runs[8];
         struct msg_result r = {.epoch = f->epoch, .number = s->number, .runs = runs};
-        static const int32_t token = 7;
-        for (uint32_t i = 0; i < s->n_runs; i++) {
-            if (!s->runs[i].n_logits) continue;
-            runs[r.n_runs++] =
-                (struct msg_run_result){.request = s->runs[i].request,
-                                        .attempt = 1,
-                                        .first_pos = s->runs[i].first_pos + s->runs[i].n_rows,
-                                        .n_tokens = 1,
-                                        .tokens = &token};
-            n_tokens[s->runs[i].request - 10]++;
-        }
+        r.n_runs = answers_of(s, runs);
+        for (uint32_t i = 0; i < r.n_runs; i++) n_tokens[runs[i].request - 10]++;
         (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
     }
     assert_int_equal(n_tokens[0], 13); /* the most urgent is in every Step */
@@ -414,22 +422,13 @@ static void test_beginnings(void **state)
  * do. */
 static bool turn(struct fixture *f, struct msg_step *ret_step, struct msg_run *ret_runs)
 {
-    static const int32_t token = 7;
     struct msg_run_result runs[8];
     const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
     if (!a) return false;
     *ret_step = *a->step;
     struct msg_result r = {.epoch = f->epoch, .number = a->step->number, .runs = runs};
-    for (uint32_t i = 0; i < a->step->n_runs; i++) {
-        const struct msg_run *x = &a->step->runs[i];
-        ret_runs[i] = *x;
-        if (!x->n_logits) continue;
-        runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
-                                                   .attempt = x->attempt,
-                                                   .first_pos = x->first_pos + x->n_rows,
-                                                   .n_tokens = 1,
-                                                   .tokens = &token};
-    }
+    for (uint32_t i = 0; i < a->step->n_runs; i++) ret_runs[i] = a->step->runs[i];
+    r.n_runs = answers_of(a->step, runs);
     f->n_new = 0;
     struct actions out = feed(f, (struct event){.type = EV_RESULT, .result = &r});
     for (size_t i = 0; i < out.n; i++) f->n_new += out.items[i].type == ACT_TOKENS;
@@ -632,7 +631,6 @@ static uint64_t takes(uint32_t rows, uint32_t logits)
  * do. */
 static bool timed_turn(struct fixture *f, uint32_t *ret_rows, uint32_t *ret_decodes)
 {
-    static const int32_t token = 7;
     static struct msg_run_result runs[64];
     const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
     if (!a) return false;
@@ -640,16 +638,9 @@ static bool timed_turn(struct fixture *f, uint32_t *ret_rows, uint32_t *ret_deco
         .epoch = f->epoch, .number = a->step->number, .runs = runs, .n_timings = 2};
     *ret_rows = a->step->rows;
     *ret_decodes = 0;
-    for (uint32_t i = 0; i < a->step->n_runs; i++) {
-        const struct msg_run *x = &a->step->runs[i];
-        *ret_decodes += x->kind == RUN_DECODE;
-        if (!x->n_logits) continue;
-        runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
-                                                   .attempt = x->attempt,
-                                                   .first_pos = x->first_pos + x->n_rows,
-                                                   .n_tokens = 1,
-                                                   .tokens = &token};
-    }
+    for (uint32_t i = 0; i < a->step->n_runs; i++)
+        *ret_decodes += a->step->runs[i].kind == RUN_DECODE;
+    r.n_runs = answers_of(a->step, runs);
     uint64_t ns = takes(*ret_rows, r.n_runs);
     r.timings[0] = (struct msg_timing){0, ns / 2, 0};
     r.timings[1] = (struct msg_timing){1, ns, 0};
