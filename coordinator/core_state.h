@@ -63,6 +63,7 @@ struct replica {
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
     bool link_up;
     uint64_t next_number;
+    uint64_t prefilled; /* the last Step in which the most urgent prompt went on */
     struct in_flight flight[LIMIT_WINDOW];
     uint32_t n_flight;
     bool rested; /* nothing has run since the last Step came back */

@@ -178,6 +178,7 @@ static void begin(struct core *c)
         if (r->stage[i] == NO_WORKER) r->stage[i] = pick(c, i, false);
     r->generation++;
     r->next_number = 1;
+    r->prefilled = 0;
     r->n_flight = 0;
     enter(c, REPLICA_LOADING, "workers are loading");
     core__note(c, "generation %" PRIu32 " begins with %" PRIu32 " worker%s", r->generation,

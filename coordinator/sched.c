@@ -3,14 +3,20 @@
  * the prefix index has are not computed again. */
 #include "coordinator/core_state.h"
 
+#include "common/base/clock.h"
 #include "common/base/mem.h"
 
 #include <string.h>
 
 /* Beside decodes, prefill may make a Step this many percent as long as with decodes alone. */
 #define STEP_PERCENT 150u
-#define CHUNK_LEAST 2u   /* rows of prefill in a Step with decodes, however long they take */
+#define CHUNK_LEAST                                                                                \
+    2u /* rows of the most urgent prompt, however long they take, each window + 1 Steps */
 #define SHARE_LEAST 128u /* rows of a Step that is cut so that all stages have work */
+/* While nothing decodes, a Step takes no longer than this, so that who comes soon has a turn, or
+ * than so many of one row, so that weights are read for many rows. */
+#define STEP_MOST_NS (100 * NS_PER_MS)
+#define STEP_MOST_ROWS 8u
 
 struct draft {
     struct msg_step *step;
@@ -26,7 +32,7 @@ struct draft {
     bool decodes, prefills;
     const struct request *growing[LIMIT_STEP_RUNS]; /* their last page here is not whole yet, */
     uint32_t n_growing;                             /* and all its tokens are known */
-    bool time_up; /* no more prefill: nobody overtakes a prompt for which there was no time */
+    bool seen_first;                                /* the most urgent prompt has had its turn */
 };
 
 /* Rows of r that may be issued now: all its known tokens' positions. */
@@ -49,7 +55,8 @@ static struct request *running(const struct core *c, uint32_t i)
 
 struct load {
     uint32_t n_decoding, n_due; /* sequences that decode, and those not in flight */
-    uint64_t depth;             /* positions of those that decode */
+    uint32_t n_soon;            /* whose first token is on the way */
+    uint64_t depth;             /* positions of those that decode, now or soon */
     uint64_t prefill;           /* rows of prompts that are due, */
     uint32_t n_prompts;         /* and of how many requests */
 };
@@ -60,8 +67,9 @@ static struct load load_of(const struct core *c)
     for (uint32_t i = 0; i < c->n_running; i++) {
         const struct request *r = running(c, i);
         if (decoding(r)) {
-            if (r->n_tokens == r->n_prompt) continue; /* its first token is on the way */
-            l.n_decoding++;
+            bool soon = r->n_tokens == r->n_prompt;
+            l.n_soon += soon;
+            l.n_decoding += !soon;
             l.n_due += rows_due(r);
             l.depth += r->n_issued;
         } else {
@@ -82,10 +90,10 @@ static uint32_t steps_wanted(const struct core *c)
 
 /* Sequences that start together would otherwise clump into one Step and leave the rest of the
  * chain empty. */
-static uint32_t decodes_a_step(const struct core *c, const struct load *l)
+static uint32_t a_step(const struct core *c, uint32_t n_sequences)
 {
     uint32_t n = steps_wanted(c);
-    return (l->n_decoding + n - 1) / n;
+    return (n_sequences + n - 1) / n;
 }
 
 /* While sequences decode, prefill makes the Steps of a round trip together no longer than
@@ -93,16 +101,21 @@ static uint32_t decodes_a_step(const struct core *c, const struct load *l)
 static void set_limit(const struct core *c, const struct load *l, struct draft *d)
 {
     const struct replica *r = &c->replica;
-    uint32_t n = decodes_a_step(c, l), wanted = steps_wanted(c);
+    uint32_t n_all = l->n_decoding + l->n_soon, n = a_step(c, n_all), wanted = steps_wanted(c);
     d->limit_ns = 0;
     d->chunk = c->cfg.rows_max;
-    if (l->n_decoding == 0 && c->cfg.n_stages > 1) {
+    if (n_all == 0 && c->cfg.n_stages > 1) {
         uint64_t share = (l->prefill + 2 * wanted - 1) / (2 * wanted);
         if (share < SHARE_LEAST) share = SHARE_LEAST;
         if (share < d->chunk) d->chunk = (uint32_t)share;
     }
-    if (l->n_decoding == 0 || r->cost.n == 0) return;
-    struct cost_work decodes = {n, n, l->depth * n / l->n_decoding};
+    if (r->cost.n == 0) return;
+    if (n_all == 0) {
+        uint64_t rows = STEP_MOST_ROWS * cost_predict(&r->cost, (struct cost_work){1, 1, 0});
+        d->limit_ns = rows > STEP_MOST_NS ? rows : STEP_MOST_NS;
+        return;
+    }
+    struct cost_work decodes = {n, n, l->depth * n / n_all};
     uint64_t each =
         c->cfg.step_ns ? c->cfg.step_ns : cost_predict(&r->cost, decodes) * STEP_PERCENT / 100;
     uint64_t all = each * wanted, under_way = 0;
@@ -207,7 +220,7 @@ static bool left_for_prefill(const struct core *c, const struct load *l, uint32_
 static void choose_decodes(struct core *c, struct draft *d, const struct load *l)
 {
     const struct request *first = running(c, 0);
-    uint32_t most = decodes_a_step(c, l), start = c->decode_from;
+    uint32_t most = a_step(c, l->n_decoding), start = c->decode_from;
     uint32_t rows = c->cfg.rows_max - (left_for_prefill(c, l, c->cfg.rows_max) ? 1 : 0);
     uint32_t logits = c->cfg.logits_max - (left_for_prefill(c, l, c->cfg.logits_max) ? 1 : 0);
     uint32_t runs = LIMIT_STEP_RUNS - (l->prefill > 0 ? 1 : 0);
@@ -281,31 +294,39 @@ static struct cost_work with_rows(const struct draft *d, const struct request *r
     return w;
 }
 
-/* How many of at most n rows of r the Step's time allows. */
+/* Whether r, the first prompt of the Step, gets rows even where there is no time for them: where
+ * nothing else would go on, and each window + 1 Steps. */
+static bool must_go_on(const struct core *c, const struct draft *d)
+{
+    const struct replica *r = &c->replica;
+    bool empty = !d->n_decodes && !d->decodes;
+    return (empty && r->n_flight == 0) || d->number - r->prefilled > c->cfg.window;
+}
+
+/* How many of at most n rows of r the Step's time allows; while others wait, half of it. */
 static uint32_t rows_in_time(const struct core *c, const struct draft *d, const struct request *r,
                              uint32_t n)
 {
     const struct cost *cost = &c->replica.cost;
-    bool must = (d->n_decodes || d->decodes || c->replica.n_flight == 0) && !d->prefills;
-    uint32_t least = must ? CHUNK_LEAST : 0, most = n;
-    if (!d->limit_ns || cost_predict(cost, with_rows(d, r, n)) <= d->limit_ns) return n;
-    uint32_t low = 0;
+    if (!d->limit_ns) return n;
+    uint64_t before = cost_predict(cost, with_rows(d, r, 0)), limit = d->limit_ns;
+    if (d->n_prompts > 0 && limit > before) limit = before + (limit - before) / 2;
+    uint32_t low = 0, most = n;
     while (low < most) {
         uint32_t mid = (low + most + 1) / 2;
-        if (cost_predict(cost, with_rows(d, r, mid)) <= d->limit_ns)
+        if (cost_predict(cost, with_rows(d, r, mid)) <= limit)
             low = mid;
         else
             most = mid - 1;
     }
-    if (low < least) low = least;
-    return low < n ? low : n;
+    return low;
 }
 
 static void add_prefill(struct core *c, struct draft *d, struct request *r)
 {
     uint32_t page = c->cfg.page, taken = d->work.rows + d->n_decodes;
     d->n_prompts--;
-    if (d->time_up || taken >= c->cfg.rows_max || !find_prefix(c, d, r)) return;
+    if (taken >= c->cfg.rows_max || !find_prefix(c, d, r)) return;
     uint32_t room = c->cfg.rows_max - taken, n = rows_due(r);
     if (room > d->chunk) room = d->chunk;
     if (d->n_prompts > 0) room = (room + 1) / 2; /* the others' */
@@ -313,9 +334,12 @@ static void add_prefill(struct core *c, struct draft *d, struct request *r)
     if (n <= room && d->work.logits + d->n_decodes >= c->cfg.logits_max)
         n--; /* its last row waits */
     if (n > room) n = room;
+    uint32_t least = !d->seen_first && must_go_on(c, d) ? CHUNK_LEAST : 0;
     uint32_t in_time = rows_in_time(c, d, r, n);
-    d->time_up = in_time < n && in_time == 0;
-    n = in_time;
+    if (in_time < least) in_time = least;
+    if (n > in_time) n = in_time;
+    bool first = !d->seen_first;
+    d->seen_first = true;
     uint32_t past = (r->n_issued + n) % page;
     if (n < rows_due(r) && n / 2 > past)
         n -= past; /* chunks end with a page, where that costs little */
@@ -326,6 +350,7 @@ static void add_prefill(struct core *c, struct draft *d, struct request *r)
     uint32_t n_pages = table_of(c, r->n_issued + n);
     if (n == 0 || n_pages > LIMIT_STEP_PAGES - d->n_pages) return;
     d->n_pages += n_pages;
+    if (first) c->replica.prefilled = d->number;
     add_run(c, d, r, n);
     if (knows_next_page(c, r) && r->n_issued > r->n_walked * page)
         d->growing[d->n_growing++] = r; /* at most one for each run */

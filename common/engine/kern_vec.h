@@ -268,16 +268,59 @@ VEC_INLINE vec_mask valid_lanes(uint32_t page, uint32_t pos0, uint32_t pos1)
                      pos1 - first < KV_PAGE ? (int)(pos1 - first) : (int)KV_PAGE);
 }
 
-/* The scores of n heads (a constant) against one page of float keys: a lane is a position, one
- * chain over the head's elements. */
-VEC_INLINE void score_floats(enum qtype type, const uint8_t *keys, uint32_t d, const float *q,
-                             int n, vec *s)
+/* The scores of n heads against some pages of float keys (constants): a lane is a position, one
+ * chain over the head's elements. Pages further on come to L1 meanwhile, and the values to L2. */
+VEC_INLINE void score_floats(const struct kv_view *kv, enum qtype type, uint32_t page, int pages,
+                             uint32_t last, const float *q, int n, vec (*s)[4])
 {
-    const size_t step = type == QTYPE_F32 ? 64 : 32;
-    for (int h = 0; h < n; h++) s[h] = vec_all(0.0f);
-    for (uint32_t i = 0; i < d; i++, keys += step) {
-        vec k = load_floats(type, keys);
-        for (int h = 0; h < n; h++) s[h] = vec_fma(k, vec_all(q[(uint32_t)h * d + i]), s[h]);
+    const size_t step = type == QTYPE_F32 ? 64 : 32, half = kv_half_bytes(kv->type, kv->head_size);
+    const uint8_t *keys[VEC_PAGES], *next[VEC_PAGES];
+    for (int g = 0; g < pages; g++) {
+        uint32_t then = page + (uint32_t)(2 * pages + g);
+        keys[g] = page_at(kv, page + (uint32_t)g);
+        next[g] = then < last ? page_at(kv, then) : keys[g];
+        for (int h = 0; h < n; h++) s[g][h] = vec_all(0.0f);
+    }
+    for (uint32_t i = 0; i < kv->head_size; i++)
+        for (int g = 0; g < pages; g++) {
+            const uint8_t *at = keys[g] + i * step;
+            if (i * step % 64 == 0) {
+                _mm_prefetch((const char *)next[g] + i * step, _MM_HINT_T0);
+                _mm_prefetch((const char *)at + half, _MM_HINT_T1);
+            }
+            vec k = load_floats(type, at);
+            for (int h = 0; h < n; h++)
+                s[g][h] = vec_fma(k, vec_all(q[(uint32_t)h * kv->head_size + i]), s[g][h]);
+        }
+}
+
+/* The scores of n heads against pages [page, page + pages) of the span from page0 on. */
+VEC_INLINE void score_pages(const struct kv_view *kv, enum qtype type,
+                            const struct kern_query *query, int n, uint32_t page, int pages,
+                            uint32_t pos0, uint32_t pos1, float cap, float (*score)[ATTN_SPAN],
+                            vec *max)
+{
+    const uint32_t page0 = pos0 / KV_PAGE, last = (pos1 + KV_PAGE - 1) / KV_PAGE;
+    vec s[VEC_PAGES][4];
+    if (qtype_is_float(type)) {
+        score_floats(kv, type, page, pages, last, query->q, n, s);
+    } else {
+        for (int g = 0; g < pages; g++)
+            for (int h = 0; h < n; h++) {
+                float out[16];
+                dot_tiles(type, page_at(kv, page + (uint32_t)g), &query->act[h], out);
+                s[g][h] = vec_load(out);
+            }
+    }
+    for (int g = 0; g < pages; g++) {
+        uint32_t p = page + (uint32_t)g;
+        vec_mask valid = valid_lanes(p, pos0, pos1);
+        for (int h = 0; h < n; h++) {
+            vec x = cap != 0.0f ? bend(s[g][h], vec_all(cap)) : s[g][h];
+            x = vec_select(valid, x, vec_all(-INFINITY));
+            vec_store(score[h] + (p - page0) * KV_PAGE, x);
+            max[h] = vec_max(max[h], x);
+        }
     }
 }
 
@@ -285,30 +328,12 @@ VEC_INLINE void scores(const struct kv_view *kv, enum qtype type, const struct k
                        int n, uint32_t pos0, uint32_t pos1, float cap, float (*score)[ATTN_SPAN],
                        float *ret_max)
 {
-    uint32_t page0 = pos0 / KV_PAGE, page1 = (pos1 + KV_PAGE - 1) / KV_PAGE;
-    const vec low = vec_all(-INFINITY);
+    uint32_t p = pos0 / KV_PAGE, last = (pos1 + KV_PAGE - 1) / KV_PAGE;
     vec max[4];
-    for (int h = 0; h < n; h++) max[h] = low;
-    for (uint32_t p = page0; p < page1; p++) {
-        const uint8_t *keys = page_at(kv, p);
-        vec s[4];
-        if (qtype_is_float(type)) {
-            score_floats(type, keys, kv->head_size, query->q, n, s);
-        } else {
-            for (int h = 0; h < n; h++) {
-                float out[16];
-                dot_tiles(type, keys, &query->act[h], out);
-                s[h] = vec_load(out);
-            }
-        }
-        vec_mask valid = valid_lanes(p, pos0, pos1);
-        for (int h = 0; h < n; h++) {
-            if (cap != 0.0f) s[h] = bend(s[h], vec_all(cap));
-            s[h] = vec_select(valid, s[h], low);
-            vec_store(score[h] + (p - page0) * KV_PAGE, s[h]);
-            max[h] = vec_max(max[h], s[h]);
-        }
-    }
+    for (int h = 0; h < n; h++) max[h] = vec_all(-INFINITY);
+    for (; p + VEC_PAGES <= last; p += VEC_PAGES)
+        score_pages(kv, type, query, n, p, VEC_PAGES, pos0, pos1, cap, score, max);
+    for (; p < last; p++) score_pages(kv, type, query, n, p, 1, pos0, pos1, cap, score, max);
     for (int h = 0; h < n; h++) {
         float lanes[16];
         vec_store(lanes, max[h]);
@@ -329,7 +354,7 @@ VEC_INLINE vec value_integers(enum qtype type, const uint8_t *p, int upper)
 }
 
 /* o[0..16 * c) of n heads: one chain over positions for each element. c = 2 is one block of a
- * quantised type. */
+ * quantised type. The same rows of the next page come to L1 meanwhile. */
 VEC_INLINE void values(const struct kv_view *kv, enum qtype type, int n, int c, uint32_t at,
                        uint32_t pos0, uint32_t pos1, float (*weight)[ATTN_SPAN],
                        struct attn_part *parts)
@@ -337,23 +362,30 @@ VEC_INLINE void values(const struct kv_view *kv, enum qtype type, int n, int c, 
     const uint32_t d = kv->head_size, page0 = pos0 / KV_PAGE;
     const size_t half = kv_half_bytes(kv->type, d), row_bytes = half / KV_PAGE;
     const size_t offset = half + row_bytes * at / d;
-    vec o[4][2];
+    const size_t size = !qtype_is_float(type) ? 0 : type == QTYPE_F32 ? 4 : 2;
+    vec o[4][VEC_VALUES];
     for (int h = 0; h < n; h++)
         for (int j = 0; j < c; j++) o[h][j] = vec_all(0.0f);
-    for (uint32_t p = pos0; p < pos1; p++) {
-        const uint8_t *row = page_at(kv, p / KV_PAGE) + offset + p % KV_PAGE * row_bytes;
-        float e[4];
-        for (int h = 0; h < n; h++) e[h] = weight[h][p - page0 * KV_PAGE];
-        if (!qtype_is_float(type)) {
-            uint16_t scale;
-            memcpy(&scale, row, sizeof scale);
-            for (int h = 0; h < n; h++) e[h] *= _cvtsh_ss(scale);
-        }
-        for (int j = 0; j < c; j++) {
-            vec v = qtype_is_float(type)
-                        ? load_floats(type, row + 16 * (uint32_t)j * (type == QTYPE_F32 ? 4 : 2))
-                        : value_integers(type, row, j);
-            for (int h = 0; h < n; h++) o[h][j] = vec_fma(v, vec_all(e[h]), o[h][j]);
+    for (uint32_t p = pos0; p < pos1;) {
+        uint32_t page = p / KV_PAGE,
+                 end = (page + 1) * KV_PAGE < pos1 ? (page + 1) * KV_PAGE : pos1;
+        const uint8_t *row = page_at(kv, page) + offset + p % KV_PAGE * row_bytes;
+        ptrdiff_t next = end < pos1 ? page_at(kv, page + 1) - page_at(kv, page) : 0;
+        for (; p < end; p++, row += row_bytes) {
+            float e[4];
+            for (int h = 0; h < n; h++) e[h] = weight[h][p - page0 * KV_PAGE];
+            if (!qtype_is_float(type)) {
+                uint16_t scale;
+                memcpy(&scale, row, sizeof scale);
+                for (int h = 0; h < n; h++) e[h] *= _cvtsh_ss(scale);
+            }
+            for (size_t i = 0; i < 16 * (size_t)c * size; i += 64)
+                _mm_prefetch((const char *)row + next + i, _MM_HINT_T0);
+            for (int j = 0; j < c; j++) {
+                vec v = qtype_is_float(type) ? load_floats(type, row + 16 * (size_t)j * size)
+                                             : value_integers(type, row, j);
+                for (int h = 0; h < n; h++) o[h][j] = vec_fma(v, vec_all(e[h]), o[h][j]);
+            }
         }
     }
     for (int h = 0; h < n; h++)
@@ -399,6 +431,9 @@ VEC_INLINE void heads(const struct kv_view *kv, enum qtype type, const struct ke
         parts[h].sum = vec_tree(sum);
     }
     uint32_t d = kv->head_size, at = 0;
+    if (qtype_is_float(type) && VEC_VALUES > 2)
+        for (; at + 16 * VEC_VALUES <= d; at += 16 * VEC_VALUES)
+            values(kv, type, n, VEC_VALUES, at, pos0, pos1, weight, parts);
     for (; at + 32 <= d; at += 32) values(kv, type, n, 2, at, pos0, pos1, weight, parts);
     if (!qtype_is_float(type)) return;
     for (; at + 16 <= d; at += 16) values(kv, type, n, 1, at, pos0, pos1, weight, parts);

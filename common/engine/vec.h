@@ -16,6 +16,8 @@
 
 #define VEC_LEVEL "avx512"
 #define VEC_TOKENS 8 /* tokens whose sums fit the registers */
+#define VEC_PAGES 2  /* KV pages of four heads' scores that do */
+#define VEC_VALUES 4 /* vectors of four heads' outputs that do */
 
 typedef __m512 vec;
 typedef __mmask16 vec_mask;
@@ -213,6 +215,8 @@ VEC_INLINE vec isum_float(const struct isum *s, bool chains)
 
 #define VEC_LEVEL "avx2"
 #define VEC_TOKENS 2
+#define VEC_PAGES 1
+#define VEC_VALUES 2
 
 typedef struct {
     __m256 a, b;

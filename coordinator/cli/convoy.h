@@ -8,7 +8,7 @@
 
 struct convoy_limits {
     double increase_percent; /* of the p99 over the baseline's */
-    double wait_ms;          /* longest wait at the head of the line */
+    double wait_ms;          /* longest time that a request stands still */
     double waste_percent;    /* of the KV pages held */
 };
 
@@ -24,9 +24,9 @@ struct convoy_verdict {
     char reasons[CONVOY_REASONS][CONVOY_REASON_BYTES];
 };
 
-/* baseline, convoy: ms, of short requests without and with long ones beside them; waits: ms between
- * submission and the first row computed, of the latter. No baseline, or nothing to compare with it,
- * is not a pass. A value at its limit passes. */
+/* baseline, convoy: ms, of short requests without and with long ones beside them; waits: ms that
+ * the latter stood still at the longest, before the first row was computed or between two tokens.
+ * No baseline, or nothing to compare with it, is not a pass. A value at its limit passes. */
 void convoy_judge(struct samples *baseline, struct samples *convoy, struct samples *waits,
                   double waste_percent, const struct convoy_limits *limits,
                   struct convoy_verdict *ret);

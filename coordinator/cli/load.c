@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define STATUS_EVERY_NS (250 * NS_PER_MS)
-#define CONVOY_CLIENTS 4u /* of short requests; the long ones have one more each */
+#define CONVOY_CLIENTS 8u /* of short requests; the long ones have one more each */
 #define CONVOY_LONG_CLIENTS 2u
 #define CONVOY_SHORT 100u
 #define CONVOY_LONG 10u
@@ -27,6 +27,7 @@ struct load {
     int32_t *text; /* token ids to cut prompts from */
     uint32_t n_text;
     uint64_t start_ns, status_ns;
+    double unused, held; /* positions of KV pages, summed over all looks */
     struct msg_status before;
 };
 
@@ -132,17 +133,16 @@ static int send(struct load *l, struct sender *s, struct load_record *r, struct 
     return client_start(l->client, &s->request, 0, on_reply, on_end, s, em);
 }
 
-/* The most that pages held were unused, while the load runs. */
+/* Adds what of the pages held is unused now. */
 static void watch(struct load *l)
 {
     struct msg_status s;
     struct errmsg em;
     if (clock_ns() - l->status_ns < STATUS_EVERY_NS) return;
     l->status_ns = clock_ns();
-    if (client_status(l->watcher, &s, &em) < 0 || s.replica.cache.pages_held == 0) return;
-    double waste = 100.0 * (double)s.replica.cache.positions_unused /
-                   ((double)s.replica.cache.pages_held * LIMIT_PAGE);
-    if (waste > l->run->waste_percent) l->run->waste_percent = waste;
+    if (client_status(l->watcher, &s, &em) < 0) return;
+    l->unused += (double)s.replica.cache.positions_unused;
+    l->held += (double)s.replica.cache.pages_held * LIMIT_PAGE;
 }
 
 /* ---- scenarios ---- */
@@ -271,6 +271,7 @@ static int run_scenario(struct load *l, struct errmsg *em)
              : o->scenario == LOAD_POISSON ? run_poisson(l, em)
                                            : run_closed(l, o->clients, 0, l->run->n_records, em);
     l->run->wall_ms = now_ms(l);
+    l->run->waste_percent = l->held > 0.0 ? 100.0 * l->unused / l->held : 0.0;
     return rc;
 }
 

@@ -52,7 +52,7 @@ struct load_run {
     uint32_t n_records;
     double wall_ms;
     uint64_t hits, lookups; /* of the prefix index, in this run */
-    double waste_percent;   /* most that was seen */
+    double waste_percent; /* of the positions of KV pages held while it ran, those without a row */
 };
 
 /* load.c */

@@ -14,6 +14,7 @@ static const char *const scenarios[] = {"closed", "poisson", "shared-prefix", "c
 struct summary {
     struct samples ttft, itl, queue;
     struct samples baseline, convoy; /* ITL of the short requests, alone and beside long ones */
+    struct samples waits;            /* the longest of each, for its first row or its next token */
     uint32_t n_failed, n_checked, n_mismatched;
     uint64_t n_tokens;
     struct convoy_verdict verdict;
@@ -37,16 +38,18 @@ static void sum_up(const struct load_options *o, const struct load_run *run, str
         if (r->first < 0.0 || r->kind == LOAD_BASELINE || r->kind == LOAD_LONG) continue;
         samples_add(&s->ttft, r->first - r->sent);
         samples_add(&s->queue, r->queued);
+        double longest = samples_max(&r->itl);
+        samples_add(&s->waits, r->queued > longest ? r->queued : longest);
         add_itl(&s->itl, &r->itl);
     }
     if (o->scenario != LOAD_CONVOY) return;
     struct convoy_limits limits = CONVOY_LIMITS;
-    convoy_judge(&s->baseline, &s->convoy, &s->queue, run->waste_percent, &limits, &s->verdict);
+    convoy_judge(&s->baseline, &s->convoy, &s->waits, run->waste_percent, &limits, &s->verdict);
 }
 
 static void close_summary(struct summary *s)
 {
-    struct samples *all[] = {&s->ttft, &s->itl, &s->queue, &s->baseline, &s->convoy};
+    struct samples *all[] = {&s->ttft, &s->itl, &s->queue, &s->baseline, &s->convoy, &s->waits};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) samples_close(all[i]);
 }
 

@@ -1,40 +1,14 @@
 """`flotilla bench --model` against `llama-bench`, in turn, same threads, same model, same run: SmolLM2,
 Gemma 3 270M, and Llama 3.2 1B's shape with random weights, whose decode rate is also held against what
 the memory gives. Figures are bars on machines with AVX-512 VNNI.
-
-llama.cpp comes from the source package llama-cpp-python==0.3.36, built once with every instruction
-set of this machine but AMX.
 """
-import argparse, os, subprocess, sys, tempfile
+import argparse, os, sys, tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy"))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-import fetch
+import llama
 import shapes
-from fetch import CACHE
-from ratio import BIN, MODEL, compare, finish, machine, run_json
-
-
-def llama_bench():
-    """Path of llama-bench, built if it is not there."""
-    _, cores, flags = machine()
-    wanted = {"AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "BMI2": "bmi2"}
-    if "avx512_vnni" in flags:
-        wanted.update(AVX512="avx512f", AVX512_VBMI="avx512vbmi", AVX512_VNNI="avx512_vnni", AVX512_BF16="avx512_bf16")
-    have = sorted(n for n, f in wanted.items() if f in flags)
-    build = os.path.join(CACHE, f"llama-cpp-{fetch.LLAMA}-" + "-".join(have).lower())
-    program = os.path.join(build, "bin", "llama-bench")
-    if os.path.exists(program):
-        return program, have
-    source = os.path.join(fetch.llama_source(), "vendor", "llama.cpp")
-    options = [f"-DGGML_{n}=ON" for n in have]
-    subprocess.run(["cmake", "-S", source, "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=OFF",
-                    "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
-                    "-DLLAMA_BUILD_SERVER=OFF", "-DBUILD_SHARED_LIBS=OFF", *options],
-                   check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["cmake", "--build", build, "--target", "llama-bench", "-j", str(cores)], check=True,
-                   stdout=subprocess.DEVNULL)
-    return program, have
+from llama import fetch
+from ratio import BIN, MODEL, compare, finish, run_json
 
 
 def bench(model, threads, prompt, tokens):
@@ -79,7 +53,7 @@ def main():
     p.add_argument("--only", default="", help="rows whose title contains this")
     p.add_argument("--out", default="", help="a file for the JSON")
     o = p.parse_args()
-    peer, sets = llama_bench()
+    sets, (peer,) = llama.sets(), llama.programs("llama-bench")
     bar = "AVX512_VNNI" in sets  # without VNNI: figures, no bar
     print(f"llama.cpp with {' '.join(sets)}; {o.threads} threads{'' if bar else '; no VNNI: no bar'}")
     results = []

@@ -16,8 +16,11 @@ struct fixture {
     struct core *core;
     uint64_t now_ns;
     struct epoch epoch;
-    uint32_t n_new; /* tokens of the last turn */
-    uint64_t ended; /* the request with the lowest id that ended in it, or 0 */
+    uint32_t n_new;        /* tokens of the last turn */
+    uint64_t ended;        /* the request with the lowest id that ended in it, or 0 */
+    uint64_t position_ns;  /* what attention to a position takes in a timed turn */
+    uint64_t depth;        /* positions that it attended to, */
+    uint32_t prefilled[2]; /* and its rows of the prompts of requests 100 and 101 */
 };
 
 static struct core_config config(void)
@@ -638,10 +641,16 @@ static bool timed_turn(struct fixture *f, uint32_t *ret_rows, uint32_t *ret_deco
         .epoch = f->epoch, .number = a->step->number, .runs = runs, .n_timings = 2};
     *ret_rows = a->step->rows;
     *ret_decodes = 0;
-    for (uint32_t i = 0; i < a->step->n_runs; i++)
-        *ret_decodes += a->step->runs[i].kind == RUN_DECODE;
+    f->depth = f->prefilled[0] = f->prefilled[1] = 0;
+    for (uint32_t i = 0; i < a->step->n_runs; i++) {
+        const struct msg_run *run = &a->step->runs[i];
+        *ret_decodes += run->kind == RUN_DECODE;
+        f->depth += (uint64_t)run->first_pos * run->n_rows;
+        if (run->kind == RUN_PREFILL && (run->request == 100 || run->request == 101))
+            f->prefilled[run->request - 100] = run->n_rows;
+    }
     r.n_runs = answers_of(a->step, runs);
-    uint64_t ns = takes(*ret_rows, r.n_runs);
+    uint64_t ns = takes(*ret_rows, r.n_runs) + f->depth * f->position_ns;
     r.timings[0] = (struct msg_timing){0, ns / 2, 0};
     r.timings[1] = (struct msg_timing){1, ns, 0};
     f->now_ns += ns;
@@ -693,6 +702,56 @@ static void test_step_budget(void **state)
         assert_true(chunk > 0);
     }
     assert_true(prefilled > 1000);
+}
+
+/* Attention makes two rows of a long prompt dearer than the time there is for prefill. It goes on
+ * nevertheless, and does not keep a short one behind it from its first row. */
+static void test_deep_prompt(void **state)
+{
+    struct fixture *f = *state;
+    static const int32_t other[4000] = {9};
+    uint32_t rows, decodes, deep = 0, still = 0, waited = 0;
+    reopen(f, served());
+    f->position_ns = 500;
+    for (uint64_t id = 1; id <= 16; id++) (void)feed(f, request(id, 4, 900, PRIORITY_NORMAL));
+    for (int i = 0; i < 60; i++) assert_true(timed_turn(f, &rows, &decodes));
+    struct event e = request(100, 4000, 1, PRIORITY_NORMAL);
+    e.submit.tokens = other;
+    (void)feed(f, e);
+    for (int i = 0; i < 1600 && deep < 1500; i++) {
+        assert_true(timed_turn(f, &rows, &decodes));
+        still = f->prefilled[0] ? 0 : still + 1;
+        assert_in_range(still, 0, 1); /* the most urgent prompt: each window + 1 Steps */
+        deep += f->prefilled[0];
+    }
+    assert_true(deep >= 1500);
+    e = request(101, 12, 1, PRIORITY_NORMAL);
+    (void)feed(f, e);
+    do {
+        assert_true(timed_turn(f, &rows, &decodes));
+        still = f->prefilled[0] ? 0 : still + 1;
+        assert_in_range(still, 0, 1);
+        waited++;
+    } while (!f->prefilled[1]);
+    assert_in_range(waited, 1, 2);
+}
+
+/* Nothing decodes: a Step of deep rows is short, so that who comes has its turn soon. */
+static void test_steps_are_short(void **state)
+{
+    struct fixture *f = *state;
+    static const int32_t other[7000] = {9};
+    uint32_t rows, decodes, n = 0;
+    reopen(f, served());
+    f->position_ns = 500;
+    struct event e = request(100, 7000, 1, PRIORITY_NORMAL);
+    e.submit.tokens = other;
+    (void)feed(f, e);
+    while (timed_turn(f, &rows, &decodes)) {
+        /* What the model of times may be wrong by, once it has seen some. */
+        if (++n > 20) assert_in_range(takes(rows, 0) + f->depth * f->position_ns, 0, 115 * MS);
+    }
+    assert_in_range(n, 60, 300);
 }
 
 /* Ten minutes of more normal requests than can be served: a low one is served within a minute. */
@@ -747,6 +806,8 @@ int main(void)
         TEST(test_short_behind_long),
         TEST(test_received),
         TEST(test_step_budget),
+        TEST(test_deep_prompt),
+        TEST(test_steps_are_short),
         TEST(test_nobody_starves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
