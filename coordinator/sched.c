@@ -8,15 +8,18 @@
 
 #include <string.h>
 
-/* Beside decodes, prefill may make a Step this many percent as long as with decodes alone. */
+/* Beside decodes, prefill may make a Step this many percent as long as with decodes alone; but the
+ * most urgent prompt has some rows each window + 1 Steps, however long they take. */
 #define STEP_PERCENT 150u
-#define CHUNK_LEAST                                                                                \
-    2u /* rows of the most urgent prompt, however long they take, each window + 1 Steps */
-#define SHARE_LEAST 128u /* rows of a Step that is cut so that all stages have work */
-/* While nothing decodes, a Step takes no longer than this, so that who comes soon has a turn, or
- * than so many of one row, so that weights are read for many rows. */
+#define CHUNK_LEAST 2u
+
+/* While nothing decodes, a Step is cut so that all stages have work, and takes no longer than
+ * STEP_MOST_NS, so that who comes soon has a turn, or than STEP_MOST_ROWS times one row, so that
+ * weights are read for many rows; a part of that while one is about to decode. */
+#define SHARE_LEAST 128u /* rows that it has nevertheless */
 #define STEP_MOST_NS (100 * NS_PER_MS)
 #define STEP_MOST_ROWS 8u
+#define SOON_PARTS 4u
 
 struct draft {
     struct msg_step *step;
@@ -55,8 +58,8 @@ static struct request *running(const struct core *c, uint32_t i)
 
 struct load {
     uint32_t n_decoding, n_due; /* sequences that decode, and those not in flight */
-    uint32_t n_soon;            /* whose first token is on the way */
-    uint64_t depth;             /* positions of those that decode, now or soon */
+    bool soon;                  /* one will: its first token is on the way */
+    uint64_t depth;             /* positions of those that decode */
     uint64_t prefill;           /* rows of prompts that are due, */
     uint32_t n_prompts;         /* and of how many requests */
 };
@@ -67,9 +70,11 @@ static struct load load_of(const struct core *c)
     for (uint32_t i = 0; i < c->n_running; i++) {
         const struct request *r = running(c, i);
         if (decoding(r)) {
-            bool soon = r->n_tokens == r->n_prompt;
-            l.n_soon += soon;
-            l.n_decoding += !soon;
+            if (r->n_tokens == r->n_prompt) {
+                l.soon |= r->max_new > 1;
+                continue;
+            }
+            l.n_decoding++;
             l.n_due += rows_due(r);
             l.depth += r->n_issued;
         } else {
@@ -90,32 +95,31 @@ static uint32_t steps_wanted(const struct core *c)
 
 /* Sequences that start together would otherwise clump into one Step and leave the rest of the
  * chain empty. */
-static uint32_t a_step(const struct core *c, uint32_t n_sequences)
+static uint32_t decodes_a_step(const struct core *c, const struct load *l)
 {
     uint32_t n = steps_wanted(c);
-    return (n_sequences + n - 1) / n;
+    return (l->n_decoding + n - 1) / n;
 }
 
-/* While sequences decode, prefill makes the Steps of a round trip together no longer than
- * STEP_PERCENT of what the decodes alone would take. */
+/* While sequences decode, the limit is for the Steps of a round trip together. */
 static void set_limit(const struct core *c, const struct load *l, struct draft *d)
 {
     const struct replica *r = &c->replica;
-    uint32_t n_all = l->n_decoding + l->n_soon, n = a_step(c, n_all), wanted = steps_wanted(c);
+    uint32_t n = decodes_a_step(c, l), wanted = steps_wanted(c);
     d->limit_ns = 0;
     d->chunk = c->cfg.rows_max;
-    if (n_all == 0 && c->cfg.n_stages > 1) {
+    if (l->n_decoding == 0 && c->cfg.n_stages > 1) {
         uint64_t share = (l->prefill + 2 * wanted - 1) / (2 * wanted);
         if (share < SHARE_LEAST) share = SHARE_LEAST;
         if (share < d->chunk) d->chunk = (uint32_t)share;
     }
     if (r->cost.n == 0) return;
-    if (n_all == 0) {
+    if (l->n_decoding == 0) {
         uint64_t rows = STEP_MOST_ROWS * cost_predict(&r->cost, (struct cost_work){1, 1, 0});
-        d->limit_ns = rows > STEP_MOST_NS ? rows : STEP_MOST_NS;
+        d->limit_ns = (rows > STEP_MOST_NS ? rows : STEP_MOST_NS) / (l->soon ? SOON_PARTS : 1);
         return;
     }
-    struct cost_work decodes = {n, n, l->depth * n / n_all};
+    struct cost_work decodes = {n, n, l->depth * n / l->n_decoding};
     uint64_t each =
         c->cfg.step_ns ? c->cfg.step_ns : cost_predict(&r->cost, decodes) * STEP_PERCENT / 100;
     uint64_t all = each * wanted, under_way = 0;
@@ -220,7 +224,7 @@ static bool left_for_prefill(const struct core *c, const struct load *l, uint32_
 static void choose_decodes(struct core *c, struct draft *d, const struct load *l)
 {
     const struct request *first = running(c, 0);
-    uint32_t most = a_step(c, l->n_decoding), start = c->decode_from;
+    uint32_t most = decodes_a_step(c, l), start = c->decode_from;
     uint32_t rows = c->cfg.rows_max - (left_for_prefill(c, l, c->cfg.rows_max) ? 1 : 0);
     uint32_t logits = c->cfg.logits_max - (left_for_prefill(c, l, c->cfg.logits_max) ? 1 : 0);
     uint32_t runs = LIMIT_STEP_RUNS - (l->prefill > 0 ? 1 : 0);
