@@ -17,7 +17,7 @@ def sets():
 
 
 def programs(*names, server=False):
-    """Paths of llama-bench, or, with server, of llama-server and rpc-server."""
+    """Paths of llama-bench, or, with server, of llama-server and ggml-rpc-server."""
     have = sets()
     build = os.path.join(fetch.CACHE, f"llama-cpp-{fetch.LLAMA}-" + "-".join(have).lower() + ("-server" if server else ""))
     paths = [os.path.join(build, "bin", n) for n in names]

@@ -1,5 +1,5 @@
 """Sixteen clients, whose prompts share 1,000 tokens: flotilla with two workers against llama-server over two
-rpc-servers, one thread each, on the same machine in turn. Tokens a second of all clients, at least 2."""
+ggml-rpc-servers, one thread each, on the same machine in turn. Tokens a second of all clients, at least 2."""
 import argparse, concurrent.futures, json, os, random, socket, subprocess, sys, time, urllib.error, urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
@@ -20,10 +20,10 @@ def free_port():
 
 
 class Server:
-    """llama-server, all layers on two rpc-servers."""
+    """llama-server, all layers on two ggml-rpc-servers."""
 
     def __enter__(self):
-        server, rpc = llama.programs("llama-server", "rpc-server", server=True)
+        server, rpc = llama.programs("llama-server", "ggml-rpc-server", server=True)
         ports, self.port = [free_port(), free_port()], free_port()
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.processes = [subprocess.Popen([rpc, "-H", "127.0.0.1", "-p", str(p), "-t", "1"], **quiet) for p in ports]
