@@ -298,8 +298,8 @@ static struct cost_work with_rows(const struct draft *d, const struct request *r
     return w;
 }
 
-/* Whether r, the first prompt of the Step, gets rows even where there is no time for them: where
- * nothing else would go on, and each window + 1 Steps. */
+/* Whether the first prompt of a Step has rows even where there is no time for them: where nothing
+ * else would go on, and each window + 1 Steps. */
 static bool must_go_on(const struct core *c, const struct draft *d)
 {
     const struct replica *r = &c->replica;
