@@ -1,5 +1,6 @@
 /* The arithmetic contract in C (README.md): every other level must equal this bit for bit.
- * Compiled without -mfma: fmaf is exact either way. Written to be checked, not to be fast. */
+ * Compiled without -mfma: fmaf is exact either way. Written to be checked, with loops that
+ * compilers vectorise where the order of operations allows it. */
 #include "common/engine/kern.h"
 
 #include "common/base/fmath.h"
@@ -60,14 +61,16 @@ static struct plain_row unpack_row(enum qtype type, const uint8_t *tile, uint32_
     struct plain_row r = {.t = tile_of(type), .w = scratch};
     r.d = (float *)(void *)(r.w + k); /* k is a multiple of 32 */
     r.m = r.d + k / r.t.sub;
+    const int bias = r.t.bias;
     for (uint32_t i = 0; i < k; i += r.t.block, tile += r.t.bytes) {
         struct qblock b;
+        int16_t *restrict w = r.w + i;
         tile_take(type, tile, lane, &b);
         quant_scales(type, &b, r.d + i / r.t.sub, r.m + i / r.t.sub);
         if (r.t.low == 8)
-            for (uint32_t j = 0; j < r.t.block; j++) r.w[i + j] = (int8_t)b.u[j];
+            for (uint32_t j = 0; j < r.t.block; j++) w[j] = (int8_t)b.u[j];
         else
-            for (uint32_t j = 0; j < r.t.block; j++) r.w[i + j] = (int16_t)(b.u[j] - r.t.bias);
+            for (uint32_t j = 0; j < r.t.block; j++) w[j] = (int16_t)(b.u[j] - bias);
     }
     return r;
 }
@@ -81,9 +84,7 @@ static float dot_row(const struct plain_row *row, const struct act *a, uint32_t 
         const int8_t *q = a->q + at * ACT_BLOCK + j * sub % ACT_BLOCK;
         const int16_t *w = row->w + j * sub;
         int32_t sum = 0;
-        for (uint32_t k = 0; k < 16; k++) sum += w[k] * q[k];
-        if (sub == 32)
-            for (uint32_t k = 16; k < 32; k++) sum += w[k] * q[k];
+        for (uint32_t k = 0; k < sub; k++) sum += w[k] * q[k];
         dot = fmaf((float)sum * row->d[j], a->x[at], dot);
         if (!row->t.has_min) continue;
         float y = sub == 32 ? a->y[at] : a->x[at] * (float)a->h[2 * at + (j & 1)];
