@@ -1,6 +1,6 @@
 """The fuzz targets with libFuzzer, ASan and UBSan, ten minutes each, from the corpora. Long form only;
 builds with clang into build-fuzz. What is found stays in build-fuzz/findings."""
-import os, subprocess, sys
+import os, re, subprocess, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -19,17 +19,22 @@ def main():
         found, new = (os.path.join(BUILD, kind, name) for kind in ("findings", "corpus"))
         for folder in (found, new):
             os.makedirs(folder, exist_ok=True)
-        running.append((name, subprocess.Popen(
+        log = open(os.path.join(BUILD, name + ".log"), "w+")  # no pipe: one that nobody reads stops its writer
+        running.append((name, log, subprocess.Popen(
             [os.path.join(BUILD, "bin", name), f"-max_total_time={SECONDS}", "-max_len=65536", "-timeout=20", "-rss_limit_mb=4096",
              f"-artifact_prefix={found}/", new, os.path.join(HERE, "corpus", name.removesuffix("_fuzz"))],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
+            stdout=log, stderr=subprocess.STDOUT)))
     failed = False
-    for name, p in running:
-        out, _ = p.communicate()
+    for name, log, p in running:
+        p.wait()
+        log.seek(0)
+        out = log.read()
         print(name, "exit", p.returncode, out.strip().splitlines()[-1])
         if p.returncode:
             print(out[-4000:])
-        failed |= p.returncode != 0
+        # It says how long it ran: a target that did not run its time has shown nothing.
+        done = re.search(r"Done \d+ runs in (\d+) second", out)
+        failed |= p.returncode != 0 or not done or int(done[1]) < SECONDS
     sys.exit(failed)
 
 
