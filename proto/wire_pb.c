@@ -129,7 +129,7 @@ bool wire__get_logprobs(size_t n, size_t n_chosen, const float *chosen, size_t n
 {
     *ret = (struct msg_logprobs){0};
     if (n_chosen == 0 && n_ids == 0 && n_top == 0) return true;
-    if (n_chosen != n || n_ids != n_top || n_top % n || n_top / n > LIMIT_TOP_LOGPROBS)
+    if (n == 0 || n_chosen != n || n_ids != n_top || n_top % n || n_top / n > LIMIT_TOP_LOGPROBS)
         return false;
     *ret = (struct msg_logprobs){chosen, (uint32_t)(n_top / n), ids, top};
     return true;

@@ -93,13 +93,15 @@ size_t bpe__piece(struct vocab *v, const struct vocab_spec *s, uint32_t i, char 
     return len;
 }
 
-static int store_merges(struct bpe *v, const struct vocab_spec *s, struct errmsg *em)
+static int store_merges(const struct vocab *vocab, const struct vocab_spec *s, struct errmsg *em)
 {
+    struct bpe *v = vocab->bpe;
     struct smap by_text = {0};
     v->merge = mem_try((s->n_merges ? s->n_merges : 1) * sizeof *v->merge);
     if (!v->merge) return err_set(em, ERR_NOMEM, "%" PRIu32 " merges", s->n_merges);
     for (uint32_t i = 0; i < s->n_tokens; i++)
-        (void)smap_put(&by_text, s->tokens[i].data, s->tokens[i].len, i);
+        if (vocab__is_text(vocab, i))
+            (void)smap_put(&by_text, s->tokens[i].data, s->tokens[i].len, i);
     char *joined = NULL;
     size_t cap = 0;
     int rc = 0;
@@ -178,7 +180,7 @@ struct bpe *bpe__new(void)
 
 int bpe__open(struct vocab *v, const struct vocab_spec *s, struct errmsg *em)
 {
-    int rc = store_merges(v->bpe, s, em);
+    int rc = store_merges(v, s, em);
     if (rc == 0) rc = compile_patterns(v->bpe, s->pre, em);
     if (rc == 0 && v->bpe->whole_first) store_words(v);
     return rc;

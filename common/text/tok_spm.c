@@ -14,7 +14,7 @@
 #define SPACE_LEN 3
 
 struct spm {
-    struct smap by_text; /* token texts as in the file */
+    struct smap by_text; /* token texts as in the file, of the tokens that a text can hold */
     char *texts;         /* their bytes */
     uint32_t *order;     /* a token's score as a number that is smaller for higher scores */
     bool space_prefix;   /* a text begins with a space of its own */
@@ -78,7 +78,7 @@ int spm__open(struct vocab *v, const struct vocab_spec *s, struct errmsg *em)
     for (uint32_t i = 0; i < s->n_tokens; i++) {
         struct vocab_string t = s->tokens[i];
         m->order[i] = order_of(s->scores[i]);
-        if (t.len == 0) continue;
+        if (t.len == 0 || !vocab__is_text(v, i)) continue;
         memcpy(m->texts + at, t.data, t.len);
         (void)smap_put(&m->by_text, m->texts + at, t.len, i);
         at += t.len;

@@ -31,6 +31,13 @@ struct vocab {
     struct spm *spm;
 };
 
+/* Whether a text may hold token i. Control tokens, bytes and the unknown are never merged from
+ * characters that look like their names, as in SentencePiece. */
+static inline bool vocab__is_text(const struct vocab *v, uint32_t i)
+{
+    return v->type[i] != TOKEN_CONTROL && v->type[i] != TOKEN_UNKNOWN && v->type[i] != TOKEN_BYTE;
+}
+
 /* Writes the bytes that token i stands for to `out`, at most as many as its text has. */
 size_t bpe__piece(struct vocab *v, const struct vocab_spec *s, uint32_t i, char *out);
 size_t spm__piece(struct vocab *v, const struct vocab_spec *s, uint32_t i, char *out);

@@ -158,6 +158,46 @@ static void test_merge_order(void **state)
     assert_int_equal(vocab_open(&s, &v, &em), ERR_FORMAT);
 }
 
+/* Characters that look like a control token's name stay text, whatever merges there are. */
+static void test_control_is_not_merged(void **state)
+{
+    (void)state;
+    struct vocab_string tokens[] = {{"<", 1}, {"|", 1}, {">", 1}, {"|>", 2}, {"<|>", 3}};
+    int32_t types[] = {1, 1, 1, 1, TOKEN_CONTROL};
+    float scores[] = {-3, -3, -3, -1, 0};
+    struct vocab_string merges[] = {{"| >", 3}, {"< |>", 4}};
+    static const char *const models[] = {"gpt2", "llama"};
+    for (int i = 0; i < 2; i++) {
+        struct vocab_spec s = {.model = {models[i], strlen(models[i])},
+                               .pre = {"gpt-2", 5},
+                               .tokens = tokens,
+                               .types = types,
+                               .n_tokens = 5,
+                               .scores = scores,
+                               .merges = merges,
+                               .n_merges = 2,
+                               .bos = -1,
+                               .eos = 4,
+                               .eot = -1,
+                               .eom = -1,
+                               .unknown = -1};
+        struct vocab *v;
+        struct errmsg em;
+        struct tokens t = {0};
+        assert_int_equal(vocab_open(&s, &v, &em), 0);
+        assert_int_equal(vocab_encode(v, "<|>", 3, false, &t, &em), 0);
+        assert_int_equal(t.n, 2);
+        assert_int_equal(t.ids[0], 0);
+        assert_int_equal(t.ids[1], 3);
+        t.n = 0;
+        assert_int_equal(vocab_encode(v, "<|>", 3, true, &t, &em), 0);
+        assert_int_equal(t.n, 1);
+        assert_int_equal(t.ids[0], 4);
+        mem_free(t.ids);
+        vocab_close(v);
+    }
+}
+
 /* ---- sampling ---- */
 
 #define N 8
@@ -273,10 +313,15 @@ static void test_adjustments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adjustments), cmocka_unit_test(test_characters_over_tokens),
-        cmocka_unit_test(test_any_bytes),   cmocka_unit_test(test_stop_strings),
-        cmocka_unit_test(test_merge_order), cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_filters),     cmocka_unit_test(test_choice_is_a_function),
+        cmocka_unit_test(test_adjustments),
+        cmocka_unit_test(test_characters_over_tokens),
+        cmocka_unit_test(test_any_bytes),
+        cmocka_unit_test(test_stop_strings),
+        cmocka_unit_test(test_merge_order),
+        cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_control_is_not_merged),
+        cmocka_unit_test(test_filters),
+        cmocka_unit_test(test_choice_is_a_function),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
