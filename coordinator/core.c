@@ -37,6 +37,7 @@ struct core *core_open(const struct core_config *config)
     c->twice = mem_zalloc(config->n_pages * sizeof *c->twice);
     c->arena.budget = STEP_ARENA_BYTES;
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) c->replica.stage[i] = NO_WORKER;
+    c->replica.patience_ns = c->cfg.step_timeout_ns;
     (void)snprintf(c->replica.why, sizeof c->replica.why, "waiting for %u worker%s",
                    config->n_stages, config->n_stages == 1 ? "" : "s");
     return c;

@@ -72,6 +72,7 @@ struct replica {
     uint64_t retry_ns;            /* not before this time is a generation begun */
     uint64_t pause_ns;            /* between failed beginnings; doubles */
     uint64_t moved_ns;            /* when the last result came: Steps wait for those before them */
+    uint64_t patience_ns;         /* least age at which a Step is overdue, while a worker is slow */
     uint64_t took_ns[STEP_SIZES]; /* the slowest Step of late, by the logarithm of its rows */
     struct cost cost;             /* of a Step on the slowest stage */
     double trips;                 /* round trip of a Step alone, in times of its slowest stage */

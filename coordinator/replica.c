@@ -17,6 +17,7 @@
 #define LOAD_STILL_NS (120 * NS_PER_S) /* loading without a sign of progress */
 #define ASK_AGAIN_NS (1 * NS_PER_S)    /* an Assign that nobody speaks of is sent again */
 #define OVERDUE_FACTOR 5u
+#define PATIENCE_MOST 8u /* times the least age at which a Step is overdue */
 
 struct epoch replica__epoch(const struct core *c)
 {
@@ -378,6 +379,7 @@ bool replica__result(struct core *c, const struct msg_result *m)
     }
     learn_speed(r, c->now_ns - begun_ns(r, &f), f.work.rows);
     r->moved_ns = c->now_ns;
+    r->patience_ns -= (r->patience_ns - c->cfg.step_timeout_ns) / 16;
     learn_cost(c, &f, take_timings(c, m, &f));
     r->n_flight--;
     memmove(&r->flight[0], &r->flight[1], r->n_flight * sizeof r->flight[0]);
@@ -502,6 +504,14 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
 
 /* ---- time ---- */
 
+/* A worker that speaks and is late may be one whose machine is busy: the next generation gives it
+ * twice the time, or requests would meet one loss after another and be given up. */
+static void be_patient(struct core *c)
+{
+    uint64_t *p = &c->replica.patience_ns, most = c->cfg.step_timeout_ns * PATIENCE_MOST;
+    *p = *p * 2 < most ? *p * 2 : most;
+}
+
 /* An overdue Step is the fault of the first stage that has it and did not finish it, or of the link
  * behind the last stage that finished it. */
 static void blame(struct core *c, uint64_t number)
@@ -515,6 +525,7 @@ static void blame(struct core *c, uint64_t number)
             return;
         }
         if (w->heartbeat.step_done < number) {
+            be_patient(c);
             lose(c,
                  core__text(c, "Step %" PRIu64 " is overdue at worker %s", number, w->hello.name));
             return;
@@ -531,7 +542,7 @@ static void check_overdue(struct core *c)
     const struct in_flight *f = &r->flight[0];
     uint64_t limit = predict(r, f->work.rows) * OVERDUE_FACTOR;
     if (r->state == REPLICA_PROBING) limit = PROBE_MOST_NS; /* nothing is known of its speed yet */
-    if (limit < c->cfg.step_timeout_ns) limit = c->cfg.step_timeout_ns;
+    if (limit < r->patience_ns) limit = r->patience_ns;
     if (c->now_ns >= begun_ns(r, f) + limit) blame(c, f->number);
 }
 

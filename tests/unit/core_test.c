@@ -84,11 +84,9 @@ static struct actions hello(struct fixture *f, uint64_t who, const char *name)
     return from(f, who, m);
 }
 
-/* Two workers join, load, link, and the probe comes back. */
-static void make_ready(struct fixture *f)
+/* From Assign on: two workers load, link, and the probe comes back. */
+static void begin_generation(struct fixture *f, struct actions a)
 {
-    (void)hello(f, 1, "a");
-    struct actions a = hello(f, 2, "b");
     const struct action *assign = first(a, ACT_TO_WORKER);
     assert_non_null(assign);
     f->epoch = assign->to_worker.msg->epoch;
@@ -108,6 +106,12 @@ static void make_ready(struct fixture *f)
     (void)feed(f, (struct event){.type = EV_RESULT, .result = &probe});
     core_status(f->core, &s);
     assert_true(s.ready);
+}
+
+static void make_ready(struct fixture *f)
+{
+    (void)hello(f, 1, "a");
+    begin_generation(f, hello(f, 2, "b"));
 }
 
 static int open_fixture(void **state)
@@ -253,6 +257,53 @@ static void test_overdue_step(void **state)
     }
     assert_non_null(first(a, ACT_LINK_CLOSE));
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "the link from a to worker b"));
+}
+
+/* Worker b speaks, but does not finish its Step. Returns after how long the generation is lost. */
+static uint64_t slow_step(struct fixture *f)
+{
+    const struct action *step = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+    assert_non_null(step);
+    uint64_t number = step->step->number, since_ns = f->now_ns;
+    struct actions a;
+    do {
+        f->now_ns += 100 * MS;
+        struct msg_from_worker m = {.type = FROM_HEARTBEAT};
+        m.heartbeat.step_received = m.heartbeat.step_done = number;
+        (void)from(f, 1, m);
+        m.heartbeat.step_done = number - 1;
+        (void)from(f, 2, m);
+        a = feed(f, (struct event){.type = EV_TICK});
+    } while (!first(a, ACT_LINK_CLOSE) && f->now_ns - since_ns < 60000 * MS);
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "overdue at worker b"));
+    return f->now_ns - since_ns;
+}
+
+/* The next generation after an overdue Step gives twice the time, so that a busy machine does not
+ * cost requests their life; Steps that come in time bring the limit back. */
+static void test_patience_with_a_slow_worker(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)submit(f, 9, 4, 100);
+    assert_int_equal(slow_step(f), 2000 * MS);
+    f->now_ns += 500 * MS;
+    begin_generation(f, feed(f, (struct event){.type = EV_TICK}));
+    assert_in_range(slow_step(f), 3800 * MS, 4000 * MS); /* the probe came in time */
+    f->now_ns += 500 * MS;
+    begin_generation(f, feed(f, (struct event){.type = EV_TICK}));
+    int32_t token = 7;
+    for (uint32_t i = 0; i < 60; i++) {
+        const struct action *step = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+        assert_non_null(step);
+        struct msg_run_result run = {
+            .request = 9, .attempt = 3, .first_pos = 4 + i, .n_tokens = 1, .tokens = &token};
+        struct msg_result r = {
+            .epoch = f->epoch, .number = step->step->number, .n_runs = 1, .runs = &run};
+        f->now_ns += 10 * MS;
+        (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
+    }
+    assert_in_range(slow_step(f), 2000 * MS, 2200 * MS);
 }
 
 static void test_other_version(void **state)
@@ -792,6 +843,7 @@ int main(void)
         TEST(test_one_request),
         TEST(test_silent_worker),
         TEST(test_overdue_step),
+        TEST(test_patience_with_a_slow_worker),
         TEST(test_other_version),
         TEST(test_probe_digest),
         TEST(test_results_that_are_not_asked_for),
