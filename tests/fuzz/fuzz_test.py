@@ -1,5 +1,6 @@
 """The fuzz targets with libFuzzer, ASan and UBSan, ten minutes each, from the corpora. Long form only;
-builds with clang into build-fuzz. What is found stays in build-fuzz/findings."""
+builds with clang into build-fuzz. What is found stays in build-fuzz/findings, what a target
+printed in build-fuzz/NAME.log."""
 import os, re, subprocess, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))

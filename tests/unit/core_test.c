@@ -108,6 +108,7 @@ static void begin_generation(struct fixture *f, struct actions a)
     assert_true(s.ready);
 }
 
+/* Two workers join, and their first generation begins. */
 static void make_ready(struct fixture *f)
 {
     (void)hello(f, 1, "a");
