@@ -36,6 +36,7 @@ struct draft {
     const struct request *growing[LIMIT_STEP_RUNS]; /* their last page here is not whole yet, */
     uint32_t n_growing;                             /* and all its tokens are known */
     bool seen_first;                                /* the most urgent prompt has had its turn */
+    bool full;                                      /* no prompt gets a row more */
 };
 
 /* Rows of r that may be issued now: all its known tokens' positions. */
@@ -289,13 +290,21 @@ static bool find_prefix(struct core *c, struct draft *d, struct request *r)
     return found != PAGES_SOON;
 }
 
-static struct cost_work with_rows(const struct draft *d, const struct request *r, uint32_t n)
+/* What the Step takes with n rows more of a prompt, the first one at position pos. */
+static uint64_t time_with(const struct core *c, const struct draft *d, uint32_t pos, uint32_t n)
 {
     struct cost_work w = d->work;
     w.rows += n + d->n_decodes;
     w.logits += d->n_decodes;
-    w.depth += (uint64_t)n * r->n_issued + (uint64_t)n * n / 2;
-    return w;
+    w.depth += (uint64_t)n * pos + (uint64_t)n * n / 2;
+    return cost_predict(&c->replica.cost, w);
+}
+
+/* No row costs less than a prompt's first; the most urgent prompt may have rows beyond the time. */
+static bool is_full(const struct core *c, const struct draft *d)
+{
+    if (d->work.rows + d->n_decodes >= c->cfg.rows_max || d->chunk == 0) return true;
+    return d->limit_ns && d->seen_first && time_with(c, d, 0, 1) > d->limit_ns;
 }
 
 /* Whether the first prompt of a Step has rows even where there is no time for them: where nothing
@@ -307,18 +316,21 @@ static bool must_go_on(const struct core *c, const struct draft *d)
     return (empty && r->n_flight == 0) || d->number - r->prefilled > c->cfg.window;
 }
 
-/* How many of at most n rows of r the Step's time allows; while others wait, half of it. */
+/* How many of at most n rows of r the Step's time allows; while others wait, half of it, unless
+ * that is too little for one. */
 static uint32_t rows_in_time(const struct core *c, const struct draft *d, const struct request *r,
                              uint32_t n)
 {
-    const struct cost *cost = &c->replica.cost;
     if (!d->limit_ns) return n;
-    uint64_t before = cost_predict(cost, with_rows(d, r, 0)), limit = d->limit_ns;
-    if (d->n_prompts > 0 && limit > before) limit = before + (limit - before) / 2;
+    uint64_t before = time_with(c, d, r->n_issued, 0), limit = d->limit_ns;
+    if (d->n_prompts > 0 && limit > before) {
+        uint64_t half = before + (limit - before) / 2;
+        if (time_with(c, d, r->n_issued, 1) <= half) limit = half;
+    }
     uint32_t low = 0, most = n;
     while (low < most) {
         uint32_t mid = (low + most + 1) / 2;
-        if (cost_predict(cost, with_rows(d, r, mid)) <= limit)
+        if (time_with(c, d, r->n_issued, mid) <= limit)
             low = mid;
         else
             most = mid - 1;
@@ -328,13 +340,13 @@ static uint32_t rows_in_time(const struct core *c, const struct draft *d, const 
 
 static void add_prefill(struct core *c, struct draft *d, struct request *r)
 {
-    uint32_t page = c->cfg.page, taken = d->work.rows + d->n_decodes;
+    uint32_t page = c->cfg.page;
     d->n_prompts--;
-    if (taken >= c->cfg.rows_max || !find_prefix(c, d, r)) return;
-    uint32_t room = c->cfg.rows_max - taken, n = rows_due(r);
+    d->full = is_full(c, d);
+    if (d->full || !find_prefix(c, d, r)) return;
+    uint32_t room = c->cfg.rows_max - d->work.rows - d->n_decodes, n = rows_due(r);
     if (room > d->chunk) room = d->chunk;
     if (d->n_prompts > 0) room = (room + 1) / 2; /* the others' */
-    if (room == 0) return;
     if (n <= room && d->work.logits + d->n_decodes >= c->cfg.logits_max)
         n--; /* its last row waits */
     if (n > room) n = room;
@@ -410,7 +422,7 @@ static void fill(struct core *c, struct draft *d)
         if (r->chosen_in == c->draft) {
             d->n_decodes--;
             if (take_pages(c, r, r->n_issued + 1)) add_run(c, d, r, 1);
-        } else if (!decoding(r) && rows_due(r)) {
+        } else if (!d->full && !decoding(r) && rows_due(r)) {
             add_prefill(c, d, r);
         }
     }

@@ -1,5 +1,6 @@
 /* The core's answers, event by event: what the simulator's random worlds do not ask for by name. */
 #include "coordinator/core.h"
+#include "coordinator/cost.h"
 
 #include "common/base/clock.h"
 
@@ -11,6 +12,17 @@
 #include <cmocka.h>
 
 #define MS NS_PER_MS
+
+/* The linker leads the core's calls of cost_predict through here, to be counted. */
+uint64_t __real_cost_predict(const struct cost *c, struct cost_work work);
+uint64_t __wrap_cost_predict(const struct cost *c, struct cost_work work);
+static uint32_t n_predicted;
+
+uint64_t __wrap_cost_predict(const struct cost *c, struct cost_work work)
+{
+    n_predicted++;
+    return __real_cost_predict(c, work);
+}
 
 struct fixture {
     struct core *core;
@@ -788,6 +800,28 @@ static void test_deep_prompt(void **state)
     assert_in_range(waited, 1, 2);
 }
 
+/* However many prompts wait, only those that the Step has room for are weighed. */
+static void test_many_prompts(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = served();
+    uint32_t rows, decodes, prefilled = 0;
+    k.n_pages = 8000;
+    k.share = false;
+    k.max_live = k.max_running = k.max_per_client = 1000;
+    reopen(f, k);
+    for (uint64_t id = 1; id <= 16; id++) (void)feed(f, request(id, 4, 300, PRIORITY_NORMAL));
+    for (int i = 0; i < 60; i++) assert_true(timed_turn(f, &rows, &decodes));
+    for (uint64_t id = 200; id < 1000; id++) (void)feed(f, request(id, 90, 1, PRIORITY_NORMAL));
+    for (int i = 0; i < 100; i++) {
+        n_predicted = 0;
+        assert_true(timed_turn(f, &rows, &decodes));
+        assert_in_range(n_predicted, 1, 100);
+        prefilled += rows - decodes;
+    }
+    assert_true(prefilled > 200);
+}
+
 /* Nothing decodes: a Step of deep rows is short, so that who comes has its turn soon. */
 static void test_steps_are_short(void **state)
 {
@@ -860,6 +894,7 @@ int main(void)
         TEST(test_received),
         TEST(test_step_budget),
         TEST(test_deep_prompt),
+        TEST(test_many_prompts),
         TEST(test_steps_are_short),
         TEST(test_nobody_starves),
     };
