@@ -36,7 +36,8 @@ struct draft {
     const struct request *growing[LIMIT_STEP_RUNS]; /* their last page here is not whole yet, */
     uint32_t n_growing;                             /* and all its tokens are known */
     bool seen_first;                                /* the most urgent prompt has had its turn */
-    bool full;                                      /* no prompt gets a row more */
+    bool full;                                      /* no prompt gets a row more, */
+    bool for_last;                                  /* or only the least urgent one does */
 };
 
 /* Rows of r that may be issued now: all its known tokens' positions. */
@@ -300,11 +301,22 @@ static uint64_t time_with(const struct core *c, const struct draft *d, uint32_t 
     return cost_predict(&c->replica.cost, w);
 }
 
-/* No row costs less than a prompt's first; the most urgent prompt may have rows beyond the time. */
-static bool is_full(const struct core *c, const struct draft *d)
+/* Half of the time that is left, while others wait: the last one has all of it. */
+static uint64_t time_for(const struct draft *d, uint64_t before)
 {
-    if (d->work.rows + d->n_decodes >= c->cfg.rows_max || d->chunk == 0) return true;
-    return d->limit_ns && d->seen_first && time_with(c, d, 0, 1) > d->limit_ns;
+    bool shared = d->n_prompts > 0 && d->limit_ns > before;
+    return shared ? before + (d->limit_ns - before) / 2 : d->limit_ns;
+}
+
+/* What is left of the Step for prompts. Where there is no time for one's first row, there is none
+ * for any row; the most urgent one may nevertheless have some. */
+static void weigh(const struct core *c, struct draft *d)
+{
+    d->full = d->work.rows + d->n_decodes >= c->cfg.rows_max || d->chunk == 0;
+    if (d->full || !d->limit_ns || !d->seen_first) return;
+    uint64_t one = time_with(c, d, 0, 1);
+    d->full = one > d->limit_ns;
+    d->for_last = one > time_for(d, time_with(c, d, 0, 0));
 }
 
 /* Whether the first prompt of a Step has rows even where there is no time for them: where nothing
@@ -316,17 +328,12 @@ static bool must_go_on(const struct core *c, const struct draft *d)
     return (empty && r->n_flight == 0) || d->number - r->prefilled > c->cfg.window;
 }
 
-/* How many of at most n rows of r the Step's time allows; while others wait, half of it, unless
- * that is too little for one. */
+/* How many of at most n rows of r the Step's time allows. */
 static uint32_t rows_in_time(const struct core *c, const struct draft *d, const struct request *r,
                              uint32_t n)
 {
     if (!d->limit_ns) return n;
-    uint64_t before = time_with(c, d, r->n_issued, 0), limit = d->limit_ns;
-    if (d->n_prompts > 0 && limit > before) {
-        uint64_t half = before + (limit - before) / 2;
-        if (time_with(c, d, r->n_issued, 1) <= half) limit = half;
-    }
+    uint64_t limit = time_for(d, time_with(c, d, r->n_issued, 0));
     uint32_t low = 0, most = n;
     while (low < most) {
         uint32_t mid = (low + most + 1) / 2;
@@ -341,9 +348,7 @@ static uint32_t rows_in_time(const struct core *c, const struct draft *d, const 
 static void add_prefill(struct core *c, struct draft *d, struct request *r)
 {
     uint32_t page = c->cfg.page;
-    d->n_prompts--;
-    d->full = is_full(c, d);
-    if (d->full || !find_prefix(c, d, r)) return;
+    if (!find_prefix(c, d, r)) return;
     uint32_t room = c->cfg.rows_max - d->work.rows - d->n_decodes, n = rows_due(r);
     if (room > d->chunk) room = d->chunk;
     if (d->n_prompts > 0) room = (room + 1) / 2; /* the others' */
@@ -417,13 +422,16 @@ static void fill(struct core *c, struct draft *d)
     d->n_prompts = l.n_prompts;
     set_limit(c, &l, d);
     choose_decodes(c, d, &l);
+    weigh(c, d);
     for (uint32_t i = 0; i < c->n_running && d->n_runs < LIMIT_STEP_RUNS; i++) {
         struct request *r = running(c, i);
         if (r->chosen_in == c->draft) {
             d->n_decodes--;
             if (take_pages(c, r, r->n_issued + 1)) add_run(c, d, r, 1);
         } else if (!d->full && !decoding(r) && rows_due(r)) {
+            if (--d->n_prompts > 0 && d->for_last) continue;
             add_prefill(c, d, r);
+            weigh(c, d);
         }
     }
     while (c->n_twice) pages_drop(c->pages, c->twice[--c->n_twice]);

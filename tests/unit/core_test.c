@@ -800,6 +800,33 @@ static void test_deep_prompt(void **state)
     assert_in_range(waited, 1, 2);
 }
 
+/* Two prompts so deep that a row takes more than their share of the time leave it to a short one.
+ */
+static void test_short_behind_two_deep(void **state)
+{
+    struct fixture *f = *state;
+    static const int32_t deep[2][6000] = {{9}, {8}};
+    uint32_t rows, decodes, first_deep = 0;
+    reopen(f, served());
+    f->position_ns = 500;
+    for (uint64_t id = 1; id <= 16; id++) (void)feed(f, request(id, 4, 900, PRIORITY_NORMAL));
+    for (int i = 0; i < 60; i++) assert_true(timed_turn(f, &rows, &decodes));
+    for (uint64_t i = 0; i < 2; i++) {
+        struct event e = request(100 + 2 * i, 6000, 1, PRIORITY_NORMAL);
+        e.submit.tokens = deep[i];
+        (void)feed(f, e);
+    }
+    while (first_deep < 1400) {
+        assert_true(timed_turn(f, &rows, &decodes));
+        first_deep += f->prefilled[0];
+    }
+    for (int n = 0; n < 20; n++) {
+        (void)feed(f, request(101, 12, 1, PRIORITY_NORMAL));
+        assert_true(timed_turn(f, &rows, &decodes));
+        assert_int_equal(f->ended, 101);
+    }
+}
+
 /* However many prompts wait, only those that the Step has room for are weighed. */
 static void test_many_prompts(void **state)
 {
@@ -894,6 +921,7 @@ int main(void)
         TEST(test_received),
         TEST(test_step_budget),
         TEST(test_deep_prompt),
+        TEST(test_short_behind_two_deep),
         TEST(test_many_prompts),
         TEST(test_steps_are_short),
         TEST(test_nobody_starves),
