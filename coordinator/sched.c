@@ -8,16 +8,19 @@
 
 #include <string.h>
 
-/* Beside decodes, prefill may make a Step this many percent as long as with decodes alone; but the
- * most urgent prompt has some rows each window + 1 Steps, however long they take. */
-#define STEP_PERCENT 150u
+/* Beside decodes, prefill may take this many percent of the time that the decodes take, and where
+ * more prompts wait than sequences decode, as many times more; but the most urgent prompt has some
+ * rows each window + 1 Steps, however long they take. */
+#define PREFILL_PERCENT 50u
 #define CHUNK_LEAST 2u
+#define TURNS 8u /* prompts for which a more urgent one leaves time */
 
-/* While nothing decodes, a Step is cut so that all stages have work, and takes no longer than
- * STEP_MOST_NS, so that who comes soon has a turn, or than STEP_MOST_ROWS times one row, so that
- * weights are read for many rows; a part of that while one is about to decode. */
+/* While nothing decodes, a Step is cut so that all stages have work; and the Steps in flight take
+ * no longer together than FLIGHT_MOST_NS, so that who comes soon has a turn, or each than
+ * STEP_MOST_ROWS times one row, so that weights are read for many rows; a part of that while one is
+ * about to decode. */
 #define SHARE_LEAST 128u /* rows that it has nevertheless */
-#define STEP_MOST_NS (100 * NS_PER_MS)
+#define FLIGHT_MOST_NS (150 * NS_PER_MS)
 #define STEP_MOST_ROWS 8u
 #define SOON_PARTS 4u
 
@@ -36,8 +39,7 @@ struct draft {
     const struct request *growing[LIMIT_STEP_RUNS]; /* their last page here is not whole yet, */
     uint32_t n_growing;                             /* and all its tokens are known */
     bool seen_first;                                /* the most urgent prompt has had its turn */
-    bool full;                                      /* no prompt gets a row more, */
-    bool for_last;                                  /* or only the least urgent one does */
+    bool full;                                      /* no prompt gets a row more */
 };
 
 /* Rows of r that may be issued now: all its known tokens' positions. */
@@ -116,14 +118,18 @@ static void set_limit(const struct core *c, const struct load *l, struct draft *
         if (share < d->chunk) d->chunk = (uint32_t)share;
     }
     if (r->cost.n == 0) return;
+    uint64_t rows = STEP_MOST_ROWS * cost_predict(&r->cost, (struct cost_work){1, 1, 0});
+    uint64_t most = FLIGHT_MOST_NS / c->cfg.window > rows ? FLIGHT_MOST_NS / c->cfg.window : rows;
     if (l->n_decoding == 0) {
-        uint64_t rows = STEP_MOST_ROWS * cost_predict(&r->cost, (struct cost_work){1, 1, 0});
-        d->limit_ns = (rows > STEP_MOST_NS ? rows : STEP_MOST_NS) / (l->soon ? SOON_PARTS : 1);
+        d->limit_ns = most / (l->soon ? SOON_PARTS : 1);
         return;
     }
     struct cost_work decodes = {n, n, l->depth * n / l->n_decoding};
-    uint64_t each =
-        c->cfg.step_ns ? c->cfg.step_ns : cost_predict(&r->cost, decodes) * STEP_PERCENT / 100;
+    uint64_t each = cost_predict(&r->cost, decodes), prefill = each * PREFILL_PERCENT / 100;
+    uint64_t crowd = prefill * l->n_prompts / l->n_decoding;
+    if (crowd > most / SOON_PARTS) crowd = most / SOON_PARTS;
+    if (prefill < crowd) prefill = crowd;
+    each = c->cfg.step_ns ? c->cfg.step_ns : each + prefill;
     uint64_t all = each * wanted, under_way = 0;
     for (uint32_t i = 0; i < r->n_flight; i++)
         under_way += cost_predict(&r->cost, r->flight[i].work);
@@ -301,22 +307,25 @@ static uint64_t time_with(const struct core *c, const struct draft *d, uint32_t 
     return cost_predict(&c->replica.cost, w);
 }
 
-/* Half of the time that is left, while others wait: the last one has all of it. */
-static uint64_t time_for(const struct draft *d, uint64_t before)
+/* Half of the time that is left, while others wait; and the time of CHUNK_LEAST first rows is left
+ * for each of them, up to TURNS. The last one has all of it. */
+static uint64_t time_for(const struct core *c, const struct draft *d)
 {
-    bool shared = d->n_prompts > 0 && d->limit_ns > before;
-    return shared ? before + (d->limit_ns - before) / 2 : d->limit_ns;
+    uint64_t before = time_with(c, d, 0, 0), least = time_with(c, d, 0, CHUNK_LEAST) - before;
+    if (d->n_prompts == 0 || d->limit_ns <= before) return d->limit_ns;
+    uint64_t left = d->limit_ns - before;
+    uint64_t kept = least * (d->n_prompts < TURNS ? d->n_prompts : TURNS);
+    uint64_t share = left > kept + least ? left - kept : least;
+    if (share > left / 2 && left / 2 >= least) share = left / 2;
+    return share < left ? before + share : d->limit_ns;
 }
 
-/* What is left of the Step for prompts. Where there is no time for one's first row, there is none
- * for any row; the most urgent one may nevertheless have some. */
-static void weigh(const struct core *c, struct draft *d)
+/* Where there is no time for a prompt's first row, there is none for any row; but the most urgent
+ * one may have some nevertheless. */
+static bool is_full(const struct core *c, const struct draft *d)
 {
-    d->full = d->work.rows + d->n_decodes >= c->cfg.rows_max || d->chunk == 0;
-    if (d->full || !d->limit_ns || !d->seen_first) return;
-    uint64_t one = time_with(c, d, 0, 1);
-    d->full = one > d->limit_ns;
-    d->for_last = one > time_for(d, time_with(c, d, 0, 0));
+    if (d->work.rows + d->n_decodes >= c->cfg.rows_max || d->chunk == 0) return true;
+    return d->limit_ns && d->seen_first && time_with(c, d, 0, 1) > d->limit_ns;
 }
 
 /* Whether the first prompt of a Step has rows even where there is no time for them: where nothing
@@ -333,7 +342,8 @@ static uint32_t rows_in_time(const struct core *c, const struct draft *d, const 
                              uint32_t n)
 {
     if (!d->limit_ns) return n;
-    uint64_t limit = time_for(d, time_with(c, d, r->n_issued, 0));
+    uint64_t limit = time_for(c, d);
+    if (time_with(c, d, r->n_issued, 1) > limit) return 0;
     uint32_t low = 0, most = n;
     while (low < most) {
         uint32_t mid = (low + most + 1) / 2;
@@ -348,6 +358,7 @@ static uint32_t rows_in_time(const struct core *c, const struct draft *d, const 
 static void add_prefill(struct core *c, struct draft *d, struct request *r)
 {
     uint32_t page = c->cfg.page;
+    d->n_prompts--;
     if (!find_prefix(c, d, r)) return;
     uint32_t room = c->cfg.rows_max - d->work.rows - d->n_decodes, n = rows_due(r);
     if (room > d->chunk) room = d->chunk;
@@ -355,12 +366,13 @@ static void add_prefill(struct core *c, struct draft *d, struct request *r)
     if (n <= room && d->work.logits + d->n_decodes >= c->cfg.logits_max)
         n--; /* its last row waits */
     if (n > room) n = room;
-    uint32_t least = !d->seen_first && must_go_on(c, d) ? CHUNK_LEAST : 0;
+    bool first = !d->seen_first;
+    d->seen_first = true;
+    if (n == 0) return;
+    uint32_t least = first && must_go_on(c, d) ? CHUNK_LEAST : 0;
     uint32_t in_time = rows_in_time(c, d, r, n);
     if (in_time < least) in_time = least;
     if (n > in_time) n = in_time;
-    bool first = !d->seen_first;
-    d->seen_first = true;
     uint32_t past = (r->n_issued + n) % page;
     if (n < rows_due(r) && n / 2 > past)
         n -= past; /* chunks end with a page, where that costs little */
@@ -422,16 +434,15 @@ static void fill(struct core *c, struct draft *d)
     d->n_prompts = l.n_prompts;
     set_limit(c, &l, d);
     choose_decodes(c, d, &l);
-    weigh(c, d);
+    d->full = is_full(c, d);
     for (uint32_t i = 0; i < c->n_running && d->n_runs < LIMIT_STEP_RUNS; i++) {
         struct request *r = running(c, i);
         if (r->chosen_in == c->draft) {
             d->n_decodes--;
             if (take_pages(c, r, r->n_issued + 1)) add_run(c, d, r, 1);
         } else if (!d->full && !decoding(r) && rows_due(r)) {
-            if (--d->n_prompts > 0 && d->for_last) continue;
             add_prefill(c, d, r);
-            weigh(c, d);
+            d->full = is_full(c, d);
         }
     }
     while (c->n_twice) pages_drop(c->pages, c->twice[--c->n_twice]);
