@@ -36,7 +36,7 @@ def p99(c, beside):
                                         "--prompt-tokens", "2048", "--tokens", "1", "--seed", str(next(seeds) + 1000)],
                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(0.5)
-    r = load(c, "--clients", "8", "--requests", "8", "--prompt-tokens", "16", "--tokens", "160")
+    r = load(c, "--clients", "8", "--requests", "8", "--prompt-tokens", "16", "--tokens", "400")
     if long:
         long.kill()
         long.wait()
