@@ -800,8 +800,7 @@ static void test_deep_prompt(void **state)
     assert_in_range(waited, 1, 2);
 }
 
-/* Two prompts so deep that a row takes more than their share of the time leave it to a short one.
- */
+/* Two prompts so deep that a row takes more than their share leave the time to a short one. */
 static void test_short_behind_two_deep(void **state)
 {
     struct fixture *f = *state;
@@ -827,7 +826,8 @@ static void test_short_behind_two_deep(void **state)
     }
 }
 
-/* Prompts that come together while one sequence decodes: the decode does not keep them small. */
+/* Prompts that come together while one sequence decodes are done in twice what their rows alone
+ * take: the decode does not keep them small. */
 static void test_crowd(void **state)
 {
     struct fixture *f = *state;
