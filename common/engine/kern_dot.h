@@ -13,14 +13,25 @@
 #include "common/engine/tile.h"
 #include "common/engine/vec.h"
 
-/* The near one asks for the middle of its line: in an unrolled tile one's far address is another's
- * near one, and gcc would keep them all, in vector registers when it has no others (5 % of Q4_K).
- */
-VEC_INLINE void prefetch(const uint8_t *p, size_t bytes, size_t far, size_t near)
+/* How many bytes ahead of its reads a product of one token asks for its tiles. The compiler is kept
+ * from knowing: it would see that in an unrolled tile one's far address is another's near one, and
+ * keep them all, in vector registers when it has no others (7 % of Q4_K). */
+struct ahead {
+    size_t far, near;
+};
+
+VEC_INLINE struct ahead ahead_of(const struct tile l)
+{
+    struct ahead a = {l.block == 32 ? 4096 : 3328, 1024};
+    __asm__("" : "+r"(a.far), "+r"(a.near));
+    return a;
+}
+
+VEC_INLINE void prefetch(const uint8_t *p, size_t bytes, struct ahead a)
 {
     for (size_t i = 0; i < bytes; i += 64) {
-        _mm_prefetch((const char *)p + i + far, _MM_HINT_T1);
-        _mm_prefetch((const char *)p + i + near + 32, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + i + a.far, _MM_HINT_T1);
+        _mm_prefetch((const char *)p + i + a.near, _MM_HINT_T0);
     }
 }
 
@@ -112,14 +123,12 @@ VEC_INLINE void dot_tiles(const enum qtype type, const uint8_t *t, const struct 
 {
     const struct tile l = tile_of(type);
     const int groups = l.sub / 4, subs = l.block / l.sub, bits = l.low + l.high;
+    const struct ahead ahead = ahead_of(l);
     const int8_t *q = a->q;
     vec dot = vec_all(0.0f), off = dot;
     for (uint32_t b = 0; b < a->k / l.block; b++, t += l.bytes) {
         vec d = half_at(t + l.d_at), m = tile_min(l, t);
-        if (l.block == 32)
-            prefetch(t, l.bytes, 4096, 1024);
-        else
-            prefetch(t, l.cells_at, 2560, 768);
+        prefetch(t, l.block == 32 ? l.bytes : l.cells_at, ahead);
 #pragma GCC unroll 16
         for (int j = 0; j < subs; j++, q += l.sub) {
             uint32_t block = (b * l.block + (uint32_t)(j * l.sub)) / 32;
@@ -127,7 +136,7 @@ VEC_INLINE void dot_tiles(const enum qtype type, const uint8_t *t, const struct 
             struct isum s = isum_start(-bias_of(l) * total);
             if (l.block > 32 && j * l.sub % l.cell == 0)
                 prefetch(t + l.cells_at + (uint32_t)(j * l.sub / l.cell) * tile_cell_bytes(l),
-                         tile_cell_bytes(l), 2560, 768);
+                         tile_cell_bytes(l), ahead);
 #pragma GCC unroll 8
             for (int g = 0; g < groups; g++) {
                 ivec w = group_at(l, t, (uint32_t)(j * groups + g));
