@@ -105,35 +105,45 @@ static uint32_t decodes_a_step(const struct core *c, const struct load *l)
     return (l->n_decoding + n - 1) / n;
 }
 
+/* Most predicted time of one Step without decodes. */
+static uint64_t most_alone(const struct core *c)
+{
+    uint64_t rows = STEP_MOST_ROWS * cost_predict(&c->replica.cost, (struct cost_work){1, 1, 0});
+    uint64_t share = FLIGHT_MOST_NS / c->cfg.window;
+    return share > rows ? share : rows;
+}
+
 /* While sequences decode, the limit is for the Steps of a round trip together. */
-static void set_limit(const struct core *c, const struct load *l, struct draft *d)
+static uint64_t limit_beside_decodes(const struct core *c, const struct load *l)
 {
     const struct replica *r = &c->replica;
-    uint32_t n = decodes_a_step(c, l), wanted = steps_wanted(c);
+    uint32_t n = decodes_a_step(c, l);
+    struct cost_work decodes = {n, n, l->depth * n / l->n_decoding};
+    uint64_t each = cost_predict(&r->cost, decodes), prefill = each * PREFILL_PERCENT / 100;
+    uint64_t crowd = prefill * l->n_prompts / l->n_decoding, most = most_alone(c) / SOON_PARTS;
+    if (crowd > most) crowd = most;
+    if (prefill < crowd) prefill = crowd;
+    each = c->cfg.step_ns ? c->cfg.step_ns : each + prefill;
+    uint64_t all = each * steps_wanted(c), under_way = 0;
+    for (uint32_t i = 0; i < r->n_flight; i++)
+        under_way += cost_predict(&r->cost, r->flight[i].work);
+    return under_way >= all ? 1 : all - under_way < each ? all - under_way : each;
+}
+
+/* The Step's limits in predicted time (0: nothing is measured yet) and in rows of one prompt. */
+static void set_limits(const struct core *c, const struct load *l, struct draft *d)
+{
     d->limit_ns = 0;
     d->chunk = c->cfg.rows_max;
     if (l->n_decoding == 0 && c->cfg.n_stages > 1) {
-        uint64_t share = (l->prefill + 2 * wanted - 1) / (2 * wanted);
+        uint32_t parts = 2 * steps_wanted(c);
+        uint64_t share = (l->prefill + parts - 1) / parts;
         if (share < SHARE_LEAST) share = SHARE_LEAST;
         if (share < d->chunk) d->chunk = (uint32_t)share;
     }
-    if (r->cost.n == 0) return;
-    uint64_t rows = STEP_MOST_ROWS * cost_predict(&r->cost, (struct cost_work){1, 1, 0});
-    uint64_t most = FLIGHT_MOST_NS / c->cfg.window > rows ? FLIGHT_MOST_NS / c->cfg.window : rows;
-    if (l->n_decoding == 0) {
-        d->limit_ns = most / (l->soon ? SOON_PARTS : 1);
-        return;
-    }
-    struct cost_work decodes = {n, n, l->depth * n / l->n_decoding};
-    uint64_t each = cost_predict(&r->cost, decodes), prefill = each * PREFILL_PERCENT / 100;
-    uint64_t crowd = prefill * l->n_prompts / l->n_decoding;
-    if (crowd > most / SOON_PARTS) crowd = most / SOON_PARTS;
-    if (prefill < crowd) prefill = crowd;
-    each = c->cfg.step_ns ? c->cfg.step_ns : each + prefill;
-    uint64_t all = each * wanted, under_way = 0;
-    for (uint32_t i = 0; i < r->n_flight; i++)
-        under_way += cost_predict(&r->cost, r->flight[i].work);
-    d->limit_ns = under_way >= all ? 1 : all - under_way < each ? all - under_way : each;
+    if (c->replica.cost.n == 0) return;
+    d->limit_ns =
+        l->n_decoding ? limit_beside_decodes(c, l) : most_alone(c) / (l->soon ? SOON_PARTS : 1);
 }
 
 /* ---- runs ---- */
@@ -432,7 +442,7 @@ static void fill(struct core *c, struct draft *d)
 {
     struct load l = load_of(c);
     d->n_prompts = l.n_prompts;
-    set_limit(c, &l, d);
+    set_limits(c, &l, d);
     choose_decodes(c, d, &l);
     d->full = is_full(c, d);
     for (uint32_t i = 0; i < c->n_running && d->n_runs < LIMIT_STEP_RUNS; i++) {
