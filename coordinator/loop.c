@@ -25,6 +25,8 @@
 #define CLIENT_MESSAGES_A_TURN 32
 #define DRAIN_MS 200
 #define LOGITS_MAX 64u
+/* The last stage holds a Step's logits as floats; a row of Gemma's vocabulary is 1 MiB. */
+#define LOGITS_BYTES ((uint32_t)32 << 20)
 
 static atomic_bool asked_to_stop;
 
@@ -316,6 +318,15 @@ int loop_check(const struct config *config, const struct model_file *model, stru
     return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : 0;
 }
 
+/* Rows of a Step that may want logits. */
+static uint32_t logits_max_of(const struct config *c, const struct arch_dims *d)
+{
+    uint32_t fit = LOGITS_BYTES / (uint32_t)sizeof(float) / d->vocab;
+    uint32_t most = c->chunk < LOGITS_MAX ? c->chunk : LOGITS_MAX;
+    if (most > fit) most = fit;
+    return most ? most : 1;
+}
+
 static struct core *open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation)
 {
     const struct config *c = s->config;
@@ -342,7 +353,7 @@ static struct core *open_core(struct shell *s, const char *results_endpoint, uin
         .n_pages = pages,
         .ctx = ctx < pages * LIMIT_PAGE ? ctx : pages * LIMIT_PAGE,
         .rows_max = c->chunk,
-        .logits_max = c->chunk < LOGITS_MAX ? c->chunk : LOGITS_MAX,
+        .logits_max = logits_max_of(c, &m->dims),
         .window = c->window ? c->window : c->workers + 1,
         .max_live = c->max_requests,
         .max_running = c->max_sequences && c->max_sequences < c->max_requests ? c->max_sequences

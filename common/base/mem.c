@@ -46,7 +46,10 @@ void *mem_alloc(size_t bytes)
 
 void *mem_zalloc(size_t bytes)
 {
-    return memset(mem_alloc(bytes), 0, bytes);
+    if (guard_depth) die("allocation in the guarded compute path", bytes);
+    void *p = calloc(1, bytes ? bytes : 1);
+    if (!p) die("out of memory", bytes);
+    return p;
 }
 
 void *mem_realloc(void *old, size_t bytes)

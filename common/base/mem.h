@@ -2,7 +2,8 @@
  *
  * mem_alloc aborts when there is none: for sizes that this program chose. mem_try returns NULL: for
  * any size that came from a file, a peer or a user, after a limit check. mem_pages gives
- * zero-filled, 2 MiB-aligned address space that asks for huge pages: for weights and KV. */
+ * zero-filled, 2 MiB-aligned address space that asks for huge pages: for weights, KV and what a
+ * load needs until it ends, since the system has it back at once when it is freed. */
 #ifndef FLOTILLA_BASE_MEM_H
 #define FLOTILLA_BASE_MEM_H
 

@@ -38,6 +38,8 @@ struct reading {
     int fd, fd_direct;    /* fd_direct is -1 where O_DIRECT is refused */
     bool direct, may_ask; /* direct reads work; the kernel tells us what it has cached */
     struct slot slots[RING_DEPTH];
+    uint8_t *buffers; /* of all slots */
+    size_t buffers_bytes;
     unsigned in_flight;
     struct errmsg *em;
 };
@@ -239,9 +241,10 @@ static int open_buffers(struct reading *r, unsigned n)
         return err_set(r->em, ERR_LIMIT, "%s: a read of %" PRIu64 " bytes, the limit is %" PRIu64,
                        r->f->path, most, RING_EXTENT_BYTES_MAX);
     size_t bytes = (size_t)(most / ALIGN + 3) * ALIGN;
-    for (unsigned i = 0; i < n; i++)
-        if (posix_memalign((void **)&r->slots[i].buf, ALIGN, bytes) != 0)
-            return err_set(r->em, ERR_NOMEM, "read buffers");
+    r->buffers_bytes = n * bytes;
+    r->buffers = mem_pages(r->buffers_bytes);
+    if (!r->buffers) return err_set(r->em, ERR_NOMEM, "read buffers");
+    for (unsigned i = 0; i < n; i++) r->slots[i].buf = r->buffers + i * bytes;
     return 0;
 }
 
@@ -291,7 +294,7 @@ int ring_read(void *ctx, const struct extent *extents, size_t n_extents, source_
     int rc =
         r->fd < 0 ? err_set(em, err_from_errno(errno), "%s: %s", f->path, strerror(errno)) : run(r);
     if (r->fd >= 0) (void)close(r->fd);
-    for (unsigned i = 0; i < RING_DEPTH; i++) mem_free(r->slots[i].buf);
+    mem_pages_free(r->buffers, r->buffers_bytes);
     mem_free(r);
     return rc;
 }
