@@ -119,7 +119,6 @@ class Slices(unittest.TestCase):
                     self.assertEqual(p.wait(timeout=20), 0)
                 c.stdout.close()
 
-
     def test_pool_sizes(self):
         """Positions x KV heads x head size x 2 x layers x bytes a value, scales included."""
         for kv, per_value in (("f32", 4), ("f16", 2), ("q8_0", 1.0625), ("q4_0", 0.5625)):
@@ -130,7 +129,7 @@ class Slices(unittest.TestCase):
 
 
 class GemmaSlices(Slices):
-    """Its head is wider than hidden / heads, and its embedding is two thirds of the file."""
+    """Its head is wider than hidden / heads, and its embedding is most of the file."""
     model, layers, hidden, kv_heads, head = GEMMA, 18, 640, 1, 256
     ranges = [[0, 4], [5, 9], [10, 13], [14, 17]]
 
