@@ -25,6 +25,9 @@ TOKENS = 64
 # The product's last axes have four cells: a cycle of the four types alone would always meet the same one.
 TYPES_IN_TURN = ("q8_0", "f16", "q4_0", "f32", "f16")
 PARAMETERS = [dict(temp=0, seed=1), dict(temp=0.8, seed=7)]
+# The cells assert that no generation is lost. A machine that turns to something else for seconds must not decide
+# that: how soon a worker is given up is tested where failures are.
+UNHURRIED = ["step_timeout_ms=60000", "worker_timeout_ms=60000"]
 
 
 def requests():
@@ -67,7 +70,7 @@ class OneAnswer(unittest.TestCase):
 
     def in_cluster(self, together, workers, isa, kv, **axis):
         what = f"{workers} workers {isa} {kv} {axis} {'together' if together else 'one by one'}"
-        with Cluster(model=self.model, workers=workers, isa=isa, kv=kv, kv_tokens=16384, **axis) as c:
+        with Cluster(model=self.model, workers=workers, isa=isa, kv=kv, kv_tokens=16384, set=UNHURRIED, **axis) as c:
             if together:
                 results = []
                 for kw in PARAMETERS:
