@@ -246,6 +246,7 @@ static int check(const struct load *l, struct errmsg *em)
         struct load_record *r = &l->run->records[i];
         if (r->failed) continue;
         struct gen_options g = {.model = o->model,
+                                .kv = o->kv,
                                 .ignore_eos = true,
                                 .tokens = r->n_tokens_wanted,
                                 .chunk = 512,
@@ -253,10 +254,7 @@ static int check(const struct load *l, struct errmsg *em)
         struct gen_result alone = {0};
         for (uint32_t k = 0; k < r->n_prompt; k++) tokens_push(&alone.prompt, r->prompt[k]);
         int rc = gen_local(&g, NULL, NULL, &alone, em);
-        if (rc == 0)
-            r->match =
-                alone.tokens.n == r->tokens.n &&
-                memcmp(alone.tokens.ids, r->tokens.ids, r->tokens.n * sizeof *r->tokens.ids) == 0;
+        if (rc == 0) load_compare(r, &alone.tokens);
         gen_result_close(&alone);
         if (rc < 0) return rc;
     }
@@ -298,15 +296,4 @@ int load_run(const struct load_options *o, struct load_run *ret, struct errmsg *
     client_close(l.watcher);
     mem_free(l.text);
     return rc;
-}
-
-void load_run_close(struct load_run *r)
-{
-    for (uint32_t i = 0; i < r->n_records; i++) {
-        mem_free(r->records[i].prompt);
-        mem_free(r->records[i].tokens.ids);
-        samples_close(&r->records[i].itl);
-    }
-    mem_free(r->records);
-    *r = (struct load_run){0};
 }

@@ -27,6 +27,7 @@ struct load_options {
     double rate;                /* poisson: requests a second */
     uint64_t seed;
     const char *model;      /* to check answers against the engine alone; NULL: not checked */
+    const char *kv;         /* the cluster's KV type, for these checks; NULL: f16 */
     uint32_t checks;        /* how many */
     const char *out, *plot; /* files, or NULL */
 };
@@ -57,9 +58,12 @@ struct load_run {
 
 /* load.c */
 int load_run(const struct load_options *o, struct load_run *ret, struct errmsg *em);
-void load_run_close(struct load_run *r);
 
-/* load_report.c: one JSON document or a table on stdout; records as JSON lines and a plot where
+/* load_report.c */
+void load_run_close(struct load_run *r);
+/* Notes whether an answer is, token by token, what the engine alone says. */
+void load_compare(struct load_record *r, const struct tokens *alone);
+/* One JSON document or a table on stdout; records as JSON lines and a plot where
  * they are asked for. *ret_pass: nothing failed, nothing differed, and a convoy passed. */
 int load_report(const struct load_options *o, struct load_run *r, bool json, bool *ret_pass,
                 struct errmsg *em);

@@ -48,6 +48,8 @@ int cmd_load(int argc, char **argv)
         {"--seed", 0, OPT_U64, &o.seed, 0, 0, NULL, "S  of prompts and times (1)"},
         {"--model", 'm', OPT_STRING, &o.model, 0, 0, NULL,
          "FILE  check answers against the engine alone"},
+        {"--kv", 0, OPT_STRING, &o.kv, 0, 0, NULL,
+         "TYPE  the cluster's keys and values, for these checks (f16)"},
         {"--check", 0, OPT_U32, &o.checks, 1, 1000000, NULL, "N  answers that are checked (8)"},
         {"--out", 'o', OPT_STRING, &o.out, 0, 0, NULL, "FILE  one JSON line for each request"},
         {"--plot", 0, OPT_STRING, &o.plot, 0, 0, NULL, "FILE  an SVG of TTFT and ITL"},

@@ -1,5 +1,6 @@
 #include "coordinator/cli/load.h"
 
+#include "common/base/mem.h"
 #include "common/text/json.h"
 
 #include <errno.h>
@@ -19,6 +20,13 @@ struct summary {
     uint64_t n_tokens;
     struct convoy_verdict verdict;
 };
+
+void load_compare(struct load_record *r, const struct tokens *alone)
+{
+    r->match = r->tokens.n == alone->n;
+    for (size_t i = 0; i < r->tokens.n && r->match; i++)
+        r->match = r->tokens.ids[i] == alone->ids[i];
+}
 
 static void add_itl(struct samples *to, const struct samples *from)
 {
@@ -257,4 +265,15 @@ int load_report(const struct load_options *o, struct load_run *r, bool json, boo
     if (rc == 0 && o->plot) rc = write_plot(o->plot, o, r, &s, em);
     close_summary(&s);
     return rc;
+}
+
+void load_run_close(struct load_run *r)
+{
+    for (uint32_t i = 0; i < r->n_records; i++) {
+        mem_free(r->records[i].prompt);
+        mem_free(r->records[i].tokens.ids);
+        samples_close(&r->records[i].itl);
+    }
+    mem_free(r->records);
+    *r = (struct load_run){0};
 }

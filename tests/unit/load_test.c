@@ -37,6 +37,8 @@ static void test_samples(void **state)
     assert_true(near(samples_percentile(&s, 99.9), 999, 0));
     for (double p = -5; p < 110; p += 2.5)
         assert_true(near(samples_percentile(&s, p), samples_percentile(&reversed, p), 0));
+    samples_add(&s, 0.5); /* behind a look at percentiles */
+    assert_true(near(samples_percentile(&s, 0), 0.5, 0));
     samples_close(&s);
     samples_close(&reversed);
     samples_add(&s, 7);
@@ -114,6 +116,8 @@ static void test_convoy_borders(void **state)
     assert_false(v.pass);
     convoy_judge(&none, &at, &none, 0, &limits, &v);
     assert_false(v.pass); /* nothing to compare with */
+    convoy_judge(&base, &none, &none, 0, &limits, &v);
+    assert_false(v.pass); /* nothing that was compared */
     samples_close(&base);
     samples_close(&at);
     samples_close(&above);
