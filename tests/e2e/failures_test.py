@@ -5,6 +5,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import MODEL, Cluster, Generation, Namespace, local, program, run
 
 LONG_RUN = dict(tokens=4000, ignore_eos=True)
+WORKER_TIMEOUT_S, STEP_TIMEOUT_S = 1.5, 2  # the defaults of the cluster file
 
 
 def free_ports(n):
@@ -30,7 +31,8 @@ def all_free(s):
 
 class Failures(unittest.TestCase):
     def lose(self, c, victim, how):
-        """Four streams, then `how` befalls the worker: each ends UNAVAILABLE, naming it, within 2 s."""
+        """Four streams, then `how` befalls the worker: each ends UNAVAILABLE, naming it, within three times the time after
+        which a silent worker is lost."""
         streams = [c.start(f"Story number {i}:", **LONG_RUN) for i in range(4)]
         c.wait(running(4), 30)
         w = next(w for w in c.workers() if w["name"] == victim)
@@ -40,7 +42,7 @@ class Failures(unittest.TestCase):
             self.assertIsNone(s.result(timeout=30))
             self.assertIn("UNAVAILABLE", s.error)
             self.assertIn(f"worker {victim}", s.error)
-            self.assertLess(s.ended - at, 2.0)
+            self.assertLess(s.ended - at, 3 * WORKER_TIMEOUT_S)
         c.status()  # the coordinator answers
         return w["pid"]
 
@@ -63,8 +65,7 @@ class Failures(unittest.TestCase):
         want = local("Once upon a time", tokens=300, ignore_eos=True, temp=0.7, seed=3)["tokens"]
         with Cluster(workers=2, replica_wait=30, kv_tokens=8192, threads=1) as c:
             s = c.start("Once upon a time", tokens=300, ignore_eos=True, temp=0.7, seed=3)
-            c.wait(running(1), 10)
-            time.sleep(0.5)
+            c.wait(lambda s: s["requests"]["running"] == 1 and s["replicas"][0]["steps"] > 20, 30)  # some tokens are out
             os.kill(c.workers()[0]["pid"], signal.SIGKILL)
             c.worker("again", threads=1)
             self.assertEqual(s.result()["tokens"], want)
@@ -85,20 +86,26 @@ class Failures(unittest.TestCase):
             s = c.start("Once upon a time", deadline=1, **LONG_RUN)
             self.assertIsNone(s.result())
             self.assertIn("DEADLINE_EXCEEDED", s.error)
-            self.assertLess(time.monotonic() - at, 3.0)
+            self.assertGreaterEqual(time.monotonic() - at, 1.0)
+            self.assertLess(time.monotonic() - at, 10.0)  # its tokens alone would take several times that
             c.wait(all_free, 5)
 
     def test_no_room(self):
-        """A request that can never fit is refused at once, others queue for the pool."""
+        """A request that can never fit is refused at once; of those that can, so many live as the limit says, queue for
+        the pool and are answered, and the next are refused."""
         with Cluster(workers=2, kv_tokens=256, threads=1, max_requests=6) as c:
             s = c.start("word " * 300, tokens=4)
             self.assertIsNone(s.result())
             self.assertIn("INVALID_ARGUMENT", s.error)
-            streams = [c.start(f"{i} and", tokens=150, ignore_eos=True) for i in range(9)]
+            streams = [c.start(f"{i} and", tokens=150, ignore_eos=True) for i in range(6)]
+            c.wait(lambda s: s["requests"]["running"] + s["requests"]["queued"] == 6, 30)
+            for i in range(3):
+                s = c.start("One too many", tokens=4)
+                self.assertIsNone(s.result())
+                self.assertIn("RESOURCE_EXHAUSTED", s.error)
+                self.assertIn("6", s.error)
             results = [s.result() for s in streams]
-            refused = [s.error for s, r in zip(streams, results) if r is None]
-            self.assertTrue(all("RESOURCE_EXHAUSTED" in e for e in refused), refused)
-            self.assertGreaterEqual(sum(r is not None and len(r["tokens"]) == 150 for r in results), 6)
+            self.assertEqual([len(r["tokens"]) for r in results if r], [150] * 6)
             c.wait(all_free, 5)
 
     def test_coordinator_killed(self):
@@ -109,7 +116,7 @@ class Failures(unittest.TestCase):
         want = local("Once upon a time", tokens=12)["tokens"]
         ports = free_ports(3)
         config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\n" \
-                 f"ports: {{clients: {ports[0]}, workers: {ports[1]}, results: {ports[2]}}}\n"
+                 f"ports: {{clients: {ports[0]}, workers: {ports[1]}, results: {ports[2]}, metrics: 0}}\n"
         client = f"tcp://127.0.0.1:{ports[0]}"
 
         def start():
@@ -162,7 +169,7 @@ class Failures(unittest.TestCase):
                 self.assertIsNone(stream.result(timeout=30))
                 self.assertIn("UNAVAILABLE", stream.error)
                 self.assertIn("worker w", stream.error)
-                self.assertLess(stream.ended - at, 3 * 2.0)  # step_timeout_ms, real processes: three times
+                self.assertLess(stream.ended - at, 3 * STEP_TIMEOUT_S)
                 c.status()
                 time.sleep(max(0, 10 - (time.monotonic() - at)))
                 ns.unblock()

@@ -46,7 +46,6 @@ class Serve(unittest.TestCase):
                 self.assertEqual(got["tokens"], local(prompt, threads=2, **kw)["tokens"], (seed, workers, prompt[-40:], kw))
                 done += 1
         self.assertGreaterEqual(done, 56)
-        self.assertEqual(s["epoch"], 1)
         self.assertGreater(s["preemptions"], 0, "nobody was preempted: the pool is too large for this test")
         self.assertGreater(s["prefix_cache"]["hits"], 0)
 
@@ -189,7 +188,7 @@ class Serve(unittest.TestCase):
     def test_two_thousand_at_once(self):
         """Each is answered, or refused with a hint when to come back; memory has a bound."""
         with Cluster(workers=2, threads=1, kv_tokens=4096, max_requests=256) as c, tempfile.NamedTemporaryFile("r") as out:
-            pid = next(int(p) for p in os.listdir("/proc") if p.isdigit() and name_of(p) == "flotilla-coordinator" and child_of(p, c.up.pid))
+            pid = c.pids()["flotilla-coordinator"][0]
             r = run("bench", "--cluster", c.address, "--clients", "2000", "--requests", "2000", "--prompt-tokens", "12", "--tokens", "2",
                     "--out", out.name, "--json")
             summary = json.loads(r.stdout)
@@ -200,6 +199,7 @@ class Serve(unittest.TestCase):
             self.assertTrue(all(x["status"].startswith("8:") and x["retry_ms"] > 0 for x in failed), failed[:2])
             self.assertTrue(all(x["tokens"] == 2 for x in records if not x["failed"]))
             self.assertGreaterEqual(2000 - len(failed), 256)
+            self.assertGreater(len(failed), 0, "2,000 at once and room for 256: nobody was refused")
             with open(f"/proc/{pid}/status") as f:
                 peak = next(int(l.split()[1]) for l in f if l.startswith("VmHWM"))
             self.assertLess(peak, 300 << 10, "KiB at the coordinator's peak")
@@ -254,38 +254,28 @@ class Serve(unittest.TestCase):
             self.assertEqual((got["tokens"] == want["tokens"], got["text"] == want["text"]), (True, True))
 
     def test_slow_and_vanished_clients(self):
-        """A client that reads 10 bytes/s, and one that vanishes, cost the others nothing."""
+        """A client that reads 10 bytes/s, and one that vanishes, cost the others nothing and are given up."""
         with Cluster(workers=2, threads=1, kv_tokens=8192, set=["limits.hwm=1", "client_stall=5"]) as c:
-            with Relay(int(c.address.rsplit(":", 1)[1]), 10) as relay:
-                slow = Generation(f"tcp://127.0.0.1:{relay.port}", "Once upon a time", tokens=300, ignore_eos=True)
-                gone = c.start("It was", tokens=2000, ignore_eos=True)
-                c.wait(lambda s: s["requests"]["running"] >= 1, 10)
+            with Relay(int(c.address.rsplit(":", 1)[1])) as relay:
+                slow = Generation(f"tcp://127.0.0.1:{relay.port}", "Once upon a time", tokens=4000, ignore_eos=True)
+                gone = c.start("It was", tokens=4000, ignore_eos=True)
+                c.wait(lambda s: s["requests"]["running"] == 2, 30)  # the slow one is connected, and computed
+                relay.rate = 10
                 gone.process.kill()
                 want = local("The capital of France is", tokens=40, ignore_eos=True)["tokens"]
                 for _ in range(8):
                     self.assertEqual(c.generate("The capital of France is", tokens=40, ignore_eos=True)["tokens"], want)
-                c.wait(idle, 30)  # the slow one is given up after client_stall, or has been computed whole
-                self.assertIsNone(slow.process.poll())
+                c.wait(idle, 60)  # the slow one is given up after client_stall: 4,000 tokens do not fit its connection
+                self.assertIsNone(slow.process.poll(), "the slow client was answered: it was not slow")
                 slow.process.kill()
-            self.assertEqual(c.status()["replicas"][0]["epoch"], 1)
+                slow.result()
+            m = c.metrics()
+            self.assertEqual(m['flotilla_answers_total{status="1"}'], 2)  # both were cancelled
 
 
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as s:
         return s.getsockname()[1]
-
-
-def name_of(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as f:
-            return os.path.basename(f.read().split(b"\0")[0].decode())
-    except OSError:
-        return ""
-
-
-def child_of(pid, parent):
-    with open(f"/proc/{pid}/stat") as f:
-        return int(f.read().rsplit(")", 1)[1].split()[1]) == parent
 
 
 if __name__ == "__main__":

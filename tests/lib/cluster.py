@@ -116,6 +116,21 @@ class Cluster:
         self.up.terminate()
         return self.up.wait(timeout=30)
 
+    def pids(self):
+        """This cluster's own processes by name: the coordinator and the workers that `up` started."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as f:
+                    parent = int(f.read().rsplit(")", 1)[1].split()[1])
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    name = os.path.basename(f.read().split(b"\0")[0].decode())
+            except OSError:
+                continue
+            if parent == self.up.pid:
+                found.setdefault(name, []).append(int(pid))
+        return found
+
     def text(self):
         with open(self.log.name) as f:
             return f.read()

@@ -4,7 +4,7 @@ import socket, threading, time
 
 class Relay:
     """Passes connections to 127.0.0.1:target on. Towards the client, at most `rate` bytes a second (None: as many as
-    come), with small socket buffers, so that the server soon feels it."""
+    come), with small socket buffers, so that the server soon feels it. The rate may be changed at any time."""
 
     def __init__(self, target, rate=None):
         self.target, self.rate = target, rate
@@ -41,12 +41,13 @@ class Relay:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             server.connect(("127.0.0.1", self.target))
             self.open += [client, server]
-            threading.Thread(target=self.pump, args=(client, server, None), daemon=True).start()
-            threading.Thread(target=self.pump, args=(server, client, self.rate), daemon=True).start()
+            threading.Thread(target=self.pump, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self.pump, args=(server, client, True), daemon=True).start()
 
-    def pump(self, source, sink, rate):
+    def pump(self, source, sink, limited):
         try:
             while not self.stop:
+                rate = self.rate if limited else None
                 data = source.recv(max(1, rate // 10) if rate else 65536)
                 if not data:
                     break
