@@ -31,7 +31,7 @@ ONE_MODULE = {
 SYSTEM = {
     "arpa/inet.h", "cpuid.h", "dirent.h", "errno.h", "float.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "pthread.h",
     "sched.h", "signal.h", "stdarg.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h",
-    "string.h", "sys/mman.h", "sys/prctl.h", "sys/random.h", "sys/stat.h", "sys/syscall.h", "sys/wait.h", "time.h",
+    "string.h", "sys/mman.h", "sys/prctl.h", "sys/random.h", "sys/socket.h", "sys/stat.h", "sys/syscall.h", "sys/time.h", "sys/wait.h", "time.h",
     "unistd.h", "xmmintrin.h",
 }
 MANY_MODULES = {"utf8proc.h": {"common/text/utf8.c"}, "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests"}

@@ -1,0 +1,77 @@
+"""This build against an older one, in turn: is anything slower than it was?
+
+    tests/bench/before.py OLD_BIN      the older build's folder of programs (build/bin of a checkout)
+
+The engine alone (prefill of 512, decode) on both demo models, and a cluster of two workers with one thread each, one of each
+build, both up for the whole run: one stream, 16 clients, and prompts of 512 tokens. Each line is new / old, at least 0.98.
+"""
+import argparse, itertools, os, subprocess, sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from ratio import BIN, CACHE, MODEL, compare, finish, run_json
+
+GEMMA = os.environ.get("FLOTILLA_GEMMA", os.path.join(CACHE, "models", "gemma-3-270m-Q4_K_M.gguf"))
+FIGURE = 0.98
+seeds = itertools.count(1)
+
+
+def engine(binary, model, threads, prompt, tokens):
+    r = run_json(os.path.join(binary, "flotilla"), "bench", "--model", model, "-p", str(prompt), "-n", str(tokens), "--threads",
+                 str(threads), "--json")
+    return r["prompt_tokens_per_s" if prompt else "decode_tokens_per_s"]
+
+
+class Up:
+    """`flotilla up` of one build, until the end of the with block."""
+
+    def __init__(self, binary):
+        self.binary = binary
+
+    def __enter__(self):
+        self.process = subprocess.Popen([os.path.join(self.binary, "flotilla"), "up", "--model", MODEL, "--workers", "2", "--threads", "1",
+                                         "--kv-tokens", "32768"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        line = self.process.stdout.readline()
+        if not line.startswith("ready client="):
+            sys.exit(f"{self.binary}: no cluster")
+        self.address = line.split()[1].removeprefix("client=")
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+
+    def load(self, clients, requests, prompt, tokens, seed):
+        r = run_json(os.path.join(self.binary, "flotilla"), "bench", "--cluster", self.address, "--clients", str(clients), "--requests",
+                     str(requests), "--prompt-tokens", str(prompt), "--tokens", str(tokens), "--seed", str(seed), "--json")
+        if r["failed"]:
+            sys.exit(f"{self.binary}: {r['failed']} requests failed")
+        return r
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("old")
+    p.add_argument("--pairs", type=int, default=7)
+    p.add_argument("--out", default="")
+    o = p.parse_args()
+    results = []
+
+    def pair(title, of):
+        results.append(compare(title, lambda: of(new), lambda: of(old), FIGURE, o.pairs))
+
+    new, old = BIN, o.old
+    for name, model in (("SmolLM2", MODEL), ("Gemma 3", GEMMA)):
+        for threads in (1, 2):
+            pair(f"{name}, {threads} threads, prefill 512", lambda b: engine(b, model, threads, 512, 0))
+            pair(f"{name}, {threads} threads, decode 128", lambda b: engine(b, model, threads, 0, 128))
+    with Up(BIN) as new, Up(o.old) as old:
+        # New and old of a pair get the same prompts, which no request before them had.
+        for title, clients, requests, prompt, tokens in (("one stream", 1, 1, 16, 256), ("16 clients", 16, 32, 32, 64),
+                                                         ("8 prompts of 512 tokens", 8, 8, 512, 1)):
+            turn = itertools.count(2 * next(seeds) * 1000)
+            pair(title, lambda c: 1e6 / c.load(clients, requests, prompt, tokens, next(turn) // 2)["wall_ms"])
+    finish(results, o.out)
+
+
+if __name__ == "__main__":
+    main()

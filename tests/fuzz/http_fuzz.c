@@ -1,0 +1,59 @@
+/* The metrics port: each input is what one connection sends before it stops sending. What comes
+ * back, if anything, is HTTP; and a scrape after it is answered in full. */
+#include "common/io/http.h"
+#include "tests/fuzz/fuzz.h"
+
+#include <arpa/inet.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+static const char body[] = "flotilla_ready 1\n";
+static uint32_t port;
+
+static void text(void *arg, struct buf *out)
+{
+    (void)arg;
+    (void)buf_append(out, body, sizeof body - 1);
+}
+
+/* Sends a request, and reads the reply until the server closes; returns its bytes. */
+static size_t talk(const void *data, size_t size, char *reply, size_t room)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    struct timeval most = {.tv_sec = 20};
+    size_t n = 0;
+    ssize_t got;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    fuzz_check(s >= 0 && connect(s, (struct sockaddr *)&at, sizeof at) == 0);
+    (void)setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+    for (size_t sent = 0; sent < size;) {
+        ssize_t k = send(s, (const char *)data + sent, size - sent, MSG_NOSIGNAL);
+        if (k <= 0) break; /* it has seen enough and closed */
+        sent += (size_t)k;
+    }
+    (void)shutdown(s, SHUT_WR);
+    while (n + 1 < room && (got = recv(s, reply + n, room - 1 - n, 0)) > 0) n += (size_t)got;
+    reply[n] = 0;
+    (void)close(s);
+    return n;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char scrape[] = "GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    static struct http *h;
+    static char reply[65536];
+    static unsigned count;
+    struct errmsg em;
+    if (!h)
+        fuzz_check(
+            http_open("127.0.0.1", 0, "/metrics", "text/plain", text, NULL, &h, &port, &em) == 0);
+    if (talk(data, size, reply, sizeof reply)) fuzz_check(strncmp(reply, "HTTP/1.", 7) == 0);
+    if (count++ % 64) return 0;
+    (void)talk(scrape, sizeof scrape - 1, reply, sizeof reply);
+    fuzz_check(strncmp(reply, "HTTP/1.1 200", 12) == 0 && strstr(reply, body));
+    return 0;
+}
