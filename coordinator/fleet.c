@@ -144,10 +144,12 @@ void fleet__held(const struct core *c, char *ret, size_t size)
         const struct record *x = &c->records[i];
         if (!x->name[0] || c->now_ns >= x->held_until_ns || !in_use(c, i)) continue;
         uint64_t left_s = (x->held_until_ns - c->now_ns + NS_PER_S - 1) / NS_PER_S;
+        bool told = strcmp(x->why, c->replica.why) == 0; /* beside this text, as the last loss */
         n += (size_t)snprintf(ret + n, size - n,
                               "%sworker %s is held down for %" PRIu64
-                              " s more: to blame %u times in ten minutes, at last: %.160s",
-                              n ? "; " : "", x->name, left_s, FLEET_LOSSES, x->why);
+                              " s more: to blame %u times in ten minutes%s%.160s",
+                              n ? "; " : "", x->name, left_s, FLEET_LOSSES,
+                              told ? "" : ", at last: ", told ? "" : x->why);
     }
 }
 

@@ -737,7 +737,9 @@ static void test_a_full_table(void **state)
     for (uint64_t i = 0; i < 64; i++) act(f, stranger(f, 1000 + i, "same"));
     assert_null(first(stranger(f, 5000, "new"), ACT_NOTE)); /* they may be alive */
     f->now_ns += 600 * MS;
-    assert_non_null(strstr(first(stranger(f, 5000, "new"), ACT_NOTE)->note, "worker new joined"));
+    const struct action *note = first(stranger(f, 5000, "new"), ACT_NOTE);
+    assert_non_null(note);
+    assert_non_null(strstr(note->note, "worker new joined"));
     drop_fleet(f);
 }
 
