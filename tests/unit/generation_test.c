@@ -222,6 +222,30 @@ static void test_lost_time_counts_for_nobody(void **state)
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "compute thread hangs"));
 }
 
+/* The same where a Step had stood for a while before, and nothing is heard right after. */
+static void test_lost_time_after_a_wait(void **state)
+{
+    struct fixture *f = *state;
+    for (int arrived = 0; arrived < 2; arrived++) {
+        if (arrived) {
+            close_fixture(state);
+            open_fixture(state);
+        }
+        make_ready(f);
+        f->now_ns += arrived ? 0 : 1400 * MS; /* since the probe's result */
+        speak(f, 1, 1, 1);
+        (void)submit(f, 9, 4, 3);
+        const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+        uint64_t number = a->step->number;
+        assert_null(first(tick(f, arrived ? 1400 : 1), ACT_LINK_CLOSE));
+        speak(f, 2, number - !arrived, number - 1);
+        f->now_ns += 30000 * MS;
+        struct event stalled = {.type = EV_TICK, .tick = {30000 * MS}};
+        assert_null(first(feed(f, stalled), ACT_LINK_CLOSE));
+        assert_null(first(tick(f, 700), ACT_LINK_CLOSE));
+    }
+}
+
 /* A worker that computes is alive, also while its control connection brings nothing. */
 static void test_results_are_signs_of_life(void **state)
 {
@@ -297,6 +321,7 @@ int main(void)
         TEST(test_plaintext),
         TEST(test_large_steps),
         TEST(test_lost_time_counts_for_nobody),
+        TEST(test_lost_time_after_a_wait),
         TEST(test_results_are_signs_of_life),
         TEST(test_old_heartbeats),
         TEST(test_waiting_for_cpu),

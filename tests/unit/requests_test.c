@@ -326,6 +326,89 @@ static void test_room_to_write_on(void **state)
     assert_true(runs(f, 1) && !runs(f, 2));
 }
 
+/* Nobody of the same class overtakes the one that waits for pages. */
+static void test_nobody_overtakes(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    k.max_live = k.max_per_client = 8;
+    k.share = false;
+    k.window = 1;
+    k.rows_max = 100;
+    reopen(f, k);
+    (void)feed(f, request(1, 48, 9, PRIORITY_HIGH)); /* 3 pages of 8 */
+    (void)feed(f, request(2, 10, 9, PRIORITY_LOW));
+    assert_true(turn(f, &s, r));
+    (void)feed(f, request(3, 64, 9, PRIORITY_NORMAL)); /* more than there is, also without 2 */
+    (void)feed(f, request(4, 10, 9, PRIORITY_NORMAL));
+    assert_true(turn(f, &s, r));
+    assert_true(runs(f, 1) && runs(f, 2) && !runs(f, 3) && !runs(f, 4));
+}
+
+/* ---- suspects ---- */
+
+static void lose_generation(struct fixture *f, struct msg_from_worker m)
+{
+    assert_non_null(first(from(f, 2, m), ACT_LINK_CLOSE));
+    f->now_ns += 2500 * MS; /* longer than a hold-down */
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    begin_generation(f, m.type == FROM_GOODBYE ? hello(f, 2, "b")
+                                               : feed(f, (struct event){.type = EV_TICK}));
+}
+
+/* Two generations are lost with a Step in flight that request 1 is in, and 2, which runs too, is
+ * not. So 1 must show alone that it is innocent, and nobody else. */
+static void test_only_who_was_in_the_step(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    k.window = 1;
+    k.rows_max = 64;
+    k.replica_wait_ns = 60 * NS_PER_S;
+    reopen(f, k);
+    (void)submit(f, 1, 3, 40);
+    (void)submit(f, 2, 4, 40);
+    for (int i = 0; i < 2; i++) {
+        assert_true(turn(f, &s, r)); /* both prompts */
+        assert_int_equal(s.n_runs, 2);
+        assert_int_equal(compose(f)->n_runs, 1); /* over two stages, one decodes a Step */
+        assert_true(runs(f, 1) && runs(f, 2));
+        lose_generation(f, (struct msg_from_worker){.type = FROM_FAULT, .text = "killed"});
+    }
+    (void)submit(f, 3, 5, 40);
+    assert_true(turn(f, &s, r));
+    assert_int_equal(s.n_runs, 1);
+    assert_int_equal(r[0].request, 1);
+    assert_true(runs(f, 1) && !runs(f, 2) && !runs(f, 3));
+    assert_true(turn(f, &s, r));
+    assert_true(runs(f, 1) && runs(f, 2) && runs(f, 3)); /* it was not the cause */
+}
+
+/* Workers that leave in order make nobody a suspect. */
+static void test_goodbyes(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    k.window = 1;
+    k.replica_wait_ns = 60 * NS_PER_S;
+    reopen(f, k);
+    (void)submit(f, 1, 3, 40);
+    (void)submit(f, 2, 4, 40);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(compose(f)->n_runs, 2);
+        lose_generation(f, (struct msg_from_worker){.type = FROM_GOODBYE});
+    }
+    assert_true(turn(f, &s, r));
+    assert_int_equal(s.n_runs, 2);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
@@ -342,6 +425,9 @@ int main(void)
         TEST(test_a_risen_class_lasts),
         TEST(test_waiting_before_a_preemption_counts),
         TEST(test_room_to_write_on),
+        TEST(test_nobody_overtakes),
+        TEST(test_only_who_was_in_the_step),
+        TEST(test_goodbyes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
