@@ -131,14 +131,47 @@ static bool make_room(struct core *c, const struct request *r)
     return true;
 }
 
+/* The most urgent request in the queue, of those that are on trial or not, and that asked for a
+ * better class than `than`; or NULL. */
+static struct request *most_urgent(const struct core *c, bool on_trial, const struct request *than)
+{
+    struct request *best = NULL;
+    for (uint32_t i = 0; i < c->n_queued; i++) {
+        struct request *x = at(c, c->queued, i);
+        if (request__on_trial(x) != on_trial || (than && x->asked >= than->asked)) continue;
+        if (!best || before(aged(c, x), x, aged(c, best), best)) best = x;
+    }
+    return best;
+}
+
+static bool may_preempt(const struct core *c, const struct request *r)
+{
+    if (c->n_running == 0) return false;
+    const struct request *victim = at(c, c->running, c->n_running - 1);
+    return before(r->asked, r, victim->class, victim);
+}
+
+/* Who is let in next, with room made for it; or NULL. One after the other, requests on trial show
+ * what they are: nobody else is let in meanwhile. Nobody overtakes the one that waits for pages or
+ * a place, except who may take them from a running one, which that one may not: it rose in class by
+ * waiting only. */
+static struct request *next_in(struct core *c)
+{
+    for (uint32_t i = 0; i < c->n_running; i++)
+        if (request__on_trial(at(c, c->running, i))) return NULL;
+    struct request *r = most_urgent(c, true, NULL);
+    if (r) return make_room(c, r) ? r : NULL;
+    r = most_urgent(c, false, NULL);
+    if (make_room(c, r)) return r;
+    r = most_urgent(c, false, r);
+    return r && may_preempt(c, r) && make_room(c, r) ? r : NULL;
+}
+
 void queue__admit(struct core *c)
 {
     while (c->n_queued) {
-        struct request *r = at(c, c->queued, 0);
-        for (uint32_t i = 1; i < c->n_queued; i++)
-            if (before(aged(c, at(c, c->queued, i)), at(c, c->queued, i), aged(c, r), r))
-                r = at(c, c->queued, i);
-        if (!make_room(c, r)) return; /* nobody overtakes the one that waits for pages */
+        struct request *r = next_in(c);
+        if (!r) return;
         r->class = aged(c, r);
         r->waited_ns += c->now_ns - r->queued_ns;
         queue__leave(c, r);

@@ -175,7 +175,7 @@ static void check_issued(struct world *w, const struct msg_step *s, const struct
     if (r->first_pos < q->issued && now.replica.cache.preemptions == q->preemptions)
         world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " again after %" PRIu32, q->id,
                     r->first_pos, q->issued);
-    if (r->attempt > ATTEMPTS_MAX)
+    if (r->attempt > q->lost + 1)
         world__fail(w, "request %" PRIu64 ": attempt %" PRIu32, q->id, r->attempt);
     q->issued = r->first_pos + r->n_rows;
     q->preemptions = w->preemptions;

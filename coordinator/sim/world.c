@@ -329,6 +329,7 @@ static void heartbeat(struct world *w, const struct occurrence *o)
                                     .has_epoch = s->gate.epoch.generation != 0,
                                     .epoch = s->gate.epoch,
                                     .heartbeat = s->heartbeat};
+        m.heartbeat.moves = ++s->moves; /* its compute thread turns */
         struct msg_from_worker again = s->standing;
         stage__tell(w, o->who, &m);
         if (s->stands && s->heartbeat.step_received == 0) stage__tell(w, o->who, &again);

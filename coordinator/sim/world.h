@@ -75,6 +75,7 @@ struct world_worker {
     uint64_t last_out_ns; /* a link keeps its order */
     uint64_t last_control_ns;
     struct msg_heartbeat heartbeat;
+    uint64_t moves;
 };
 
 struct world_request {

@@ -190,10 +190,14 @@ static void test_control(void **state)
                                  .type = FROM_HEARTBEAT,
                                  .has_epoch = true,
                                  .epoch = {1, 0, 2},
-                                 .heartbeat = {.step_done = 7, .rows = 8}};
+                                 .heartbeat = {.step_done = 7,
+                                               .rows = 8,
+                                               .moves = 9,
+                                               .cpu_wait_ns = 10}};
     wire_put_from_worker(&m, &out);
     assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
     assert_true(r.heartbeat.step_done == 7 && r.heartbeat.rows == 8 && epoch_eq(r.epoch, m.epoch));
+    assert_true(r.heartbeat.moves == 9 && r.heartbeat.cpu_wait_ns == 10);
     struct msg_to_worker t = {.version = 1,
                               .type = TO_ASSIGN,
                               .epoch = {1, 0, 2},
