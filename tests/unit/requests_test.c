@@ -345,6 +345,15 @@ static void test_nobody_overtakes(void **state)
     (void)feed(f, request(4, 10, 9, PRIORITY_NORMAL));
     assert_true(turn(f, &s, r));
     assert_true(runs(f, 1) && runs(f, 2) && !runs(f, 3) && !runs(f, 4));
+    /* Nor one of a better class, where it could not take the place of one that runs. */
+    reopen(f, k);
+    (void)feed(f, request(1, 48, 9, PRIORITY_HIGH));
+    assert_true(turn(f, &s, r));
+    (void)feed(f, request(2, 64, 9, PRIORITY_LOW));
+    f->now_ns += 21000 * MS;
+    (void)feed(f, request(3, 10, 9, PRIORITY_HIGH));
+    assert_true(turn(f, &s, r));
+    assert_true(runs(f, 1) && !runs(f, 2) && !runs(f, 3));
 }
 
 /* ---- suspects ---- */
