@@ -55,7 +55,8 @@ static uint64_t predict(const struct replica *r, uint32_t rows)
     return 0;
 }
 
-/* The share of the time in which a thread of the worker was ready to run and had no CPU. */
+/* The share of the time in which a thread of the worker was ready to run and had no CPU. All its
+ * threads are in the sum, also those that hardly run. */
 static void note_waiting(const struct core *c, struct worker *w, uint64_t waited_ns)
 {
     uint64_t passed_ns = c->now_ns - w->beat_ns;
@@ -63,6 +64,7 @@ static void note_waiting(const struct core *c, struct worker *w, uint64_t waited
     uint32_t threads = w->hello.threads ? w->hello.threads : 1;
     if (w->beat_ns && waited_ns >= w->waited_ns && passed_ns)
         w->waiting = (double)(waited_ns - w->waited_ns) / (double)passed_ns / threads;
+    if (w->waiting > 1.0) w->waiting = 1.0;
     w->waited_ns = waited_ns;
     w->beat_ns = c->now_ns;
 }
