@@ -3,7 +3,7 @@ import json, os, signal, socket, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from threads import StoppedThread, compute_thread
-from cluster import MODEL, Cluster, Generation, Namespace, local, program, run
+from cluster import LONG, MODEL, Cluster, Generation, Namespace, local, program, run
 
 LONG_RUN = dict(tokens=4000, ignore_eos=True)
 
@@ -166,6 +166,29 @@ class Failures(unittest.TestCase):
                 c.wait(ready, 20)
                 self.assertEqual(sorted(w["name"] for w in c.workers()), ["spare", "w1"])
                 self.assertEqual(s.result()["tokens"], want)
+
+    @unittest.skipUnless(LONG, "two minutes of a busy machine")
+    def test_busy_machine(self):
+        """Six busy processes for each core beside two workers, default limits: no generation is lost, and `status` says
+        who waits for a CPU."""
+        with Cluster(workers=2, kv_tokens=8192) as c:
+            busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(6 * os.cpu_count())]
+            load = subprocess.Popen([program("flotilla"), "bench", "--cluster", c.address, "--clients", "4", "--requests", "100000",
+                                     "--prompt-tokens", "64", "--tokens", "16"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                steps, waited, end = set(), 0.0, time.monotonic() + 120
+                while time.monotonic() < end:
+                    r = c.status()["replicas"][0]
+                    self.assertEqual((r["epoch"], r["state"]), (1, "ready"), c.text()[-2000:])
+                    steps.add(r["steps"])
+                    waited = max(waited, *(w["cpu_waiting"] for w in r["workers"]))
+                    time.sleep(2)
+                self.assertGreater(len(steps), 10)
+                self.assertGreater(waited, 0.2)
+            finally:
+                for p in (load, *busy):
+                    p.kill()
+                    p.wait()
 
     def test_blocked_links(self):
         """A firewall swallows the data between workers for ten seconds: the stream ends and names one. Then the workers'
