@@ -99,11 +99,11 @@ static void look_at_stage(struct core *c, uint32_t stage, const struct in_flight
     struct worker *w = replica__at(c, stage);
     const char *name = w->hello.name;
     uint64_t number = f->number, age_ns = c->now_ns - watch__begun_ns(&c->replica, f);
-    if (c->now_ns - w->moved_ns >= limit_ns)
+    if (c->now_ns - w->moved_ns >= limit_ns) {
         lose_to(c, w,
                 core__text(c, "Step %" PRIu64 " is overdue at worker %s: its compute thread hangs",
                            number, name));
-    else if (w->heartbeat.step_received >= number) {
+    } else if (w->heartbeat.step_received >= number) {
         if (age_ns < SLOW_FACTOR * c->cfg.step_timeout_ns || age_ns < SLOW_LIMITS * limit_ns)
             return;
         lose_to(c, w,
@@ -111,14 +111,13 @@ static void look_at_stage(struct core *c, uint32_t stage, const struct in_flight
                            "Step %" PRIu64
                            " is overdue at worker %s: it still computes after %" PRIu64 " s",
                            number, name, age_ns / NS_PER_S));
-    } else if (c->now_ns - since_ns >= limit_ns)
+    } else if (c->now_ns - since_ns >= limit_ns) {
+        const char *from = stage ? replica__at(c, stage - 1)->hello.name : "the coordinator";
         replica__link_failed(
             c, stage,
-            core__text(c,
-                       "Step %" PRIu64 " is overdue: the link from %s to worker "
-                       "%s",
-                       number, stage ? replica__at(c, stage - 1)->hello.name : "the coordinator",
-                       name));
+            core__text(c, "Step %" PRIu64 " is overdue: the link from %s to worker %s", number,
+                       from, name));
+    }
 }
 
 static void check_overdue(struct core *c)
