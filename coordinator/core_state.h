@@ -137,7 +137,8 @@ struct request {
     uint64_t queued_ns;              /* since when it is in the queue */
     uint64_t submitted_ns, begun_ns; /* begun: its first row was issued */
     uint32_t attempt;                /* 1 and one more for each lost generation that it ran in */
-    uint32_t suspected;              /* lost generations in whose lost Steps it was */
+    uint32_t suspected;              /* lost generations in whose lost Steps it was, */
+    uint32_t suspected_in;           /* the last of them */
     uint32_t sample;
     int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
     uint32_t n_prompt, n_tokens, max_new;
@@ -166,6 +167,7 @@ struct core {
     uint32_t *free_slots, n_free_slots;
     uint32_t *running, n_running; /* slots, the most urgent first: by class, then arrival */
     uint32_t *queued, n_queued;   /* slots by arrival */
+    uint32_t n_trials;            /* live requests that are on trial */
     uint64_t arrivals;
     uint64_t draft;       /* counts the Steps that were drafted, whether they were issued or not */
     uint32_t decode_from; /* index into running: whose turn it is to decode */

@@ -120,6 +120,11 @@ void request__submit(struct core *c, const struct event *e)
         request__end(c, r, STATUS_UNAVAILABLE, "", core__no_replica(c));
 }
 
+bool request__on_trial(const struct request *r)
+{
+    return r->suspected + 1 >= SUSPECTED_MAX;
+}
+
 void request__end(struct core *c, struct request *r, enum status status, const char *finish_reason,
                   const char *text)
 {
@@ -129,6 +134,7 @@ void request__end(struct core *c, struct request *r, enum status status, const c
     a->end.text = text;
     a->end.finish_reason = finish_reason;
     if (r->opened) c->closed[c->n_closed++] = r->id;
+    if (request__on_trial(r)) c->n_trials--;
     queue__leave(c, r);
     queue__release(c, r);
     imap_remove(&c->by_id, r->id);
@@ -175,9 +181,12 @@ static struct msg_logprobs logprobs_of(struct core *c, const struct msg_logprobs
     return (struct msg_logprobs){chosen, l->n_top, ids, top};
 }
 
-bool request__on_trial(const struct request *r)
+/* The very rows that were lost with it twice have come back. */
+static void acquit(struct core *c, struct request *r)
 {
-    return r->suspected + 1 >= SUSPECTED_MAX;
+    if (!request__on_trial(r)) return;
+    r->suspected = 0;
+    c->n_trials--;
 }
 
 /* Takes token k of a run's result, if it is the request's next. Returns whether the request lives
@@ -192,7 +201,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
         request__end(c, r, STATUS_OK, "stop", "");
         return false;
     }
-    if (request__on_trial(r)) r->suspected = 0; /* the very rows that were lost have come back */
+    acquit(c, r);
     int32_t *out = core__alloc(c, sizeof *out);
     *out = token;
     r->tokens[r->n_tokens++] = token;
@@ -244,24 +253,26 @@ void request__tick(struct core *c)
 
 /* ---- lost generations ---- */
 
-/* Those that have rows in a Step that was in flight may be what ended the generation. Where one of
- * them was on trial, the others had shown that they are not. */
+/* Those that have rows in a Step that was in flight may be what ended the generation. Where one on
+ * trial runs, the others have shown that they are not. */
 static void suspect(struct core *c)
 {
-    struct replica *r = &c->replica;
+    const struct replica *r = &c->replica;
     bool trial = false;
-    for (uint32_t i = 0; i < c->n_running; i++)
+    for (uint32_t i = 0; i < c->n_running && c->n_trials; i++)
         trial |= request__on_trial(&c->requests[c->running[i]]);
-    for (uint32_t i = 0; i < c->n_running; i++) {
-        struct request *x = &c->requests[c->running[i]];
-        bool lost = false;
-        for (uint32_t k = 0; k < r->n_flight && !lost; k++) {
-            const struct asked *asked =
-                c->asked + r->flight[k].number % c->cfg.window * LIMIT_STEP_RUNS;
-            for (uint32_t j = 0; j < r->flight[k].n_asked && !lost; j++)
-                lost = asked[j].request == x->id;
+    for (uint32_t k = 0; k < r->n_flight; k++) {
+        const struct in_flight *f = &r->flight[k];
+        const struct asked *asked = c->asked + f->number % c->cfg.window * LIMIT_STEP_RUNS;
+        for (uint32_t i = 0; i < f->n_asked; i++) {
+            struct request *x = find(c, asked[i].request);
+            if (!x || !x->running || x->suspected_in == r->generation) continue;
+            if (trial && !request__on_trial(x)) continue;
+            x->suspected_in = r->generation;
+            bool before = request__on_trial(x);
+            x->suspected++;
+            c->n_trials += !before && request__on_trial(x);
         }
-        x->suspected += lost && (!trial || request__on_trial(x));
     }
 }
 

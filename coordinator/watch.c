@@ -55,7 +55,8 @@ static uint64_t predict(const struct replica *r, uint32_t rows)
     return 0;
 }
 
-/* The share of the time in which a thread of the worker was ready to run and had no CPU. */
+/* The share of the time in which a thread of the worker was ready to run and had no CPU. All its
+ * threads are in the sum, also those that hardly run. */
 static void note_waiting(const struct core *c, struct worker *w, uint64_t waited_ns)
 {
     uint64_t passed_ns = c->now_ns - w->beat_ns;
@@ -63,6 +64,7 @@ static void note_waiting(const struct core *c, struct worker *w, uint64_t waited
     uint32_t threads = w->hello.threads ? w->hello.threads : 1;
     if (w->beat_ns && waited_ns >= w->waited_ns && passed_ns)
         w->waiting = (double)(waited_ns - w->waited_ns) / (double)passed_ns / threads;
+    if (w->waiting > 1.0) w->waiting = 1.0;
     w->waited_ns = waited_ns;
     w->beat_ns = c->now_ns;
 }
@@ -97,11 +99,11 @@ static void look_at_stage(struct core *c, uint32_t stage, const struct in_flight
     struct worker *w = replica__at(c, stage);
     const char *name = w->hello.name;
     uint64_t number = f->number, age_ns = c->now_ns - watch__begun_ns(&c->replica, f);
-    if (c->now_ns - w->moved_ns >= limit_ns)
+    if (c->now_ns - w->moved_ns >= limit_ns) {
         lose_to(c, w,
                 core__text(c, "Step %" PRIu64 " is overdue at worker %s: its compute thread hangs",
                            number, name));
-    else if (w->heartbeat.step_received >= number) {
+    } else if (w->heartbeat.step_received >= number) {
         if (age_ns < SLOW_FACTOR * c->cfg.step_timeout_ns || age_ns < SLOW_LIMITS * limit_ns)
             return;
         lose_to(c, w,
@@ -109,14 +111,13 @@ static void look_at_stage(struct core *c, uint32_t stage, const struct in_flight
                            "Step %" PRIu64
                            " is overdue at worker %s: it still computes after %" PRIu64 " s",
                            number, name, age_ns / NS_PER_S));
-    } else if (c->now_ns - since_ns >= limit_ns)
+    } else if (c->now_ns - since_ns >= limit_ns) {
+        const char *from = stage ? replica__at(c, stage - 1)->hello.name : "the coordinator";
         replica__link_failed(
             c, stage,
-            core__text(c,
-                       "Step %" PRIu64 " is overdue: the link from %s to worker "
-                       "%s",
-                       number, stage ? replica__at(c, stage - 1)->hello.name : "the coordinator",
-                       name));
+            core__text(c, "Step %" PRIu64 " is overdue: the link from %s to worker %s", number,
+                       from, name));
+    }
 }
 
 static void check_overdue(struct core *c)

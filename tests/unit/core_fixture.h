@@ -179,8 +179,8 @@ static inline bool turn(struct fixture *f, struct msg_step *ret_step, struct msg
 {
     struct msg_run_result runs[8];
     const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+    *ret_step = a ? *a->step : (struct msg_step){.n_runs = 0};
     if (!a) return false;
-    *ret_step = *a->step;
     struct msg_result r = {.epoch = f->epoch, .number = a->step->number, .runs = runs};
     for (uint32_t i = 0; i < a->step->n_runs; i++) ret_runs[i] = a->step->runs[i];
     r.n_runs = answers_of(a->step, runs);

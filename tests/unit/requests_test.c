@@ -267,10 +267,12 @@ static void test_a_risen_class_lasts(void **state)
     struct msg_run r[8];
     open_two_places(f);
     (void)feed(f, request(1, 3, 40, PRIORITY_LOW));
-    f->now_ns += 21000 * MS;
+    f->now_ns += 61000 * MS;
     (void)feed(f, request(2, 3, 40, PRIORITY_HIGH));
     assert_true(turn(f, &s, r));
     assert_true(runs(f, 1) && runs(f, 2));
+    for (uint32_t i = 0; i < 2; i++) /* not better than high, however long it waited */
+        assert_int_equal(core_sequence_at(f->core, i).class, PRIORITY_HIGH);
     (void)feed(f, request(3, 3, 40, PRIORITY_NORMAL));
     (void)feed(f, request(4, 3, 40, PRIORITY_HIGH));
     assert_true(turn(f, &s, r));
@@ -326,6 +328,34 @@ static void test_room_to_write_on(void **state)
     assert_true(runs(f, 1) && !runs(f, 2));
 }
 
+/* A page that two tables name is not gained when one of them goes. */
+static void test_shared_pages_are_no_gain(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    k.window = 1;
+    k.rows_max = 100;
+    reopen(f, k);
+    (void)feed(f, request(1, 48, 9, PRIORITY_LOW));
+    assert_true(turn(f, &s, r));
+    static const int32_t alike[48] = {1, 1, 1, [40] = 5}; /* but for the last page */
+    struct event second = request(2, 48, 9, PRIORITY_LOW);
+    second.submit.tokens = alike;
+    (void)feed(f, second);
+    assert_true(turn(f, &s, r));
+    assert_int_equal(core_pages(f->core).n_held, 5); /* two that they share, two of 1, one of 2 */
+    struct event e = request(3, 64, 9, PRIORITY_NORMAL); /* 4, one to write on, one for another */
+    static const int32_t other[64] = {9};
+    e.submit.tokens = other;
+    (void)feed(f, e);
+    assert_true(turn(f, &s, r));
+    struct msg_status now;
+    core_status(f->core, &now);
+    assert_int_equal(now.replica.cache.preemptions, 2); /* 3 and the one of 2 were too few */
+}
+
 /* Nobody of the same class overtakes the one that waits for pages. */
 static void test_nobody_overtakes(void **state)
 {
@@ -345,6 +375,15 @@ static void test_nobody_overtakes(void **state)
     (void)feed(f, request(4, 10, 9, PRIORITY_NORMAL));
     assert_true(turn(f, &s, r));
     assert_true(runs(f, 1) && runs(f, 2) && !runs(f, 3) && !runs(f, 4));
+    /* Nor one of a better class, where it could not take the place of one that runs. */
+    reopen(f, k);
+    (void)feed(f, request(1, 48, 9, PRIORITY_HIGH));
+    assert_true(turn(f, &s, r));
+    (void)feed(f, request(2, 64, 9, PRIORITY_LOW));
+    f->now_ns += 21000 * MS;
+    (void)feed(f, request(3, 10, 9, PRIORITY_HIGH));
+    assert_true(turn(f, &s, r));
+    assert_true(runs(f, 1) && !runs(f, 2) && !runs(f, 3));
 }
 
 /* ---- suspects ---- */
@@ -425,6 +464,7 @@ int main(void)
         TEST(test_a_risen_class_lasts),
         TEST(test_waiting_before_a_preemption_counts),
         TEST(test_room_to_write_on),
+        TEST(test_shared_pages_are_no_gain),
         TEST(test_nobody_overtakes),
         TEST(test_only_who_was_in_the_step),
         TEST(test_goodbyes),

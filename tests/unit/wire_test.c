@@ -326,6 +326,29 @@ static int clean_up(void **state)
     return 0;
 }
 
+/* What `status` shows of a worker that has faults and waits for a CPU. */
+static void test_worker_status(void **state)
+{
+    (void)state;
+    static struct msg_status m, r;
+    struct errmsg em = {0};
+    m = (struct msg_status){.model = "m",
+                            .replica = {.name = "a",
+                                        .state = "ready",
+                                        .why = "worker w2 is held down",
+                                        .n_workers = 1,
+                                        .workers = {{.name = "w1",
+                                                     .state = "serving",
+                                                     .isa = "avx2",
+                                                     .cpu_waiting = 0.75,
+                                                     .faults = 3}}}};
+    wire_put_status(&m, &out);
+    assert_int_equal(wire_get_status(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.replica.why, "worker w2 is held down");
+    assert_true(r.replica.workers[0].cpu_waiting == 0.75);
+    assert_int_equal(r.replica.workers[0].faults, 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -334,6 +357,7 @@ int main(void)
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_control),
         cmocka_unit_test(test_names_are_cleaned),
+        cmocka_unit_test(test_worker_status),
         cmocka_unit_test(test_generate),
         cmocka_unit_test(test_mutations),
         cmocka_unit_test(test_gate),
