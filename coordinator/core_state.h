@@ -18,7 +18,6 @@
 #include "common/base/hash.h"
 #include "coordinator/core.h"
 #include "coordinator/cost.h"
-#include "proto/mutate.h"
 
 #define ATTEMPTS_MAX 3u /* lost generations that a request may have been in flight at */
 #define NO_WORKER UINT32_MAX

@@ -369,7 +369,7 @@ bool replica__result(struct core *c, const struct msg_result *m)
     uint64_t oldest = r->n_flight ? r->flight[0].number : r->next_number;
     if (m->number < oldest) {
         c->dropped++;
-        return MUTATED(RESULT_BY_COUNT);
+        return false;
     }
     struct in_flight f = r->flight[0];
     if (m->number != oldest || r->n_flight == 0 || !is_what_was_asked(c, m, &f)) {

@@ -166,7 +166,7 @@ static bool take_pages(struct core *c, struct request *r, uint32_t end)
 /* Full pages whose rows are all issued may be shared from the next Step on. */
 static void enter_pages(struct core *c, struct draft *d, struct request *r)
 {
-    uint32_t page = c->cfg.page, issued = r->n_issued + (MUTATED(INDEX_EARLY) ? 1 : 0);
+    uint32_t page = c->cfg.page, issued = r->n_issued;
     while ((r->n_walked + 1) * page <= issued && (r->n_walked + 1) * page <= r->n_tokens &&
            r->n_walked < r->n_pages) {
         uint32_t mine = r->pages[r->n_walked];
@@ -198,7 +198,6 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
     if (run->n_logits && !r->opened) {
         run->has_open = r->opened = true;
         run->open = r->sampling;
-        if (MUTATED(REPLAY_BOUNDARY) && r->attempt > 1) run->open.boundary = r->n_tokens;
     }
     for (uint32_t i = 0; i < n; i++) d->work.depth += r->n_issued + i;
     r->n_issued = end;
@@ -214,7 +213,6 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
         d->chunk -= n;
     }
     enter_pages(c, d, r);
-    if (MUTATED(PAGE_EARLY) && !decode && end >= r->n_prompt) pages_drop(c->pages, r->pages[0]);
 }
 
 /* ---- decodes ---- */
@@ -298,7 +296,6 @@ static bool find_prefix(struct core *c, struct draft *d, struct request *r)
         r->n_issued += page;
         n_hits++;
     }
-    if (MUTATED(SHARED_ROW_SKIPPED) && n_hits && rows_due(r) > 1) r->n_issued++;
     c->prefix_lookups += !r->looked;
     c->prefix_hits += !r->looked && n_hits;
     c->tokens_saved += (uint64_t)n_hits * page;

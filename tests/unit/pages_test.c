@@ -243,6 +243,22 @@ static void test_collisions(void **state)
     assert_int_equal(hits[0], hits[1]);
 }
 
+/* With a hash that is the same for all pages, one tenant's pages are still not another's. */
+static void test_tenants_whose_hashes_collide(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(4, true, 0);
+    struct table a = {.walk = pages_root(p, 1)}, b = {.walk = pages_root(p, 2)};
+    assert_true(fill(p, &a, one, 1) && fill(p, &a, two, 1));
+    assert_int_equal(find(p, &b, one, 9), PAGES_NONE);
+    assert_true(fill(p, &b, one, 9)); /* a page of its own */
+    assert_int_not_equal(a.pages[0], b.pages[0]);
+    assert_int_equal(find(p, &b, two, 10), PAGES_NONE);
+    release(p, &a);
+    release(p, &b);
+    pages_close(p);
+}
+
 /* 100,000 random takes, extensions, forks and releases: free + used = all, and a page's count is
  * how many tables have it, recounted here. A page that is shared is never taken for writing. */
 static void test_random(void **state)
@@ -308,6 +324,7 @@ int main(void)
         cmocka_unit_test(test_same_step),
         cmocka_unit_test(test_leaves_first),
         cmocka_unit_test(test_collisions),
+        cmocka_unit_test(test_tenants_whose_hashes_collide),
         cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
