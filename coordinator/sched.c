@@ -434,6 +434,14 @@ static void issue(struct core *c, struct draft *d)
     core__act(c, ACT_STEP)->step = d->step;
 }
 
+/* Decodes chosen for this Step, from place i on: a more urgent request may have preempted some. */
+static uint32_t chosen_from(const struct core *c, uint32_t i)
+{
+    uint32_t n = 0;
+    for (; i < c->n_running; i++) n += running(c, i)->chosen_in == c->draft;
+    return n;
+}
+
 /* By urgency, so that pages go to the more urgent first. */
 static void fill(struct core *c, struct draft *d)
 {
@@ -442,8 +450,14 @@ static void fill(struct core *c, struct draft *d)
     set_limits(c, &l, d);
     choose_decodes(c, d, &l);
     d->full = is_full(c, d);
+    uint64_t preemptions = c->preemptions;
     for (uint32_t i = 0; i < c->n_running && d->n_runs < LIMIT_STEP_RUNS; i++) {
         struct request *r = running(c, i);
+        if (c->preemptions != preemptions) {
+            preemptions = c->preemptions;
+            d->n_decodes = chosen_from(c, i);
+            d->full = is_full(c, d);
+        }
         if (r->chosen_in == c->draft) {
             d->n_decodes--;
             if (take_pages(c, r, r->n_issued + 1)) add_run(c, d, r, 1);
