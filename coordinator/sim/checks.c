@@ -145,6 +145,8 @@ static void check_issued(struct world *w, const struct msg_step *s, const struct
             world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " again after %" PRIu32, q->id,
                         r->first_pos, q->issued);
     }
+    if (r->attempt > q->lost + 1)
+        world__fail(w, "request %" PRIu64 ": attempt %" PRIu32, q->id, r->attempt);
     q->issued = r->first_pos + r->n_rows;
     q->preemptions = w->preemptions;
     for (uint32_t p = r->first_pos; p < q->issued && p < q->n_oracle; p++) {

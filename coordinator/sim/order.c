@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#define TRIAL 2u               /* losses in whose Steps it was */
 #define AGE_NS (10 * NS_PER_S) /* in the queue: as good as the next better class, up to high */
 
 /* What waiting so long makes of the class that was asked for. */
@@ -24,9 +25,11 @@ static bool before(enum priority a, const struct world_request *x, enum priority
 }
 
 /* Nobody who came in was less urgent than one who waits, unless that one asked for less and only
- * its waiting made it more urgent: waiting preempts nobody. */
+ * its waiting made it more urgent: waiting preempts nobody. A request that may be what ends
+ * generations comes first, and alone. */
 static void check_admitted(struct world *w, const struct world_request *x)
 {
+    if (LAW_LOST_STEPS_ARE_CHARGED && x->lost_in_flight >= TRIAL) return;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         const struct world_request *y = &w->requests[i];
         if (!y->submitted || y->ended || y->running || y->was_running || y->class > x->class)
