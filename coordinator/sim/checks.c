@@ -444,9 +444,9 @@ static void check_client(struct world *w, uint64_t client)
 static void check_ready(struct world *w, bool ready)
 {
     if (ready || w->long_load || w->now_ns < w->faults_end_ns) w->ready_ns = w->now_ns;
-    if (w->now_ns - w->ready_ns > READY_MOST_NS)
+    if (w->now_ns - w->ready_ns > READY_MOST_NS * (w->cripple < 0 ? 1 : 2))
         world__fail(w, "faults have stopped, but for %d s no replica is ready",
-                    (int)(READY_MOST_NS / NS_PER_S));
+                    (int)((w->now_ns - w->ready_ns) / NS_PER_S));
     if (ready && !w->was_ready && w->probe_wrong && w->ever_ready)
         world__fail(w, "ready, although the probe's logits are wrong");
     if (ready && !w->was_ready && !w->probe_wrong) w->ever_ready = true;

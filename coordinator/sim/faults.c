@@ -23,6 +23,7 @@ static bool one_in(struct world *w, uint64_t n)
 
 /* Kinds that keep their worker broken until it is mended, and that a spare must make good. */
 static const enum fault lasting[] = {FAULT_HANG, FAULT_LOAD, FAULT_UNREACHABLE, FAULT_DAMAGE};
+#define LASTING (LAW_DAMAGE_IS_FOUND ? 4u : 3u)
 
 static void cripple(struct world *w, uint32_t who, enum fault f)
 {
@@ -58,10 +59,10 @@ static void plan_faults(struct world *w)
     for (enum fault f = FAULT_DEAF_UP; f < N_FAULTS; f++)
         if (f != FAULT_STALL && one_in(w, 3)) w->faults |= bit(f);
     /* A damaged worker shows by a digest that differs from one that the coordinator remembers. */
-    if (w->faults & bit(FAULT_DAMAGE) && !LAW_SPARES_ARE_TRIED) w->faults &= ~bit(FAULT_NEW_CORE);
+    if (w->faults & bit(FAULT_DAMAGE) && !LAW_DAMAGE_IS_FOUND) w->faults &= ~bit(FAULT_NEW_CORE);
     if (LAW_SPARES_ARE_TRIED && w->n_workers > w->cfg.n_stages && one_in(w, 8)) {
         w->cripple = (int)rng_below(&w->rng, w->n_workers);
-        cripple(w, (uint32_t)w->cripple, lasting[rng_below(&w->rng, 4)]);
+        cripple(w, (uint32_t)w->cripple, lasting[rng_below(&w->rng, LASTING)]);
     }
     if (one_in(w, 8))
         for (uint32_t i = 0; i < STRANGERS; i++) (void)world__schedule(w, i, HAPPEN_STRANGER);

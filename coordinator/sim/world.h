@@ -28,7 +28,8 @@
 #define LAW_LOST_STEPS_ARE_CHARGED false /* only requests with rows in flight count a loss */
 #define LAW_RESULTS_ARE_COMPARED false   /* a result that lies counts for nobody, strands nobody */
 #define LAW_SLOW_IS_NOT_HUNG false       /* a stage that computes keeps its generation */
-#define LAW_SPARES_ARE_TRIED false       /* a worker that stays broken is replaced by a spare */
+#define LAW_SPARES_ARE_TRIED false       /* a worker that stays broken is replaced by a spare, */
+#define LAW_DAMAGE_IS_FOUND false /* also one whose logits are wrong, another way each time */
 
 /* What is scheduled to happen. */
 enum happening {
