@@ -7,8 +7,10 @@
 #include <string.h>
 
 #define DEADLINE_SLACK_NS (2 * NS_PER_S)
-#define WAIT_SLACK_NS (3 * NS_PER_S)   /* beyond replica_wait: a coordinator may not run so long */
-#define READY_MOST_NS (90 * NS_PER_S)  /* to find out what was left broken, and to begin anew */
+#define WAIT_SLACK_NS (3 * NS_PER_S)  /* beyond replica_wait: a coordinator may not run so long */
+#define READY_MOST_NS (90 * NS_PER_S) /* to find out what was left broken, and to begin anew */
+#define SPARE_MOST_NS                                                                              \
+    (300 * NS_PER_S) /* the same beside a worker that stays broken: two losses at the most */
 #define IDLE_MOST_NS (100 * NS_PER_MS) /* until a Step is issued where something is due */
 #define LIE_CANCEL_NS (1 * NS_PER_S)   /* how long a client waits that a lie left without one */
 #define ATTEMPTS_MAX 3u
@@ -444,7 +446,7 @@ static void check_client(struct world *w, uint64_t client)
 static void check_ready(struct world *w, bool ready)
 {
     if (ready || w->long_load || w->now_ns < w->faults_end_ns) w->ready_ns = w->now_ns;
-    if (w->now_ns - w->ready_ns > READY_MOST_NS * (w->cripple < 0 ? 1 : 2))
+    if (w->now_ns - w->ready_ns > (w->cripple < 0 ? READY_MOST_NS : SPARE_MOST_NS))
         world__fail(w, "faults have stopped, but for %d s no replica is ready",
                     (int)((w->now_ns - w->ready_ns) / NS_PER_S));
     if (ready && !w->was_ready && w->probe_wrong && w->ever_ready)

@@ -52,6 +52,12 @@ static void plan_faultless(struct world *w)
     }
 }
 
+static void name_all(struct world *w)
+{
+    for (uint32_t i = 0; i < WORLD_WORKERS; i++)
+        (void)snprintf(w->workers[i].name, sizeof w->workers[i].name, "w%" PRIu32, i);
+}
+
 static void plan_faults(struct world *w)
 {
     w->faults = bit(FAULT_KILL) | bit(FAULT_STOP) | bit(FAULT_CUT) | bit(FAULT_CUT_LINK) |
@@ -62,6 +68,7 @@ static void plan_faults(struct world *w)
     if (w->faults & bit(FAULT_DAMAGE) && !LAW_DAMAGE_IS_FOUND) w->faults &= ~bit(FAULT_NEW_CORE);
     if (LAW_SPARES_ARE_TRIED && w->n_workers > w->cfg.n_stages && one_in(w, 8)) {
         w->cripple = (int)rng_below(&w->rng, w->n_workers);
+        name_all(w); /* a name is what is blamed: it must be one worker's */
         cripple(w, (uint32_t)w->cripple, lasting[rng_below(&w->rng, LASTING)]);
     }
     if (one_in(w, 8))
@@ -71,8 +78,7 @@ static void plan_faults(struct world *w)
 void fault__plan(struct world *w)
 {
     w->cripple = -1;
-    for (uint32_t i = 0; i < WORLD_WORKERS; i++)
-        (void)snprintf(w->workers[i].name, sizeof w->workers[i].name, "w%" PRIu32, i);
+    name_all(w);
     if (w->n_workers > 1 && one_in(w, 6)) /* two of one name */
         memcpy(w->workers[1].name, w->workers[0].name, sizeof w->workers[1].name);
     if (one_in(w, 6))
