@@ -144,6 +144,7 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
 {
     struct world_worker *s = &w->workers[who];
     struct msg_from_worker answer = {.type = FROM_LINKED};
+    if (s->hung && m->type != TO_WHO) return; /* its compute thread takes nothing */
     switch (m->type) {
     case TO_ASSIGN:
         if (!gate_newer(&s->gate, m->epoch)) return;
