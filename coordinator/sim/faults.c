@@ -35,8 +35,8 @@ static void cripple(struct world *w, uint32_t who, enum fault f)
 }
 
 /* Faultless worlds: nothing may be lost in them. What they have is what must not be taken for a
- * fault: a coordinator that does not run for a while, sockets that take nothing for a moment, loads
- * that take minutes, a slow machine. */
+ * fault: a coordinator that does not run for a while, forged messages, loads that take minutes, a
+ * slow machine. */
 static void plan_faultless(struct world *w)
 {
     w->faultless = true;
