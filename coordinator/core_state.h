@@ -19,7 +19,6 @@
 #include "common/base/hash.h"
 #include "coordinator/core.h"
 #include "coordinator/cost.h"
-#include "proto/mutate.h"
 
 #define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
 #define NO_WORKER UINT32_MAX

@@ -3,7 +3,6 @@
 #include "coordinator/pages.h"
 
 #include "common/base/mem.h"
-#include "proto/mutate.h"
 
 #include <string.h>
 
@@ -14,6 +13,7 @@ struct page {
     uint32_t children; /* entries whose parent this is */
     uint64_t serial;   /* 0: not in the index */
     uint64_t parent;   /* its serial; 0: the root */
+    uint64_t tenant;
     uint32_t parent_page;
     uint64_t step; /* in which its last row is issued */
     struct hash128 hash;
@@ -163,7 +163,8 @@ void pages_drop(struct pages *p, uint32_t page)
 struct prefix pages_root(const struct pages *p, uint64_t tenant)
 {
     uint64_t words[3] = {p->cfg.seed.lo, p->cfg.seed.hi, tenant};
-    return (struct prefix){.hash = hash128_bytes(words, sizeof words, p->cfg.page_size)};
+    return (struct prefix){.hash = hash128_bytes(words, sizeof words, p->cfg.page_size),
+                           .tenant = tenant};
 }
 
 /* The hash of the page after the walk: once for each page, however often it is looked for. */
@@ -197,8 +198,8 @@ static uint32_t look_up(struct pages *p, struct prefix *walk, const int32_t *tok
     p->stats.lookups++;
     for (; i != NONE; i = p->pages[i].next_in_bucket) {
         const struct page *x = &p->pages[i];
-        if (x->hash.lo != h.lo || x->hash.hi != h.hi) continue;
-        if (x->parent != walk->serial && !MUTATED(PARENT_UNCONFIRMED)) continue;
+        if (x->hash.lo != h.lo || x->hash.hi != h.hi || x->tenant != walk->tenant) continue;
+        if (x->parent != walk->serial) continue;
         if (memcmp(p->tokens + (size_t)i * p->cfg.page_size, tokens, bytes) == 0) return i;
     }
     return NONE;
@@ -209,7 +210,7 @@ enum pages_found pages_find(struct pages *p, struct prefix *walk, const int32_t 
 {
     uint32_t i = p->cfg.share ? look_up(p, walk, tokens) : NONE;
     if (i == NONE) return PAGES_NONE;
-    if (p->pages[i].step >= step && !MUTATED(SHARED_SAME_STEP)) return PAGES_SOON;
+    if (p->pages[i].step >= step) return PAGES_SOON;
     hold(p, i);
     go_on(walk, &p->pages[i], i);
     *ret_page = i;
@@ -229,6 +230,7 @@ uint32_t pages_enter(struct pages *p, struct prefix *walk, const int32_t *tokens
     struct page *x = &p->pages[page];
     x->serial = ++p->serial;
     x->parent = walk->serial;
+    x->tenant = walk->tenant;
     x->parent_page = walk->page;
     x->step = step;
     x->hash = walk->next;

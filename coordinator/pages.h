@@ -8,7 +8,8 @@
  *
  * The index finds whole pages of token ids by a hash chained over the pages before, seeded so that
  * it covers the cluster, the model, the KV type, the page size and the tenant. The hash only finds:
- * a hit needs the same token ids, and as parent the very entry that the walk came through.
+ * a hit needs the same tenant and token ids, and as parent the very entry that the walk came
+ * through.
  *
  * Pure, owned by one thread, allocates when opened only. */
 #ifndef FLOTILLA_COORDINATOR_PAGES_H
@@ -37,8 +38,9 @@ struct pages_stats {
  * after it are the same whenever it is looked for: their hash is kept. */
 struct prefix {
     struct hash128 hash, next; /* of the pages walked, and with the page after them */
-    uint64_t serial;           /* of the last entry walked; 0: the root */
-    uint32_t page;             /* that entry's */
+    uint64_t tenant;
+    uint64_t serial; /* of the last entry walked; 0: the root */
+    uint32_t page;   /* that entry's */
     bool has_next;
 };
 

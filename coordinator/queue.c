@@ -72,8 +72,7 @@ void queue__leave(struct core *c, struct request *r)
 /* From the last to the first: of a chain in the index, the end is the first to be given up. */
 void queue__release(struct core *c, struct request *r)
 {
-    uint32_t first = MUTATED(PAGE_EARLY) && r->n_issued >= r->n_prompt && r->n_pages ? 1 : 0;
-    while (r->n_pages > first) pages_drop(c->pages, r->pages[--r->n_pages]);
+    while (r->n_pages) pages_drop(c->pages, r->pages[--r->n_pages]);
     r->n_pages = r->n_issued = r->n_walked = 0;
     r->chosen_in = r->put_in = 0;
     r->walk = pages_root(c->pages, r->tenant);

@@ -329,7 +329,7 @@ bool replica__result(struct core *c, const struct msg_result *m)
     uint64_t oldest = r->n_flight ? r->flight[0].number : r->next_number;
     if (m->number < oldest) {
         c->dropped++;
-        return MUTATED(RESULT_BY_COUNT);
+        return false;
     }
     struct in_flight f = r->flight[0];
     uint32_t last = c->cfg.n_stages - 1;

@@ -196,7 +196,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
 {
     uint32_t pos = x->first_pos + k;
     int32_t token = x->tokens[k];
-    if (pos != r->n_tokens && !MUTATED(RESULT_BY_COUNT)) return true;
+    if (pos != r->n_tokens) return true;
     if (is_eog(c, token) && !r->ignore_eos) {
         request__end(c, r, STATUS_OK, "stop", "");
         return false;
@@ -243,7 +243,7 @@ void request__tick(struct core *c)
 {
     for (uint32_t i = c->n_queued + c->n_running; i-- > 0;) {
         struct request *r = live(c, i);
-        if (c->now_ns >= r->deadline_ns && !MUTATED(DEADLINE))
+        if (c->now_ns >= r->deadline_ns)
             request__end(c, r, STATUS_DEADLINE_EXCEEDED, "", "the request's deadline has passed");
         else if (c->replica.state != REPLICA_READY &&
                  c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)

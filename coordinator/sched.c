@@ -166,7 +166,7 @@ static bool take_pages(struct core *c, struct request *r, uint32_t end)
 /* Full pages whose rows are all issued may be shared from the next Step on. */
 static void enter_pages(struct core *c, struct draft *d, struct request *r)
 {
-    uint32_t page = c->cfg.page, issued = r->n_issued + (MUTATED(INDEX_EARLY) ? 1 : 0);
+    uint32_t page = c->cfg.page, issued = r->n_issued;
     while ((r->n_walked + 1) * page <= issued && (r->n_walked + 1) * page <= r->n_tokens &&
            r->n_walked < r->n_pages) {
         uint32_t mine = r->pages[r->n_walked];
@@ -198,7 +198,6 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
     if (run->n_logits && !r->opened) {
         run->has_open = r->opened = true;
         run->open = r->sampling;
-        if (MUTATED(REPLAY_BOUNDARY) && r->attempt > 1) run->open.boundary = r->n_tokens;
     }
     for (uint32_t i = 0; i < n; i++) d->work.depth += r->n_issued + i;
     r->n_issued = end;
@@ -213,7 +212,6 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
         d->chunk -= n;
     }
     enter_pages(c, d, r);
-    if (MUTATED(PAGE_EARLY) && !decode && end >= r->n_prompt) pages_drop(c->pages, r->pages[0]);
 }
 
 /* ---- decodes ---- */
@@ -297,7 +295,6 @@ static bool find_prefix(struct core *c, struct draft *d, struct request *r)
         r->n_issued += page;
         n_hits++;
     }
-    if (MUTATED(SHARED_ROW_SKIPPED) && n_hits && rows_due(r) > 1) r->n_issued++;
     c->prefix_lookups += !r->looked;
     c->prefix_hits += !r->looked && n_hits;
     c->tokens_saved += (uint64_t)n_hits * page;
@@ -458,6 +455,14 @@ static void issue(struct core *c, struct draft *d)
     core__act(c, ACT_STEP)->step = d->step;
 }
 
+/* Decodes chosen for this Step, from place i on: a more urgent request may have preempted some. */
+static uint32_t chosen_from(const struct core *c, uint32_t i)
+{
+    uint32_t n = 0;
+    for (; i < c->n_running; i++) n += running(c, i)->chosen_in == c->draft;
+    return n;
+}
+
 /* By urgency, so that pages go to the more urgent first. */
 static void fill(struct core *c, struct draft *d)
 {
@@ -466,8 +471,14 @@ static void fill(struct core *c, struct draft *d)
     set_limits(c, &l, d);
     choose_decodes(c, d, &l);
     d->full = is_full(c, d);
+    uint64_t preemptions = c->preemptions;
     for (uint32_t i = 0; i < c->n_running && d->n_runs < LIMIT_STEP_RUNS; i++) {
         struct request *r = running(c, i);
+        if (c->preemptions != preemptions) {
+            preemptions = c->preemptions;
+            d->n_decodes = chosen_from(c, i);
+            d->full = is_full(c, d);
+        }
         if (r->chosen_in == c->draft) {
             d->n_decodes--;
             if (take_pages(c, r, r->n_issued + 1)) add_run(c, d, r, 1);

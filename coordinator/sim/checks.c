@@ -1,4 +1,4 @@
-/* The oracle and what must hold after every event. Nothing here shares code with the core. */
+/* What must hold of every action and after every event. Nothing here shares code with the core. */
 #include "coordinator/sim/world.h"
 
 #include "common/base/clock.h"
@@ -7,89 +7,27 @@
 #include <string.h>
 
 #define DEADLINE_SLACK_NS (2 * NS_PER_S)
+#define WAIT_SLACK_NS (3 * NS_PER_S)  /* beyond replica_wait: a coordinator may not run so long */
+#define READY_MOST_NS (90 * NS_PER_S) /* to find out what was left broken, and to begin anew */
+#define SPARE_MOST_NS                                                                              \
+    (300 * NS_PER_S) /* the same beside a worker that stays broken: two losses at the most */
+#define IDLE_MOST_NS (100 * NS_PER_MS) /* until a Step is issued where something is due */
+#define LIE_CANCEL_NS (1 * NS_PER_S)   /* how long a client waits that a lie left without one */
 #define ATTEMPTS_MAX 3u
 
-uint64_t check__mix(uint64_t a, uint64_t b)
-{
-    struct rng r = {a ^ (b * 0x9E3779B97F4A7C15u)};
-    return rng_u64(&r) ^ b;
-}
+/* ---- tokens and ends ---- */
 
-/* The token after a position, from the parameters that the last stage was told and the position's
- * tag. */
-int32_t check__choose(const struct msg_sampling *s, uint32_t sample, uint64_t tag)
-{
-    return (int32_t)(check__mix(check__mix(s->seed, s->boundary * 16 + sample), tag) % WORLD_VOCAB);
-}
-
-void check__oracle(struct world *w, struct world_request *r)
-{
-    const struct msg_sampling s = {.seed = r->seed, .boundary = r->n_prompt};
-    uint32_t limit = r->n_prompt + r->max_new;
-    if (limit > w->cfg.ctx) limit = w->cfg.ctx;
-    uint64_t tag = 1;
-    for (uint32_t p = 0; p < limit; p++) {
-        if (p >= r->n_prompt) {
-            r->tokens[p] = check__choose(&s, r->sample, tag);
-            if (r->tokens[p] == WORLD_EOG) break;
-        }
-        tag = check__mix(tag, (uint64_t)r->tokens[p] + 1);
-        r->tags[p] = tag;
-        r->n_oracle = p + 1;
-    }
-}
-
-struct world_request *check__find(struct world *w, uint64_t id)
-{
-    return id >= 1 && id <= w->n_requests ? &w->requests[id - 1] : NULL;
-}
-
-/* A position's place in the shadow of a pool. */
-static uint32_t place(const struct world *w, const uint32_t *pages, uint32_t pos)
-{
-    return pages[pos / w->cfg.page] * w->cfg.page + pos % w->cfg.page;
-}
-
-/* 2. Shadow KV: a row finds the right tag at every position before it, and brings the right token.
- * 6. What another request writes is read in later Steps only. */
-void check__run(struct world *w, struct world_worker *s, uint64_t step, const struct msg_run *r)
-{
-    struct world_request *q = check__find(w, r->request);
-    if (!q) {
-        world__fail(w, "a Step names request %" PRIu64, r->request);
-        return;
-    }
-    for (uint32_t i = 0; i < r->n_rows && !w->failed; i++) {
-        uint32_t p = r->first_pos + i;
-        if (p >= q->n_oracle || r->tokens[i] != q->tokens[p]) {
-            world__fail(w, "request %" PRIu64 ": row %" PRIu32 " brings token %" PRId32, r->request,
-                        p, r->tokens[i]);
-            return;
-        }
-        for (uint32_t k = 0; k < p; k++) {
-            uint32_t at = place(w, r->pages, k);
-            if (s->tags[at] != q->tags[k])
-                world__fail(w, "request %" PRIu64 ": row %" PRIu32 " reads a wrong KV at %" PRIu32,
-                            r->request, p, k);
-            else if (s->wrote_in[at] == step && s->wrote_by[at] != r->request)
-                world__fail(w, "request %" PRIu64 " reads what %" PRIu64 " writes in Step %" PRIu64,
-                            r->request, s->wrote_by[at], step);
-        }
-        uint32_t at = place(w, r->pages, p);
-        s->tags[at] = q->tags[p];
-        s->wrote_in[at] = step;
-        s->wrote_by[at] = r->request;
-    }
-}
-
-/* 1. Exactly once. */
+/* 1. Exactly once; and what is said of the time in the queue is true. */
 static void check_tokens(struct world *w, const struct action *a)
 {
     struct world_request *r = check__find(w, a->tokens.request);
-    if (!r || r->ended) {
+    if (!r || r->ended || !r->submitted) {
         world__fail(w, "tokens for request %" PRIu64 ", which has ended", a->tokens.request);
         return;
     }
+    if (a->tokens.queued_ns != r->begun_ns - r->submitted_ns)
+        world__fail(w, "request %" PRIu64 " waited %" PRIu64 " ns for its first row, not %" PRIu64,
+                    r->id, r->begun_ns - r->submitted_ns, a->tokens.queued_ns);
     for (uint32_t i = 0; i < a->tokens.n; i++) {
         uint32_t p = r->n_prompt + a->tokens.first_index + i;
         if (p != r->n_tokens || p >= r->n_oracle || a->tokens.tokens[i] != r->tokens[p]) {
@@ -98,7 +36,9 @@ static void check_tokens(struct world *w, const struct action *a)
             return;
         }
         r->n_tokens++;
+        r->got_tokens = true;
         w->report->tokens++;
+        w->n_tokens_now++;
     }
 }
 
@@ -113,6 +53,28 @@ static uint32_t live_of(const struct world *w, uint64_t client)
     return n;
 }
 
+/* Since when a live request waits for a replica. */
+static uint64_t waits_since(const struct world *w, const struct world_request *r)
+{
+    return r->submitted_ns > w->unready_ns ? r->submitted_ns : w->unready_ns;
+}
+
+static const char *unavailable_too_early(const struct world *w, const struct world_request *r)
+{
+    if (w->was_ready && !w->lost_now) return "unavailable while all was well";
+    uint64_t since = w->was_ready ? w->now_ns : waits_since(w, r);
+    return w->now_ns - since < w->cfg.replica_wait_ns ? "did not wait for a replica" : NULL;
+}
+
+/* A request is given up when it may be what ends generations, or when a stage cannot go on. */
+static const char *given_up(const struct world *w, const struct world_request *r)
+{
+    if (r->erred) return NULL;
+    if (w->faultless) return "given up, but nothing broke";
+    uint32_t lost = LAW_LOST_STEPS_ARE_CHARGED ? r->lost_in_flight : r->lost_running;
+    return lost < ATTEMPTS_MAX ? "given up too early" : NULL;
+}
+
 /* Every status has its reason. */
 static void check_reason(struct world *w, const struct world_request *r, enum status status)
 {
@@ -123,10 +85,8 @@ static void check_reason(struct world *w, const struct world_request *r, enum st
     case STATUS_DEADLINE_EXCEEDED:
         wrong = w->now_ns >= r->deadline_at_ns ? NULL : "ended before its deadline";
         break;
-    case STATUS_UNAVAILABLE:
-        wrong = w->was_ready && r->lost == 0 ? "unavailable while all was well" : NULL;
-        break;
-    case STATUS_INTERNAL: wrong = r->lost < ATTEMPTS_MAX ? "given up too early" : NULL; break;
+    case STATUS_UNAVAILABLE: wrong = unavailable_too_early(w, r); break;
+    case STATUS_INTERNAL: wrong = given_up(w, r); break;
     case STATUS_RESOURCE_EXHAUSTED:
         wrong = core_n_sequences(w->core) < w->cfg.max_live &&
                         live_of(w, r->client) < w->cfg.max_per_client
@@ -149,22 +109,30 @@ static void check_terminal(struct world *w, const struct action *a)
         return;
     }
     r->ended = true;
-    bool complete = r->n_tokens == r->n_oracle;
-    if (a->end.status == STATUS_OK && !complete && !r->stopped_by_us)
+    r->status = a->end.status;
+    bool ok = r->status == STATUS_OK, complete = r->n_tokens == r->n_oracle;
+    const char *reason = !ok ? "" : r->stopped_by_us || r->eog ? "stop" : "length";
+    if (ok && !complete && !r->stopped_by_us)
         world__fail(w, "request %" PRIu64 ": OK after %" PRIu32 " of %" PRIu32 " tokens", r->id,
                     r->n_tokens, r->n_oracle);
-    check_reason(w, r, a->end.status);
-    if (a->end.status == STATUS_OK) w->report->completed++;
+    if (strcmp(reason, a->end.finish_reason) != 0)
+        world__fail(w, "request %" PRIu64 ": finish reason '%s', not '%s'", r->id,
+                    a->end.finish_reason, reason);
+    if ((r->status == STATUS_RESOURCE_EXHAUSTED) != (a->end.retry_ms > 0))
+        world__fail(w, "request %" PRIu64 ": asked to try again in %" PRIu32 " ms", r->id,
+                    a->end.retry_ms);
+    check_reason(w, r, r->status);
+    if (ok) w->report->completed++;
     w->report->requests++;
 }
 
-/* A run's rows as the core has them written: all before the first are there, in pages that it may
- * read, and none is issued twice but after a preemption. */
+/* ---- Steps ---- */
+
+/* 5., 6.: a run's rows as the core has them written: all before the first are there, in pages that
+ * it may read, and none is issued twice but after a preemption. */
 static void check_issued(struct world *w, const struct msg_step *s, const struct msg_run *r,
                          struct world_request *q)
 {
-    struct msg_status now;
-    core_status(w->core, &now);
     for (uint32_t k = 0; k < r->first_pos; k++)
         if (w->pages[r->pages[k / w->cfg.page]].tags[k % w->cfg.page] != q->tags[k]) {
             world__fail(
@@ -172,9 +140,13 @@ static void check_issued(struct world *w, const struct msg_step *s, const struct
                 q->id, r->first_pos, k);
             return;
         }
-    if (r->first_pos < q->issued && now.replica.cache.preemptions == q->preemptions)
-        world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " again after %" PRIu32, q->id,
-                    r->first_pos, q->issued);
+    if (r->first_pos < q->issued) {
+        struct msg_status now;
+        core_status(w->core, &now);
+        if (now.replica.cache.preemptions == q->preemptions)
+            world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " again after %" PRIu32, q->id,
+                        r->first_pos, q->issued);
+    }
     if (r->attempt > q->lost + 1)
         world__fail(w, "request %" PRIu64 ": attempt %" PRIu32, q->id, r->attempt);
     q->issued = r->first_pos + r->n_rows;
@@ -183,7 +155,35 @@ static void check_issued(struct world *w, const struct msg_step *s, const struct
         struct world_page *page = &w->pages[r->pages[p / w->cfg.page]];
         page->tags[p % w->cfg.page] = q->tags[p];
         page->wrote_in = s->number;
+        page->tenant = q->tenant;
     }
+}
+
+/* What the last stage keeps of a request is given up with the first Step after its end. */
+static void check_closed(struct world *w, const struct msg_step *s)
+{
+    for (uint32_t i = 0; i < s->n_closed; i++) {
+        struct world_request *q = check__find(w, s->closed[i]);
+        if (!q || !q->ended || !q->told)
+            world__fail(w, "request %" PRIu64 " is closed, but was not open", s->closed[i]);
+        else
+            q->told = false;
+    }
+    for (uint32_t i = 0; i < w->n_requests; i++)
+        if (w->requests[i].ended && w->requests[i].told)
+            world__fail(w, "request %" PRIu64 " has ended, and is not closed", w->requests[i].id);
+}
+
+/* Steps are numbered without a gap, in one generation. */
+static void check_number(struct world *w, const struct msg_step *s)
+{
+    if (!epoch_eq(s->epoch, w->flight_epoch)) {
+        w->flight_epoch = s->epoch;
+        w->flight_first = w->flight_next = 1;
+    }
+    if (s->number != w->flight_next)
+        world__fail(w, "Step %" PRIu64 " is issued, not %" PRIu64, s->number, w->flight_next);
+    w->flight_next = s->number + 1;
 }
 
 /* 6. Positions in order; 7. attempts and rows within their limits. */
@@ -191,30 +191,52 @@ static void check_step(struct world *w, const struct msg_step *s)
 {
     uint32_t rows = 0, logits = 0;
     w->steps_now++;
+    check_number(w, s);
     for (uint32_t i = 0; i < s->n_runs && !w->failed; i++) {
         const struct msg_run *r = &s->runs[i];
         rows += r->n_rows;
         logits += r->n_logits;
         if (r->kind == RUN_PROBE) continue;
         struct world_request *q = check__find(w, r->request);
-        if (!q || q->ended)
+        if (!q || q->ended || !q->submitted) {
             world__fail(w, "a Step with rows of request %" PRIu64 ", which has ended", r->request);
-        else
-            check_issued(w, s, r, q);
+            return;
+        }
+        if (!q->begun_ns) q->begun_ns = w->now_ns;
+        q->in_step = true;
+        q->told |= r->has_open;
+        q->last_step = s->number;
+        check_issued(w, s, r, q);
     }
+    check_closed(w, s);
     if (rows != s->rows || rows > w->cfg.rows_max || logits > w->cfg.logits_max)
         world__fail(w, "Step %" PRIu64 " has %" PRIu32 " rows, %" PRIu32 " logits", s->number, rows,
                     logits);
 }
 
-void check__new_generation(struct world *w)
+/* A generation has ended: nothing is written anywhere, nothing is in flight, nobody runs. */
+static void check_loss(struct world *w)
 {
-    memset(w->pages, 0, sizeof w->pages);
-    w->first = (struct world_first){0};
-    for (uint32_t k = 0; k < w->n_requests; k++) {
-        w->requests[k].issued = 0;
-        w->requests[k].lost += w->requests[k].submitted;
+    uint64_t oldest = w->result_step ? w->result_step : w->flight_first;
+    w->lost_now = true;
+    w->loss_ns = w->now_ns;
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        struct world_request *r = &w->requests[i];
+        if (!r->submitted) continue;
+        r->lost++;
+        r->lost_running += r->running;
+        r->lost_in_flight += r->last_step >= oldest && r->last_step > 0;
     }
+    order__new_generation(w);
+    if (w->faultless && (!w->slow || LAW_SLOW_IS_NOT_HUNG))
+        world__fail(w, "nothing broke, but a generation was lost");
+}
+
+/* Nobody speaks to a worker that said goodbye. */
+static void check_spoken_to(struct world *w, struct instance to)
+{
+    for (uint32_t i = 0; i < w->n_gone && i < WORLD_GONE; i++)
+        if (instance_eq(w->gone[i], to)) world__fail(w, "a message to a worker that said goodbye");
 }
 
 void check__action(struct world *w, const struct action *a)
@@ -223,9 +245,50 @@ void check__action(struct world *w, const struct action *a)
     case ACT_TOKENS: check_tokens(w, a); break;
     case ACT_END: check_terminal(w, a); break;
     case ACT_STEP: check_step(w, a->step); break;
+    case ACT_LINK_CLOSE: check_loss(w); break;
+    case ACT_TO_WORKER: check_spoken_to(w, a->to_worker.instance); break;
     default: break;
     }
 }
+
+/* ---- results ---- */
+
+bool check__counts(struct world *w, const struct msg_result *m, enum lie lie, uint64_t lied)
+{
+    w->result_step = 0;
+    bool counts = epoch_eq(m->epoch, w->flight_epoch) && w->flight_first < w->flight_next &&
+                  m->number == w->flight_first;
+    if (!counts) return false;
+    w->result_step = m->number;
+    w->flight_first++;
+    struct world_request *r = check__find(w, lied);
+    if (r && lie == LIE_ERROR)
+        r->erred = true;
+    else if (r && lie != LIE_NONE)
+        r->wronged = true;
+    return true;
+}
+
+/* A lie counts for nobody: for no request of its Step, and without a comparison at least not for
+ * the one that it is told of. An error of a run ends its request. */
+void check__result(struct world *w, bool counted, enum lie lie, uint64_t lied)
+{
+    struct world_request *r = check__find(w, lied);
+    bool live = r && r->submitted && (!r->ended || !r->was_ended);
+    w->result_step = 0;
+    if (w->failed || !counted || lie == LIE_NONE || lie == LIE_CUT_SHORT || !live) return;
+    if (lie == LIE_ERROR) {
+        if (!r->ended || r->status != STATUS_INTERNAL)
+            world__fail(w, "request %" PRIu64 " goes on over an error of its stage", r->id);
+        return;
+    }
+    if (r->got_tokens || (LAW_RESULTS_ARE_COMPARED && w->n_tokens_now))
+        world__fail(w, "request %" PRIu64 " has tokens of a result that is a lie", r->id);
+    if (LAW_RESULTS_ARE_COMPARED || r->ended) return;
+    world__schedule(w, LIE_CANCEL_NS, HAPPEN_CANCEL)->who = (uint32_t)lied - 1;
+}
+
+/* ---- pages ---- */
 
 /* 4. Conservation: a page is held by as many tables as it says, or cached, or free. */
 static void check_pages(struct world *w)
@@ -266,13 +329,13 @@ static uint32_t page_of(const struct world *w, uint64_t serial)
 
 /* The tag of the last position of an entry: of the tokens on its way from the root. False: an entry
  * on the way is missing. */
-static bool tag_of_entry(const struct world *w, uint32_t page, uint64_t *ret_tag)
+static bool tag_of_entry(const struct world *w, uint32_t page, uint64_t tenant, uint64_t *ret_tag)
 {
     struct page_view v = core_page_at(w->core, page);
-    uint64_t tag = 1;
+    uint64_t tag = check__root(tenant);
     if (v.parent) {
         uint32_t parent = page_of(w, v.parent);
-        if (parent == UINT32_MAX || !tag_of_entry(w, parent, &tag)) return false;
+        if (parent == UINT32_MAX || !tag_of_entry(w, parent, tenant, &tag)) return false;
     }
     for (uint32_t i = 0; i < w->cfg.page; i++) tag = check__mix(tag, (uint64_t)v.tokens[i] + 1);
     *ret_tag = tag;
@@ -291,7 +354,7 @@ static void check_index(struct world *w)
         if (v.serial == page->serial)
             world__fail(w, "Step %" PRIu64 " writes page %" PRIu32 ", which is in the index",
                         page->wrote_in, p);
-        else if (!tag_of_entry(w, p, &tag))
+        else if (!tag_of_entry(w, p, page->tenant, &tag))
             world__fail(w, "page %" PRIu32 " is in the index without its parents", p);
         else if (page->tags[w->cfg.page - 1] != tag)
             world__fail(w, "page %" PRIu32 " is in the index, but not what was written", p);
@@ -300,24 +363,17 @@ static void check_index(struct world *w)
     }
 }
 
-/* 8. The most urgent sequence gains a position at least each window + 1 Steps; its place is right.
- */
+/* ---- time ---- */
+
+/* 8. The most urgent sequence gains a position at least each window + 1 Steps. */
 static void check_first(struct world *w)
 {
     struct world_first *f = &w->first;
     if (core_n_sequences(w->core) == 0) return;
     struct core_sequence s = core_sequence_at(w->core, 0);
     const struct world_request *q = check__find(w, s.request);
-    for (uint32_t i = 0; i < core_n_sequences(w->core); i++) {
-        struct core_sequence x = core_sequence_at(w->core, i);
-        enum priority asked = check__find(w, x.request)->class;
-        if (x.running && (x.class < s.class || (x.class == s.class && x.arrival < s.arrival)))
-            world__fail(w, "request %" PRIu64 " is more urgent than the first", x.request);
-        if (x.class > asked || (x.class < asked && x.class < PRIORITY_HIGH))
-            world__fail(w, "request %" PRIu64 " is of class %" PRIu32, x.request, x.class);
-    }
     if (!s.running || s.request != f->request || s.n_issued != f->n_issued ||
-        q->n_tokens != f->n_tokens)
+        q->n_tokens != f->n_tokens || (q->wronged && !LAW_RESULTS_ARE_COMPARED))
         *f = (struct world_first){s.request, s.n_issued, q->n_tokens, 0};
     else
         f->steps += w->steps_now;
@@ -327,42 +383,117 @@ static void check_first(struct world *w)
                     s.request, f->steps);
 }
 
-/* 8. Nobody outlives the deadline. */
-static void check_deadlines(struct world *w)
+/* 8. Nobody outlives the deadline, or the time to wait for a replica. */
+static void check_waits(struct world *w, bool ready)
 {
+    uint64_t wait_ns = w->cfg.replica_wait_ns, went_on = w->stalled_until_ns;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         const struct world_request *r = &w->requests[i];
-        uint64_t limit = r->deadline_at_ns + DEADLINE_SLACK_NS;
-        if (w->stalled_until_ns + DEADLINE_SLACK_NS > limit)
-            limit = w->stalled_until_ns + DEADLINE_SLACK_NS;
-        if (r->submitted && !r->ended && w->now_ns > limit)
+        if (!r->submitted || r->ended) continue;
+        uint64_t limit = r->deadline_at_ns, since = waits_since(w, r);
+        if (w->now_ns > (limit > went_on ? limit : went_on) + DEADLINE_SLACK_NS)
             world__fail(w, "request %" PRIu64 " lives beyond its deadline", r->id);
+        if (!LAW_WAIT_COUNTS_FROM_READY && w->loss_ns > since) since = w->loss_ns;
+        if (since + wait_ns < went_on) since = went_on - wait_ns;
+        if (!ready && w->now_ns > since + wait_ns + (wait_ns ? WAIT_SLACK_NS : 0))
+            world__fail(w, "request %" PRIu64 " waits longer than replica_wait", r->id);
     }
 }
 
-void check__state(struct world *w)
+static bool any_wronged(const struct world *w)
 {
-    check_pages(w);
-    if (!w->failed) check_index(w);
-    check_first(w);
-    check_deadlines(w);
-    if (core_in_flight(w->core) > w->cfg.window)
-        world__fail(w, "%" PRIu32 " Steps in flight", core_in_flight(w->core));
-    if (core_n_sequences(w->core) > w->cfg.max_live)
-        world__fail(w, "%" PRIu32 " requests live", core_n_sequences(w->core));
+    for (uint32_t i = 0; i < w->n_requests; i++)
+        if (w->requests[i].wronged && !w->requests[i].ended) return true;
+    return false;
 }
 
-/* Once faults have stopped for long enough, all have ended and a replica is ready. */
-void check__end(struct world *w)
+/* 8. Where something is due and nothing is in flight, a Step follows. */
+static void check_idle(struct world *w, bool ready)
 {
-    for (uint32_t i = 0; i < w->n_requests && !w->failed; i++)
-        if (w->requests[i].submitted && !w->requests[i].ended)
-            world__fail(w, "request %" PRIu64 " never ended", w->requests[i].id);
+    bool idle = ready && core_n_sequences(w->core) > 0 && core_in_flight(w->core) == 0;
+    if (!idle || (any_wronged(w) && !LAW_RESULTS_ARE_COMPARED))
+        w->idle_ns = 0;
+    else if (!w->idle_ns)
+        w->idle_ns = w->now_ns;
+    else if (w->now_ns - w->idle_ns > IDLE_MOST_NS)
+        world__fail(w, "%" PRIu32 " requests are live, but for %" PRIu64 " ms no Step is issued",
+                    core_n_sequences(w->core), (w->now_ns - w->idle_ns) / NS_PER_MS);
+}
+
+/* 7. */
+static void check_bounds(struct world *w)
+{
+    uint64_t flight = w->flight_next - w->flight_first;
+    uint32_t n_running = 0;
+    for (uint32_t i = 0; i < w->n_requests; i++) n_running += w->requests[i].running;
+    if (core_in_flight(w->core) > w->cfg.window || core_in_flight(w->core) != flight)
+        world__fail(w, "%" PRIu32 " Steps in flight, not %" PRIu64, core_in_flight(w->core),
+                    flight);
+    if (core_n_sequences(w->core) > w->cfg.max_live)
+        world__fail(w, "%" PRIu32 " requests live", core_n_sequences(w->core));
+    if (n_running > w->cfg.max_running)
+        world__fail(w, "%" PRIu32 " requests run, %" PRIu32 " may", n_running, w->cfg.max_running);
+}
+
+static void check_client(struct world *w, uint64_t client)
+{
+    if (live_of(w, client) > w->cfg.max_per_client)
+        world__fail(w, "%" PRIu32 " requests of one client live", live_of(w, client));
+}
+
+/* A generation whose probe differs from what is known to be right is not ready; and once faults
+ * have stopped, one is ready in time. */
+static void check_ready(struct world *w, bool ready)
+{
+    if (ready || w->long_load || w->now_ns < w->faults_end_ns) w->ready_ns = w->now_ns;
+    if (w->now_ns - w->ready_ns > (w->cripple < 0 ? READY_MOST_NS : SPARE_MOST_NS))
+        world__fail(w, "faults have stopped, but for %d s no replica is ready",
+                    (int)((w->now_ns - w->ready_ns) / NS_PER_S));
+    if (ready && !w->was_ready && w->probe_wrong && w->ever_ready)
+        world__fail(w, "ready, although the probe's logits are wrong");
+    if (ready && !w->was_ready && !w->probe_wrong) w->ever_ready = true;
+    if (!ready && w->was_ready) w->unready_ns = w->now_ns;
+}
+
+void check__before(struct world *w)
+{
+    w->steps_now = w->n_tokens_now = 0;
+    w->lost_now = false;
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        struct world_request *r = &w->requests[i];
+        r->in_step = r->got_tokens = false;
+        r->was_ended = r->ended;
+    }
+}
+
+void check__state(struct world *w, const struct event *e)
+{
     struct msg_status s;
     core_status(w->core, &s);
-    if (!w->failed && w->faultless && s.replica.generation != 1)
-        world__fail(w, "nothing broke, but generation %" PRIu32 " began: %s", s.replica.generation,
-                    s.replica.why);
-    if (!w->failed && !s.ready)
+    check_ready(w, s.ready);
+    check_pages(w);
+    if (!w->failed) check_index(w);
+    order__state(w);
+    check_first(w);
+    check_waits(w, s.ready);
+    if (e->type == EV_COMPOSE) check_idle(w, s.ready);
+    if (e->type == EV_SUBMIT) check_client(w, e->submit.client);
+    check_bounds(w);
+    w->was_ready = s.ready;
+    w->preemptions = s.replica.cache.preemptions;
+}
+
+/* Once faults have stopped, all have ended, a replica is ready, and what is asked is answered. */
+void check__end(struct world *w)
+{
+    struct msg_status s;
+    core_status(w->core, &s);
+    for (uint32_t i = 0; i < w->n_requests && !w->failed && !w->done; i++)
+        if (!w->requests[i].ended)
+            world__fail(w, "request %" PRIu64 " never ended", w->requests[i].id);
+    if (!w->failed && !w->done)
         world__fail(w, "faults have stopped, but nothing is ready: %s", s.replica.why);
+    if (!w->failed && core_pages(w->core).n_held != 0)
+        world__fail(w, "all have ended, but %" PRIu32 " pages are held",
+                    core_pages(w->core).n_held);
 }

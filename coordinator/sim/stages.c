@@ -20,7 +20,7 @@ void stage__tell(struct world *w, uint32_t who, struct msg_from_worker *m)
     uint64_t at = w->now_ns + world__latency(w);
     if (at <= s->last_control_ns) at = s->last_control_ns + 1;
     s->last_control_ns = at;
-    if (w->now_ns < s->deaf_until_ns) return;
+    if (w->now_ns < s->deaf_up_ns) return;
     struct occurrence *o = world__schedule(w, at - w->now_ns, HAPPEN_TO_CORE);
     o->who = who;
     o->from = mem_alloc(sizeof *o->from);
@@ -49,7 +49,7 @@ static void say_hello(struct world *w, uint32_t who)
 {
     struct world_worker *s = &w->workers[who];
     struct msg_from_worker m = {.type = FROM_HELLO, .hello = {.threads = 1, .pid = who}};
-    (void)snprintf(m.hello.name, sizeof m.hello.name, "w%" PRIu32, who);
+    memcpy(m.hello.name, s->name, sizeof m.hello.name);
     if (s->loaded) {
         m.hello.holds = true;
         m.hello.holding = (struct msg_holding){s->assign.model_digest, s->assign.layer_first,
@@ -66,7 +66,9 @@ void stage__start(struct world *w, uint32_t who)
     s->instance = (struct instance){rng_u64(&w->rng), rng_u64(&w->rng)};
     s->gate = (struct gate){0};
     s->loaded = s->busy = s->stopped = s->cut = s->stands = false;
-    s->deaf_until_ns = 0;
+    s->deaf_up_ns = s->deaf_down_ns = 0;
+    s->next_lie = LIE_NONE;
+    if ((int)who != w->cripple) s->hung = false;
     memset(s->open, 0, sizeof s->open);
     s->downstream = -2;
     s->inbox_n = 0;
@@ -76,6 +78,29 @@ void stage__start(struct world *w, uint32_t who)
     struct occurrence *o = world__schedule(w, HEARTBEAT_NS, HAPPEN_HEARTBEAT);
     o->who = who;
     o->life = s->life;
+}
+
+/* What a live worker says four times a second: of the Step that it runs, and that it moves. */
+void stage__heartbeat(struct world *w, uint32_t who)
+{
+    struct world_worker *s = &w->workers[who];
+    struct msg_from_worker m = {.type = FROM_HEARTBEAT,
+                                .has_epoch = s->gate.epoch.generation != 0,
+                                .epoch = s->gate.epoch,
+                                .heartbeat = s->heartbeat};
+    if (!s->hung) s->moves++; /* its compute thread turns, or computes */
+    m.heartbeat.moves = s->moves;
+    struct msg_from_worker again = s->standing;
+    stage__tell(w, who, &m);
+    if (s->stands && s->heartbeat.step_received == 0) stage__tell(w, who, &again);
+}
+
+/* An orderly end: it says so, and its links close. */
+void stage__goodbye(struct world *w, uint32_t who)
+{
+    struct msg_from_worker m = {.type = FROM_GOODBYE};
+    stage__tell(w, who, &m);
+    stage__kill(w, who);
 }
 
 /* Everybody who sends to a dead worker sees the link close soon after. */
@@ -105,10 +130,23 @@ static void fault(struct world *w, uint32_t who, const char *text)
     tell_of_epoch(w, who, &m);
 }
 
+/* Loading takes a moment, or as many times ten seconds as it has signs of progress to show. */
+static void load_on(struct world *w, uint32_t who)
+{
+    const struct world_worker *s = &w->workers[who];
+    uint64_t in = s->loads_left ? 10 * NS_PER_S : NS_PER_MS * (1 + rng_below(&w->rng, 50));
+    if (!w->long_load && s->loads_left) in = NS_PER_MS * (500 + rng_below(&w->rng, 3000));
+    struct occurrence *o = world__schedule(w, in, HAPPEN_LOADED);
+    o->who = who;
+    o->life = s->life;
+    o->epoch = s->gate.epoch;
+}
+
 void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m)
 {
     struct world_worker *s = &w->workers[who];
     struct msg_from_worker answer = {.type = FROM_LINKED};
+    if (s->hung && m->type != TO_WHO) return; /* its compute thread takes nothing */
     switch (m->type) {
     case TO_ASSIGN:
         if (!gate_newer(&s->gate, m->epoch)) return;
@@ -121,15 +159,14 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
         s->cut = false;
         s->heartbeat = (struct msg_heartbeat){0};
         memset(s->wrote_in, 0, sizeof s->wrote_in);
-        struct occurrence *o =
-            world__schedule(w, NS_PER_MS * (1 + rng_below(&w->rng, 50)), HAPPEN_LOADED);
-        o->who = who;
-        o->life = s->life;
-        o->epoch = m->epoch;
+        s->loads_left = w->long_load ? 15 + (uint32_t)rng_below(&w->rng, 10)
+                                     : (uint32_t)rng_below(&w->rng, 20) / 18;
+        load_on(w, who);
         break;
     case TO_CONNECT:
         if (!epoch_eq(m->epoch, s->gate.epoch) || s->downstream != -2) return;
         s->downstream = strncmp(m->text, "tcp://w", 7) == 0 ? atoi(m->text + 7) : -1;
+        if (s->downstream >= 0 && w->workers[s->downstream].unreachable) return;
         if (s->downstream >= 0 && !w->workers[s->downstream].alive) {
             s->downstream = -2;
             answer.type = FROM_FAULT;
@@ -146,8 +183,19 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
 void stage__loaded(struct world *w, uint32_t who, struct epoch epoch)
 {
     struct world_worker *s = &w->workers[who];
-    if (!epoch_eq(epoch, s->gate.epoch)) return;
+    if (!epoch_eq(epoch, s->gate.epoch) || s->hung) return;
     struct msg_from_worker m = {.type = FROM_READY};
+    if (s->unloadable) {
+        fault(w, who, "cannot load");
+        return;
+    }
+    if (s->loads_left) {
+        m = (struct msg_from_worker){
+            .type = FROM_LOAD_PROGRESS, .bytes_done = 100 - s->loads_left--, .bytes_total = 100};
+        tell_of_epoch(w, who, &m);
+        load_on(w, who);
+        return;
+    }
     s->loaded = true;
     (void)snprintf(m.endpoint, sizeof m.endpoint, "tcp://w%" PRIu32 ":1", who);
     stand(w, who, &m);
@@ -167,41 +215,27 @@ static void check_fence(struct world *w, struct world_worker *s, const struct ms
     s->ran = m->number;
 }
 
-/* The last stage has a request's parameters from its first row that wants logits until it is
- * closed. */
-static void check_open(struct world *w, struct world_worker *s, const struct msg_step *m)
+/* A damaged stage computes something else each time. */
+static uint64_t digest_of(struct world *w, struct epoch e)
 {
-    for (uint32_t i = 0; i < m->n_runs; i++) {
-        const struct msg_run *x = &m->runs[i];
-        const struct world_request *q = check__find(w, x->request);
-        if (!q || !x->n_logits) continue;
-        if (x->has_open == s->open[q->id - 1])
-            world__fail(w, "request %" PRIu64 ": parameters %s", q->id,
-                        x->has_open ? "told twice" : "never told");
-        else if (x->has_open && x->open.seed != q->seed)
-            world__fail(w, "request %" PRIu64 ": other parameters than asked for", q->id);
-        s->open[q->id - 1] = true;
-        if (x->has_open) s->told[q->id - 1] = x->open;
-    }
-    for (uint32_t i = 0; i < m->n_closed; i++) {
-        const struct world_request *q = check__find(w, m->closed[i]);
-        if (!q || !q->ended || !s->open[q->id - 1])
-            world__fail(w, "request %" PRIu64 " is closed, but was not open", m->closed[i]);
-        else
-            s->open[q->id - 1] = false;
-    }
+    bool wrong = false;
+    for (uint32_t i = 0; i < w->n_workers; i++)
+        wrong |= w->workers[i].damaged && epoch_eq(w->workers[i].gate.epoch, e);
+    w->probe_wrong = wrong;
+    return wrong ? rng_u64(&w->rng) : 42;
 }
 
 static void make_result(struct world *w, struct world_worker *s, const struct msg_step *m)
 {
     struct msg_run_result runs[LIMIT_STEP_RUNS];
     int32_t tokens[LIMIT_STEP_RUNS];
-    struct msg_result r = {.epoch = m->epoch, .number = m->number, .runs = runs, .digest = 42};
+    struct msg_result r = {.epoch = m->epoch, .number = m->number, .runs = runs};
     r.n_timings = m->n_timings;
     memcpy(r.timings, m->timings, sizeof r.timings);
     for (uint32_t i = 0; i < m->n_runs; i++) {
         const struct msg_run *x = &m->runs[i];
         const struct world_request *q = check__find(w, x->request);
+        if (x->kind == RUN_PROBE) r.digest = digest_of(w, m->epoch);
         if (!x->n_logits || x->kind == RUN_PROBE || !q) continue;
         uint32_t p = x->first_pos + x->n_rows - 1, page = w->cfg.page;
         tokens[i] = check__choose(&s->told[q->id - 1], x->sample,
@@ -213,7 +247,22 @@ static void make_result(struct world *w, struct world_worker *s, const struct ms
                                                    .n_tokens = 1,
                                                    .tokens = &tokens[i]};
     }
+    s->lie = LIE_NONE;
+    if (r.n_runs) {
+        s->lie = s->next_lie;
+        s->next_lie = LIE_NONE;
+        s->lied = fault__lie(w, &s->lie, &r, runs);
+    }
     wire_put_result(&r, &s->outgoing);
+}
+
+/* A busy machine: half of its Steps take more than a Step may, if nothing moves. */
+static uint64_t time_of(struct world *w, const struct world_worker *s, const struct msg_step *m)
+{
+    uint64_t takes_ns = STEP_NS + m->rows * w->row_ns;
+    if (s->slow && m->runs[0].kind != RUN_PROBE && rng_below(&w->rng, 2) == 0)
+        takes_ns += NS_PER_MS * (2300 + rng_below(&w->rng, 1200));
+    return takes_ns;
 }
 
 static void run(struct world *w, uint32_t who, struct buf *bytes)
@@ -236,12 +285,12 @@ static void run(struct world *w, uint32_t who, struct buf *bytes)
         else /* a probe writes its page like any row */
             s->tags[m.runs[i].pages[0] * w->cfg.page] = rng_u64(&w->rng);
     }
-    uint64_t takes_ns = STEP_NS + m.rows * w->row_ns;
+    uint64_t takes_ns = time_of(w, s, &m);
     m.timings[m.n_timings] = (struct msg_timing){.stage = m.n_timings, .compute_ns = takes_ns};
     m.n_timings++;
     s->outgoing_result = s->assign.layer_last == w->cfg.n_layers - 1;
     if (s->outgoing_result) {
-        check_open(w, s, &m);
+        check__open(w, s, &m);
         make_result(w, s, &m);
     } else {
         m.frame_bytes = (uint64_t)m.rows * m.width * sizeof(float);
@@ -298,6 +347,8 @@ static void send_on(struct world *w, struct world_worker *s)
                                                s->outgoing_result ? HAPPEN_RESULT : HAPPEN_STEP);
         o->who = s->downstream < 0 ? 0 : (uint32_t)s->downstream;
         o->life = s->downstream < 0 ? 0 : w->workers[s->downstream].life;
+        o->lie = s->outgoing_result ? s->lie : LIE_NONE;
+        o->lied = s->lied;
         (void)buf_append(&o->bytes, s->outgoing.data, s->outgoing.len);
     }
     w->report->faults += twice;
@@ -306,6 +357,7 @@ static void send_on(struct world *w, struct world_worker *s)
 void stage__done(struct world *w, uint32_t who)
 {
     struct world_worker *s = &w->workers[who];
+    if (s->hung) return; /* its heartbeats go on, its compute thread does not */
     s->busy = false;
     s->heartbeat.step_done = s->heartbeat.step_received;
     send_on(w, s);

@@ -1,5 +1,4 @@
-/* The world: a heap of what is to happen, the network's delays, faults, and the core in the middle.
- */
+/* The world: a heap of what is to happen, the network's delays, and the core in the middle. */
 #include "coordinator/sim/world.h"
 
 #include "common/base/clock.h"
@@ -14,9 +13,8 @@
 #include <string.h>
 
 #define TICK_NS (50 * NS_PER_MS)
-#define FAULTS_FROM_NS (300 * NS_PER_MS)
-#define FAULTS_MEAN_NS (600 * NS_PER_MS)
-#define SETTLE_NS (40 * NS_PER_S)
+#define SETTLE_NS (400 * NS_PER_S) /* at the most: a world ends when all in it has */
+#define QUIET_NS (1 * NS_PER_S)    /* after the last fault, before that is looked for */
 
 void world__fail(struct world *w, const char *format, ...)
 {
@@ -56,7 +54,8 @@ struct occurrence *world__schedule(struct world *w, uint64_t in_ns, enum happeni
         w->cap_heap = w->cap_heap ? 2 * w->cap_heap : 256;
         w->heap = mem_realloc(w->heap, w->cap_heap * sizeof *w->heap);
     }
-    struct occurrence o = {.at_ns = w->now_ns + in_ns, .order = w->order++, .what = what};
+    struct occurrence o = {
+        .at_ns = w->now_ns + in_ns, .order = w->order++, .what = what, .core_life = w->core_life};
     uint32_t i = w->n_heap++;
     while (i && earlier(&o, &w->heap[(i - 1) / 2])) {
         w->heap[i] = w->heap[(i - 1) / 2];
@@ -99,7 +98,7 @@ static void send_control(struct world *w, const struct action *a)
 {
     uint32_t who = worker_of(w, a->to_worker.instance);
     if (who == UINT32_MAX || !w->workers[who].alive) return;
-    if (w->now_ns < w->workers[who].deaf_until_ns) return;
+    if (w->now_ns < w->workers[who].deaf_down_ns) return;
     struct occurrence *o = world__schedule(w, world__latency(w), HAPPEN_TO_WORKER);
     o->who = who;
     o->life = w->workers[who].life;
@@ -110,13 +109,14 @@ static void send_control(struct world *w, const struct action *a)
 static void open_link(struct world *w, const struct action *a)
 {
     uint32_t who = (uint32_t)atoi(a->link.endpoint + strlen("tcp://w"));
-    struct occurrence *o = world__schedule(w, world__latency(w), HAPPEN_LINK);
-    o->epoch = a->link.epoch;
-    o->up = w->workers[who].alive;
-    w->link_open = o->up;
+    w->link_open = w->workers[who].alive;
     w->link_worker = who;
     w->link_epoch = a->link.epoch;
     w->link_cut = false;
+    if (w->workers[who].unreachable) return; /* neither up nor lost */
+    struct occurrence *o = world__schedule(w, world__latency(w), HAPPEN_LINK);
+    o->epoch = a->link.epoch;
+    o->up = w->link_open;
 }
 
 static void send_step(struct world *w, const struct msg_step *m)
@@ -157,12 +157,12 @@ static void carry_out(struct world *w, struct actions actions)
         case ACT_LINK_OPEN: open_link(w, a); break;
         case ACT_LINK_CLOSE:
             w->link_open = false;
-            check__new_generation(w);
             w->report->generations++;
             break;
         case ACT_STEP: send_step(w, a->step); break;
         case ACT_TOKENS:
-            if (rng_below(&w->rng, 60) == 0) { /* the text met a stop string */
+            if (rng_below(&w->rng, 60) == 0 && !w->requests[a->tokens.request - 1].witness) {
+                /* the text met a stop string */
                 struct occurrence *o = world__schedule(w, 0, HAPPEN_STOP_STRING);
                 o->who = (uint32_t)a->tokens.request - 1;
             }
@@ -173,129 +173,36 @@ static void carry_out(struct world *w, struct actions actions)
     }
 }
 
-void world__core(struct world *w, struct event *e)
+bool world__ready(const struct world *w)
 {
     struct msg_status s;
     core_status(w->core, &s);
-    w->was_ready = s.ready;
-    w->preemptions = s.replica.cache.preemptions;
+    return s.ready;
+}
+
+void world__core(struct world *w, struct event *e)
+{
+    if (w->failed) return;
+    check__before(w);
     e->now_ns = w->now_ns;
     w->report->events++;
-    w->steps_now = 0;
     carry_out(w, core_step(w->core, e));
-    if (!w->failed) check__state(w);
+    if (!w->failed) check__state(w, e);
 }
 
-/* ---- faults ---- */
-
-static void break_something(struct world *w)
+void world__new_core(struct world *w)
 {
-    uint32_t who = (uint32_t)rng_below(&w->rng, w->n_workers);
-    struct world_worker *s = &w->workers[who];
-    struct occurrence *o;
-    w->report->faults++;
-    switch (rng_below(&w->rng, 6)) {
-    case 0: /* kill -9, and started again later */
-        if (!s->alive) break;
-        stage__kill(w, who);
-        o = world__schedule(w, NS_PER_MS * (50 + rng_below(&w->rng, 3000)), HAPPEN_RESTART);
-        o->who = who;
-        break;
-    case 1: /* kill -STOP, and continued */
-        if (!s->alive || s->stopped) break;
-        s->stopped = true;
-        s->continue_ns = w->now_ns + NS_PER_MS * (10 + rng_below(&w->rng, 4000));
-        o = world__schedule(w, s->continue_ns - w->now_ns, HAPPEN_CONTINUE);
-        o->who = who;
-        o->life = s->life;
-        break;
-    case 2: /* a data link swallows all, heartbeats go on */
-        if (s->alive) s->cut = true;
-        break;
-    case 3: w->link_cut = true; break;
-    case 4: /* the control connection breaks and is made anew: what was on its way is lost */
-        s->deaf_until_ns = w->now_ns + NS_PER_MS * (50 + rng_below(&w->rng, 1300));
-        break;
-    default: /* the coordinator itself does not run for a while */
-        w->stalled_until_ns = w->now_ns + NS_PER_MS * (50 + rng_below(&w->rng, 2500));
-        break;
-    }
-    uint64_t in = FAULTS_MEAN_NS / 2 + rng_below(&w->rng, FAULTS_MEAN_NS);
-    if (w->now_ns + in < w->faults_end_ns) (void)world__schedule(w, in, HAPPEN_FAULT);
-}
-
-/* ---- clients ---- */
-
-/* Another answer to an earlier prompt, or a prompt that begins like others, or goes on from an
- * earlier answer, or is all its own. */
-static void make_prompt(struct world *w, struct world_request *r)
-{
-    const struct world_request *other = &w->requests[rng_below(&w->rng, w->n_requests)];
-    uint64_t kind = rng_below(&w->rng, 8);
-    uint32_t begin = 0;
-    r->seed = rng_u64(&w->rng);
-    r->n_prompt = (uint32_t)(1 + rng_below(&w->rng, rng_below(&w->rng, 10) ? 100 : 180));
-    r->max_new = (uint32_t)rng_below(&w->rng, 60);
-    if (kind == 0 && other->submitted && other != r) {
-        r->seed = other->seed;
-        r->sample = other->sample + 1;
-        begin = r->n_prompt = other->n_prompt;
-        memcpy(r->tokens, other->tokens, begin * sizeof *r->tokens);
-    } else if (kind == 1 && other->submitted && other != r) {
-        begin = other->n_tokens < r->n_prompt ? other->n_tokens : r->n_prompt;
-        memcpy(r->tokens, other->tokens, begin * sizeof *r->tokens);
-    } else if (kind < 6) {
-        const uint8_t *family = w->families[rng_below(&w->rng, WORLD_FAMILIES)];
-        begin = (uint32_t)rng_below(&w->rng, r->n_prompt + 1);
-        for (uint32_t i = 0; i < begin; i++)
-            r->tokens[i] = w->blocks[family[i / LIMIT_PAGE]][i % LIMIT_PAGE];
-    }
-    for (uint32_t i = begin; i < r->n_prompt; i++)
-        r->tokens[i] = (int32_t)rng_below(&w->rng, WORLD_VOCAB);
-}
-
-static void submit(struct world *w, uint32_t idx)
-{
-    struct world_request *r = &w->requests[idx];
-    uint64_t deadline_ns = NS_PER_MS * (200 + rng_below(&w->rng, 20000));
-    r->submitted = true;
-    r->id = idx + 1;
-    r->client = rng_below(&w->rng, 4);
-    r->class = (enum priority)rng_below(&w->rng, 4);
-    r->deadline_at_ns = w->now_ns + deadline_ns;
-    make_prompt(w, r);
-    check__oracle(w, r);
-    uint32_t n_new = r->n_oracle > r->n_prompt ? r->n_oracle - r->n_prompt : 0;
-    r->n_received = rng_below(&w->rng, 6) ? 0 : (uint32_t)rng_below(&w->rng, n_new + 1);
-    r->n_tokens = r->n_prompt + r->n_received;
-    if (rng_below(&w->rng, 6) == 0) {
-        struct occurrence *o =
-            world__schedule(w, NS_PER_MS * rng_below(&w->rng, 300), HAPPEN_CANCEL);
-        o->who = idx;
-    }
-    struct event e = {.type = EV_SUBMIT,
-                      .submit = {.request = r->id,
-                                 .client = r->client,
-                                 .priority = r->class,
-                                 .tokens = r->tokens,
-                                 .n_prompt = r->n_prompt,
-                                 .n_received = r->n_received,
-                                 .sample = r->sample,
-                                 .max_new = r->max_new,
-                                 .sampling = {.seed = r->seed, .repetition = 1.0f},
-                                 .deadline_ns = deadline_ns}};
-    world__core(w, &e);
-}
-
-static void end_request(struct world *w, uint32_t idx, enum event_type type)
-{
-    struct world_request *r = &w->requests[idx];
-    if (type == EV_CANCEL)
-        r->cancelled = true;
-    else
-        r->stopped_by_us = true;
-    struct event e = {.type = type, .request = {r->id, "cancelled"}};
-    world__core(w, &e);
+    core_close(w->core);
+    w->cfg.incarnation = rng_u64(&w->rng);
+    w->core = core_open(&w->cfg);
+    w->core_life++;
+    w->link_open = w->ever_ready = w->was_ready = false;
+    w->stalled_until_ns = 0;
+    w->unready_ns = w->now_ns;
+    w->flight_first = w->flight_next = 0;
+    w->n_gone = 0;
+    order__new_generation(w);
+    client__reconnect(w);
 }
 
 /* ---- what happens ---- */
@@ -309,33 +216,27 @@ static void tick(struct world *w)
     if (w->now_ns < w->end_ns) (void)world__schedule(w, TICK_NS, HAPPEN_TICK);
 }
 
-static void result(struct world *w, const struct buf *bytes)
+static void result(struct world *w, const struct occurrence *o)
 {
     struct errmsg em;
     struct msg_result r;
-    if (wire_get_result(bytes->data, bytes->len, &w->arena, &r, &em) < 0) {
-        world__fail(w, "a result does not decode: %s", em.text);
-        return;
+    size_t n = o->lie == LIE_CUT_SHORT ? rng_below(&w->rng, o->bytes.len) : o->bytes.len;
+    if (wire_get_result(o->bytes.data, n, &w->arena, &r, &em) < 0) {
+        if (n == o->bytes.len) world__fail(w, "a result does not decode: %s", em.text);
+        return; /* the shell drops it */
     }
+    bool counts = check__counts(w, &r, o->lie, o->lied);
     struct event e = {.type = EV_RESULT, .result = &r};
     world__core(w, &e);
+    check__result(w, counts, o->lie, o->lied);
 }
 
+/* What the worker says; the world's end ends it. */
 static void heartbeat(struct world *w, const struct occurrence *o)
 {
-    struct world_worker *s = &w->workers[o->who];
-    if (!s->stopped) {
-        struct msg_from_worker m = {.type = FROM_HEARTBEAT,
-                                    .has_epoch = s->gate.epoch.generation != 0,
-                                    .epoch = s->gate.epoch,
-                                    .heartbeat = s->heartbeat};
-        m.heartbeat.moves = ++s->moves; /* its compute thread turns */
-        struct msg_from_worker again = s->standing;
-        stage__tell(w, o->who, &m);
-        if (s->stands && s->heartbeat.step_received == 0) stage__tell(w, o->who, &again);
-    }
     uint64_t life = o->life;
     uint32_t who = o->who;
+    if (!w->workers[who].stopped) stage__heartbeat(w, who);
     if (w->now_ns >= w->end_ns) return;
     struct occurrence *again = world__schedule(w, 250 * NS_PER_MS, HAPPEN_HEARTBEAT);
     again->who = who;
@@ -346,7 +247,7 @@ static bool to_core(enum happening what)
 {
     return what == HAPPEN_TO_CORE || what == HAPPEN_RESULT || what == HAPPEN_LINK ||
            what == HAPPEN_TICK || what == HAPPEN_SUBMIT || what == HAPPEN_CANCEL ||
-           what == HAPPEN_STOP_STRING;
+           what == HAPPEN_STOP_STRING || what == HAPPEN_STRANGER || what == HAPPEN_FORGED;
 }
 
 static bool to_worker(enum happening what)
@@ -363,24 +264,42 @@ static void resume(struct world *w, uint32_t who)
     stage__next(w, who);
 }
 
-static void happen_to_core(struct world *w, struct occurrence *o)
+/* What was on its way to or from an earlier coordinator process is lost with its connections; Steps
+ * on a data link and results that come late are not. */
+static bool of_earlier_core(const struct world *w, const struct occurrence *o)
+{
+    bool control =
+        o->what == HAPPEN_TO_CORE || o->what == HAPPEN_TO_WORKER || o->what == HAPPEN_LINK;
+    return control && o->core_life != w->core_life;
+}
+
+static void from_worker(struct world *w, const struct occurrence *o)
 {
     char address[16];
     (void)snprintf(address, sizeof address, "10.0.0.%" PRIu32, o->who + 1);
-    struct event from = {.type = EV_FROM_WORKER, .from = {o->from, address}};
+    struct event e = {.type = EV_FROM_WORKER, .from = {o->from, address}};
+    world__core(w, &e);
+    if (o->from->type == FROM_GOODBYE) w->gone[w->n_gone++ % WORLD_GONE] = o->from->instance;
+}
+
+static void happen_to_core(struct world *w, struct occurrence *o)
+{
     struct event link = {.type = o->up ? EV_LINK_UP : EV_LINK_LOST, .link = {o->epoch}};
     struct event compose = {.type = EV_COMPOSE};
     switch (o->what) {
-    case HAPPEN_TO_CORE: world__core(w, &from); break;
+    case HAPPEN_TO_CORE: from_worker(w, o); break;
     case HAPPEN_LINK: world__core(w, &link); break;
-    case HAPPEN_RESULT: result(w, &o->bytes); break;
+    case HAPPEN_RESULT: result(w, o); break;
     case HAPPEN_TICK: tick(w); break;
-    case HAPPEN_SUBMIT: submit(w, o->who); break;
-    case HAPPEN_CANCEL: end_request(w, o->who, EV_CANCEL); break;
-    case HAPPEN_STOP_STRING: end_request(w, o->who, EV_STOP); break;
+    case HAPPEN_SUBMIT: client__submit(w, o->who); break;
+    case HAPPEN_CANCEL: client__end(w, o->who, EV_CANCEL); break;
+    case HAPPEN_STOP_STRING: client__end(w, o->who, EV_STOP); break;
+    case HAPPEN_STRANGER: fault__stranger(w); break;
+    case HAPPEN_FORGED: fault__forge(w); break;
     default: break;
     }
-    if (!w->failed) world__core(w, &compose);
+    world__core(w, &compose);
+    if (o->what == HAPPEN_TICK && w->now_ns > w->faults_end_ns + QUIET_NS) client__witness(w);
 }
 
 static void happen_to_worker(struct world *w, struct occurrence *o)
@@ -393,7 +312,7 @@ static void happen_to_worker(struct world *w, struct occurrence *o)
     case HAPPEN_STAGE_DONE:
         if (epoch_eq(o->epoch, s->gate.epoch)) {
             stage__done(w, o->who);
-        } else { /* an Assign came in between: nothing is handed on */
+        } else if (!s->hung) { /* an Assign came in between: nothing is handed on */
             s->busy = false;
             stage__next(w, o->who);
         }
@@ -424,6 +343,7 @@ static void happen(struct world *w, struct occurrence *o)
     bool of_worker =
         to_worker(o->what) || o->what == HAPPEN_HEARTBEAT || o->what == HAPPEN_CONTINUE;
     if (of_worker && (!w->workers[o->who].alive || w->workers[o->who].life != o->life)) return;
+    if (of_earlier_core(w, o)) return;
     if (to_core(o->what)) {
         happen_to_core(w, o);
     } else if (to_worker(o->what)) {
@@ -431,23 +351,25 @@ static void happen(struct world *w, struct occurrence *o)
     } else if (o->what == HAPPEN_HEARTBEAT) {
         heartbeat(w, o);
     } else if (o->what == HAPPEN_FAULT) {
-        break_something(w);
+        fault__break(w);
+    } else if (o->what == HAPPEN_REPAIR) {
+        fault__repair(w);
     } else if (o->what == HAPPEN_RESTART) {
-        stage__start(w, o->who);
+        if (!w->workers[o->who].alive) stage__start(w, o->who);
     } else {
         resume(w, o->who);
     }
 }
 
-static void open_world(struct world *w)
+static void draw_config(struct world *w)
 {
     static const int32_t eog = WORLD_EOG;
-    uint32_t n_stages = (uint32_t)(1 + rng_below(&w->rng, 4));
-    uint32_t pages = (uint32_t)(16 + rng_below(&w->rng, WORLD_PAGES_MAX - 15));
     static const uint64_t masks[] = {UINT64_MAX, UINT64_MAX, 3,
                                      0}; /* of the hash: 0: always equal */
     static const uint64_t waits[] = {0, 2, 30};
     static const uint64_t rows_ns[] = {50000, 50000, 2 * NS_PER_MS, 10 * NS_PER_MS};
+    uint32_t n_stages = (uint32_t)(1 + rng_below(&w->rng, 4));
+    uint32_t pages = (uint32_t)(16 + rng_below(&w->rng, WORLD_PAGES_MAX - 15));
     w->cfg = (struct core_config){.incarnation = rng_u64(&w->rng),
                                   .n_stages = n_stages,
                                   .n_layers = 4 + (uint32_t)rng_below(&w->rng, 8),
@@ -475,26 +397,29 @@ static void open_world(struct world *w)
     if (w->cfg.ctx > pages * w->cfg.page) w->cfg.ctx = pages * w->cfg.page;
     w->cfg.max_running = 1 + (uint32_t)rng_below(&w->rng, w->cfg.max_live);
     w->cfg.max_per_client = 1 + (uint32_t)rng_below(&w->rng, w->cfg.max_live);
+    w->row_ns = rows_ns[rng_below(&w->rng, 4)];
+}
+
+static void open_world(struct world *w)
+{
+    draw_config(w);
     for (uint32_t b = 0; b < WORLD_BLOCKS; b++)
         for (uint32_t i = 0; i < LIMIT_PAGE; i++)
             w->blocks[b][i] = (int32_t)rng_below(&w->rng, WORLD_VOCAB);
     for (uint32_t f = 0; f < WORLD_FAMILIES; f++)
         for (uint32_t i = 0; i < WORLD_TOKENS_MAX / LIMIT_PAGE; i++)
             w->families[f][i] = (uint8_t)rng_below(&w->rng, WORLD_BLOCKS);
-    w->core = core_open(&w->cfg);
-    w->n_workers = n_stages + (uint32_t)rng_below(&w->rng, 3);
+    w->n_workers = w->cfg.n_stages + (uint32_t)rng_below(&w->rng, 3);
     w->n_requests = 8 + (uint32_t)rng_below(&w->rng, WORLD_REQUESTS - 7);
     w->faults_end_ns = NS_PER_S * (3 + rng_below(&w->rng, 6));
+    fault__plan(w);
+    w->core = core_open(&w->cfg);
     w->end_ns = w->faults_end_ns + SETTLE_NS;
-    w->faultless = rng_below(&w->rng, 8) == 0;
-    w->row_ns = rows_ns[rng_below(&w->rng, 4)];
     for (uint32_t i = 0; i < w->n_workers; i++) stage__start(w, i);
     for (uint32_t i = 0; i < w->n_requests; i++)
         world__schedule(w, rng_below(&w->rng, w->faults_end_ns + NS_PER_S), HAPPEN_SUBMIT)->who = i;
     w->next_tick_ns = TICK_NS;
     (void)world__schedule(w, TICK_NS, HAPPEN_TICK);
-    if (!w->faultless)
-        (void)world__schedule(w, FAULTS_FROM_NS + rng_below(&w->rng, FAULTS_MEAN_NS), HAPPEN_FAULT);
 }
 
 static void close_world(struct world *w)
@@ -520,7 +445,7 @@ bool sim_run(uint64_t seed, struct sim_report *ret_report)
     w->rng.s = seed;
     w->report = ret_report;
     open_world(w);
-    while (w->n_heap && !w->failed) {
+    while (w->n_heap && !w->failed && !w->done) {
         struct occurrence o = next(w);
         w->now_ns = o.at_ns;
         if (postpone(w, &o)) continue;

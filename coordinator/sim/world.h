@@ -11,6 +11,8 @@
 
 #define WORLD_WORKERS 6u
 #define WORLD_REQUESTS 48u
+#define WORLD_WITNESSES 6u /* requests that are made when all others have ended */
+#define WORLD_TENANTS 2u
 #define WORLD_PAGES_MAX 64u
 #define WORLD_TOKENS_MAX 256u /* of a sequence */
 #define WORLD_VOCAB 1000u
@@ -18,6 +20,16 @@
 #define WORLD_INBOX 256u
 #define WORLD_FAMILIES 4u /* of prompts that begin alike */
 #define WORLD_BLOCKS 3u   /* of which those are made */
+#define WORLD_GONE 16u    /* instances that said goodbye, as remembered */
+
+/* Laws that a core without the mechanism breaks: where one is false, its check rests and the worlds
+ * that need it are not made. */
+#define LAW_WAIT_COUNTS_FROM_READY true /* replica_wait: a generation that fails gives no more */
+#define LAW_LOST_STEPS_ARE_CHARGED true /* only requests with rows in flight count a loss */
+#define LAW_RESULTS_ARE_COMPARED true   /* a result that lies counts for nobody, strands nobody */
+#define LAW_SLOW_IS_NOT_HUNG true       /* a stage that computes keeps its generation */
+#define LAW_SPARES_ARE_TRIED true       /* a worker that stays broken is replaced by a spare, */
+#define LAW_DAMAGE_IS_FOUND true /* also one whose logits are wrong, another way each time */
 
 /* What is scheduled to happen. */
 enum happening {
@@ -36,15 +48,60 @@ enum happening {
     HAPPEN_FAULT,    /* something breaks */
     HAPPEN_RESTART,  /* a killed worker comes back */
     HAPPEN_CONTINUE, /* a stopped one goes on */
+    HAPPEN_STRANGER, /* somebody says Hello and nothing more */
+    HAPPEN_FORGED,   /* a message that no stage of the generation sent */
+    HAPPEN_REPAIR,   /* faults are over: what is broken for good is mended */
+};
+
+/* What can break. */
+enum fault {
+    FAULT_KILL,
+    FAULT_STOP,
+    FAULT_CUT,       /* a data link between stages swallows everything, heartbeats go on */
+    FAULT_CUT_LINK,  /* the same of the coordinator's link */
+    FAULT_DEAF,      /* a control connection breaks and is made anew */
+    FAULT_DEAF_UP,   /* it is half open: what the worker says is lost, */
+    FAULT_DEAF_DOWN, /* or what it is told */
+    FAULT_STALL,     /* the coordinator does not run for a while */
+    FAULT_BLOCK,     /* a socket takes nothing for a while: what is sent waits */
+    FAULT_GOODBYE,
+    FAULT_HANG,        /* a compute thread stands still, heartbeats go on */
+    FAULT_LOAD,        /* a worker cannot load */
+    FAULT_UNREACHABLE, /* no link to it comes up */
+    FAULT_LIE,         /* the next result is not what was asked for */
+    FAULT_ERROR,       /* the next result has an error for one of its runs */
+    FAULT_FORGE,
+    FAULT_DAMAGE,   /* a worker computes wrong logits, as its next probe shows */
+    FAULT_NEW_CORE, /* the coordinator is killed and started again */
+    N_FAULTS
+};
+
+/* What is wrong with a result on its way. */
+enum lie {
+    LIE_NONE,
+    LIE_DEAD,
+    LIE_LATE_POSITION,
+    LIE_EARLY_POSITION,
+    LIE_ATTEMPT,
+    LIE_REQUEST,
+    LIE_TWO_TOKENS,
+    LIE_TOKEN,
+    LIE_FEWER,
+    LIE_CUT_SHORT,
+    N_LIES,
+    LIE_ERROR
 };
 
 struct occurrence {
     uint64_t at_ns, order; /* ties in the order of scheduling */
     enum happening what;
-    uint32_t who;  /* worker or request */
-    uint64_t life; /* of the worker: what was meant for an earlier one is lost with it */
+    uint32_t who;       /* worker or request */
+    uint64_t life;      /* of the worker: what was meant for an earlier one is lost with it */
+    uint64_t core_life; /* of the coordinator, likewise */
     struct epoch epoch;
     bool up;
+    enum lie lie;  /* a result's, */
+    uint64_t lied; /* and the request that it is told of */
     struct msg_from_worker *from;
     struct msg_to_worker *to;
     struct buf bytes; /* a Step or a result as on the wire */
@@ -52,26 +109,33 @@ struct occurrence {
 
 struct world_worker {
     bool alive, stopped, busy, loaded;
+    bool hung, unreachable, unloadable, damaged, slow; /* broken until it is mended */
+    uint32_t loads_left; /* signs of progress until what it loads is there */
+    char name[LIMIT_NAME_BYTES];
     uint64_t life; /* counts restarts */
     struct instance instance;
     struct gate gate;
     struct msg_assign assign;
-    uint64_t ran;           /* number of the last Step run in the present epoch, by our count */
-    int downstream;         /* worker, -1: results, -2: none */
-    bool cut;               /* its outgoing data link swallows everything */
-    uint64_t continue_ns;   /* when a stopped one goes on */
-    uint64_t deaf_until_ns; /* its control connection is broken: messages both ways are lost */
-    struct msg_from_worker standing; /* Ready or Linked, said again with each heartbeat */
+    uint64_t ran;         /* number of the last Step run in the present epoch, by our count */
+    int downstream;       /* worker, -1: results, -2: none */
+    bool cut;             /* its outgoing data link swallows everything */
+    uint64_t continue_ns; /* when a stopped one goes on */
+    uint64_t deaf_up_ns, deaf_down_ns; /* until then what it says, or is told, is lost */
+    struct msg_from_worker standing;   /* Ready or Linked, said again with each heartbeat */
     bool stands;
-    bool open[WORLD_REQUESTS]; /* requests whose parameters it has, as the last stage */
+    bool open[WORLD_REQUESTS +
+              WORLD_WITNESSES]; /* requests whose parameters it has, as the last stage */
     uint64_t tags[WORLD_PAGES_MAX * LIMIT_PAGE];
     uint64_t wrote_in[WORLD_PAGES_MAX * LIMIT_PAGE]; /* number of the Step, */
     uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE]; /* and the request */
-    struct msg_sampling told[WORLD_REQUESTS];        /* their parameters, as the last stage */
-    struct buf inbox[WORLD_INBOX];                   /* Steps that wait, a ring */
+    struct msg_sampling
+        told[WORLD_REQUESTS + WORLD_WITNESSES]; /* their parameters, as the last stage */
+    struct buf inbox[WORLD_INBOX];              /* Steps that wait, a ring */
     uint32_t inbox_at, inbox_n;
     struct buf outgoing; /* what it will hand on when done */
     bool outgoing_result;
+    enum lie lie, next_lie; /* in what is going out, and in the next result */
+    uint64_t lied;
     uint64_t last_out_ns; /* a link keeps its order */
     uint64_t last_control_ns;
     struct msg_heartbeat heartbeat;
@@ -79,9 +143,11 @@ struct world_worker {
 };
 
 struct world_request {
-    bool submitted, ended;
-    uint64_t id, seed, client, deadline_at_ns;
+    bool made, submitted, ended;   /* made: its prompt and its answer are known */
+    bool witness, ignore_eos, eog; /* eog: the answer ends with an end token */
+    uint64_t id, seed, client, tenant, deadline_at_ns, submitted_ns;
     enum priority class;
+    struct msg_sampling sampling;
     uint32_t sample;
     uint32_t n_prompt, max_new, n_received;
     uint32_t n_tokens;                /* prompt and what was delivered */
@@ -89,16 +155,27 @@ struct world_request {
     uint64_t tags[WORLD_TOKENS_MAX];
     uint32_t n_oracle; /* tokens until the limit or the end token (not included) */
     bool stopped_by_us, cancelled;
-    uint32_t lost;        /* generations lost since it was submitted */
-    uint32_t issued;      /* end of its last run in this generation */
+    enum status status;  /* once ended */
+    bool wronged, erred; /* a lie, or an error, was told of it */
+    /* What the core should know of it, by our own count. */
+    bool running, was_running; /* now, and before the present event */
+    bool told;                 /* the last stage has its parameters */
+    bool in_step, got_tokens;  /* in the present event: rows of it were issued, it has tokens */
+    bool was_ended;            /* before the present event */
+    enum priority admitted;    /* the class it runs in */
+    uint64_t waited_ns, queued_ns, arrival; /* waited: in the queue, before queued_ns */
+    uint64_t begun_ns;                      /* its first row was issued; 0: none was */
+    uint64_t last_step;                     /* that has rows of it, in this generation; 0: none */
+    uint32_t lost, lost_running, lost_in_flight; /* generations, and those that it had a part in */
+    uint32_t issued;                             /* end of its last run in this generation */
     uint64_t preemptions; /* of anybody, before the event in which that was issued */
 };
 
 /* What the core has had written, as its Steps told: reset with each generation. */
 struct world_page {
-    uint64_t tags[LIMIT_PAGE];
-    uint64_t wrote_in;          /* the last Step that writes it */
-    uint64_t serial, sealed_in; /* of the entry it was seen as, and wrote_in then */
+    uint64_t tags[LIMIT_PAGE], tenant; /* of whom its rows are */
+    uint64_t wrote_in;                 /* the last Step that writes it */
+    uint64_t serial, sealed_in;        /* of the entry it was seen as, and wrote_in then */
 };
 
 /* The most urgent sequence, and how long it has stood still. */
@@ -118,8 +195,9 @@ struct world {
     uint32_t n_heap, cap_heap;
     struct world_worker workers[WORLD_WORKERS];
     uint32_t n_workers;
-    struct world_request requests[WORLD_REQUESTS];
-    uint32_t n_requests;
+    struct world_request requests[WORLD_REQUESTS + WORLD_WITNESSES];
+    uint32_t n_requests, n_witnesses;
+    uint64_t arrivals;
     bool link_open;
     uint32_t link_worker;
     struct epoch link_epoch;
@@ -133,9 +211,28 @@ struct world {
     struct world_first first;
     uint32_t steps_now;   /* issued in the present event */
     uint64_t preemptions; /* before it */
+    uint64_t core_life;   /* counts the coordinator's restarts */
+    uint32_t faults;      /* bit by enum fault: those that this world has */
+    int cripple;          /* worker that is broken for good, -1: none */
     bool faultless;       /* nothing breaks in this world: no generation may be lost */
+    bool slow;            /* faultless, but for a worker that is slow and computes */
+    bool long_load;       /* loading takes minutes, and moves */
     bool was_ready;       /* before the core's present event */
-    bool failed;
+    bool ever_ready;      /* since the coordinator's start */
+    bool probe_wrong;     /* the last probe went through a damaged worker */
+    bool lost_now;        /* the generation ended in the present event */
+    uint64_t ready_ns;    /* when one was ready last, or might not be */
+    uint64_t loss_ns;     /* when a generation ended last */
+    uint64_t result_step; /* the Step whose result is being taken; 0: none */
+    uint64_t unready_ns;  /* since when no replica is ready */
+    uint64_t idle_ns;     /* since when nothing is done although something is due; 0: it is done */
+    uint64_t flight_first, flight_next; /* numbers of the Steps in flight, by our count */
+    struct epoch flight_epoch;
+    uint32_t told_live; /* requests whose parameters the last stage has */
+    struct instance gone[WORLD_GONE];
+    uint32_t n_gone;
+    uint32_t n_tokens_now; /* handed out in the present event */
+    bool failed, done;
 };
 
 /* world.c */
@@ -145,6 +242,28 @@ void world__fail(struct world *w, const char *format, ...) __attribute__((format
 uint64_t world__latency(struct world *w);
 /* Whether faults may still happen. */
 bool world__faulty(const struct world *w);
+/* A new coordinator process in place of the one before: nothing of its memory is left. */
+void world__new_core(struct world *w);
+bool world__ready(const struct world *w);
+
+/* faults.c */
+void fault__plan(struct world *w);
+void fault__break(struct world *w);
+void fault__repair(struct world *w);
+void fault__stranger(struct world *w);
+void fault__forge(struct world *w);
+/* Turns a true result into a lie; returns the request that it is told of, 0: there is none. */
+uint64_t fault__lie(struct world *w, enum lie *lie, struct msg_result *m,
+                    struct msg_run_result *runs);
+
+/* clients.c */
+void client__submit(struct world *w, uint32_t idx);
+/* EV_CANCEL or EV_STOP. */
+void client__end(struct world *w, uint32_t idx, enum event_type type);
+/* The coordinator is another: whoever waits for an answer asks again. */
+void client__reconnect(struct world *w);
+/* Once all is over and has ended: what is asked now must be answered. Ends the world. */
+void client__witness(struct world *w);
 
 /* stages.c: workers */
 void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m);
@@ -153,19 +272,35 @@ void stage__step(struct world *w, uint32_t who, struct buf *bytes);
 void stage__done(struct world *w, uint32_t who);
 void stage__next(struct world *w, uint32_t who);
 void stage__tell(struct world *w, uint32_t who, struct msg_from_worker *m);
+void stage__heartbeat(struct world *w, uint32_t who);
 void stage__start(struct world *w, uint32_t who);
 void stage__kill(struct world *w, uint32_t who);
+void stage__goodbye(struct world *w, uint32_t who);
 
-/* checks.c: the oracle and the invariants */
+/* oracle.c: what the answers are, and what stages read and write */
 void check__oracle(struct world *w, struct world_request *r);
 void check__run(struct world *w, struct world_worker *s, uint64_t step, const struct msg_run *r);
+/* The last stage has a request's parameters from its first row that wants logits until it is
+ * closed. */
+void check__open(struct world *w, struct world_worker *s, const struct msg_step *m);
 int32_t check__choose(const struct msg_sampling *s, uint32_t sample, uint64_t tag);
-/* A new generation: nothing is written anywhere. */
-void check__new_generation(struct world *w);
 struct world_request *check__find(struct world *w, uint64_t id);
-void check__action(struct world *w, const struct action *a);
-void check__state(struct world *w);
-void check__end(struct world *w);
 uint64_t check__mix(uint64_t a, uint64_t b);
+/* The tag before the first token. */
+uint64_t check__root(uint64_t tenant);
+
+/* checks.c: what must hold of every action and after every event */
+void check__before(struct world *w);
+void check__action(struct world *w, const struct action *a);
+void check__state(struct world *w, const struct event *e);
+/* A result has come: whether it is the next of those in flight. */
+bool check__counts(struct world *w, const struct msg_result *m, enum lie lie, uint64_t lied);
+void check__result(struct world *w, bool counted, enum lie lie, uint64_t lied);
+void check__end(struct world *w);
+
+/* order.c: who runs and who waits */
+void order__state(struct world *w);
+/* A new generation, or another coordinator: nothing runs. */
+void order__new_generation(struct world *w);
 
 #endif

@@ -19,7 +19,7 @@ MAY = {
 # The pure parts: base, the plain messages, the rules of order, and their siblings.
 PURE = {"core.c", "core.h", "core_state.h", "requests.c", "replica.c", "fleet.c", "watch.c", "verdict.c", "queue.c", "sched.c", "pages.h", "pages.c",
         "cost.h", "cost.c"}
-PURE_MAY = ["common/base/", "proto/msg.h", "proto/limits.h", "proto/mutate.h", "coordinator/core", "coordinator/pages.h",
+PURE_MAY = ["common/base/", "proto/msg.h", "proto/limits.h", "coordinator/core", "coordinator/pages.h",
             "coordinator/cost.h"]
 PURE_MAY_NOT = ["common/base/pool.h", "common/base/log.h", "common/base/progress.h"]
 

@@ -1,6 +1,7 @@
 /* The model of a Step's time, against times that are made by a known rule. */
 #include "coordinator/cost.h"
 
+#include "common/base/clock.h"
 #include "common/base/rng.h"
 
 #include <setjmp.h>
@@ -73,10 +74,29 @@ static void test_forgets(void **state)
     assert_in_range(cost_predict(&c, w), rule(w) * 27 / 10, rule(w) * 33 / 10);
 }
 
+/* Steps with more logits that took less time, for whatever reason: no term makes a Step shorter,
+ * and what is predicted never falls as a Step grows. */
+static void test_no_term_is_negative(void **state)
+{
+    (void)state;
+    struct cost c = {0};
+    struct rng rng = {6};
+    for (int i = 0; i < 200; i++) {
+        struct cost_work w = random_work(&rng);
+        cost_learn(&c, w, 3000000 + 50000 * (uint64_t)w.rows - 150000 * (uint64_t)w.logits);
+        for (int k = 0; k < COST_TERMS; k++) assert_true(c.weight[k] >= 0.0);
+    }
+    struct cost_work few = {16, 1, 0}, many = {16, 256, 0}, deep = {16, 256, 1 << 24};
+    assert_true(cost_predict(&c, few) > 0);
+    assert_true(cost_predict(&c, many) >= cost_predict(&c, few));
+    assert_true(cost_predict(&c, deep) >= cost_predict(&c, many));
+    assert_in_range(cost_predict(&c, deep), 1, NS_PER_S * 100);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_learns),
-                                       cmocka_unit_test(test_decodes_then_prompts),
-                                       cmocka_unit_test(test_forgets)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_learns), cmocka_unit_test(test_decodes_then_prompts),
+        cmocka_unit_test(test_forgets), cmocka_unit_test(test_no_term_is_negative)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

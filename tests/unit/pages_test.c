@@ -2,6 +2,7 @@
 #include "coordinator/pages.h"
 
 #include "common/base/rng.h"
+#include "coordinator/core.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,9 +19,21 @@ static struct pages *open_pool(uint32_t n_pages, bool share, uint64_t mask)
     return pages_open(&k);
 }
 
-/* A sequence as the core keeps one. */
+/* The linker leads the core's call of pages_open through here, to be looked at. */
+struct pages *__real_pages_open(const struct pages_config *config);
+struct pages *__wrap_pages_open(const struct pages_config *config);
+static struct pages_config opened;
+
+struct pages *__wrap_pages_open(const struct pages_config *config)
+{
+    opened = *config;
+    return __real_pages_open(config);
+}
+
+/* A sequence as the core keeps one, and what it should read. */
 struct table {
     uint32_t pages[TOKENS / SIZE], n;
+    int32_t tokens[TOKENS / SIZE][SIZE];
     struct prefix walk;
 };
 
@@ -31,6 +44,7 @@ static bool fill(struct pages *p, struct table *t, const int32_t *tokens, uint64
     if (!pages_take(p, &page)) return false;
     uint32_t kept = pages_enter(p, &t->walk, tokens, step, page);
     if (kept != page) pages_drop(p, page);
+    memcpy(t->tokens[t->n], tokens, sizeof t->tokens[t->n]);
     t->pages[t->n++] = kept;
     return true;
 }
@@ -38,7 +52,8 @@ static bool fill(struct pages *p, struct table *t, const int32_t *tokens, uint64
 static enum pages_found find(struct pages *p, struct table *t, const int32_t *tokens, uint64_t step)
 {
     enum pages_found found = pages_find(p, &t->walk, tokens, step, &t->pages[t->n]);
-    t->n += found == PAGES_HIT;
+    if (found != PAGES_HIT) return found;
+    memcpy(t->tokens[t->n++], tokens, SIZE * sizeof *tokens);
     return found;
 }
 
@@ -46,6 +61,16 @@ static void release(struct pages *p, struct table *t)
 {
     while (t->n) pages_drop(p, t->pages[--t->n]);
     t->walk = pages_root(p, 0);
+}
+
+/* Positions of a table that read what was written. */
+static uint32_t reads(const struct pages *p, const struct table *t)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t->n; i++)
+        for (uint32_t k = 0; k < SIZE; k++)
+            n += pages_view(p, t->pages[i]).tokens[k] == t->tokens[i][k];
+    return n;
 }
 
 static struct table new_table(const struct pages *p)
@@ -243,6 +268,166 @@ static void test_collisions(void **state)
     assert_int_equal(hits[0], hits[1]);
 }
 
+/* With a hash that is the same for all pages, one tenant's pages are still not another's. */
+static void test_tenants_whose_hashes_collide(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(4, true, 0);
+    struct table a = {.walk = pages_root(p, 1)}, b = {.walk = pages_root(p, 2)};
+    assert_true(fill(p, &a, one, 1) && fill(p, &a, two, 1));
+    assert_int_equal(find(p, &b, one, 9), PAGES_NONE);
+    assert_true(fill(p, &b, one, 9)); /* a page of its own */
+    assert_int_not_equal(a.pages[0], b.pages[0]);
+    assert_int_equal(find(p, &b, two, 10), PAGES_NONE);
+    release(p, &a);
+    release(p, &b);
+    pages_close(p);
+}
+
+/* A parent that was used lately outlives an older leaf, also when its own last child has gone. */
+static void test_a_parent_used_lately(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(4, true, UINT64_MAX);
+    struct table old = new_table(p), a = new_table(p), b = new_table(p);
+    uint32_t page;
+    assert_true(fill(p, &a, one, 1) && fill(p, &a, two, 1));
+    release(p, &a); /* the parent and its child: the oldest */
+    assert_true(fill(p, &old, three, 2));
+    release(p, &old);
+    assert_int_equal(find(p, &b, one, 3), PAGES_HIT);
+    release(p, &b);                    /* the parent alone is used again: it is the newest now */
+    assert_true(pages_take(p, &page)); /* the one that is free, */
+    assert_true(pages_take(p, &page)); /* the child's, */
+    assert_true(pages_take(p, &page)); /* and the old leaf's */
+    assert_int_equal(find(p, &old, three, 4), PAGES_NONE);
+    assert_int_equal(find(p, &b, one, 4), PAGES_HIT);
+    pages_close(p);
+}
+
+/* 40 tokens, cut to 10, cut to none: a table reads 40, 10 and 0 positions. The page that the cut
+ * goes through is kept for others as it is; its tail is written again on a page of its own. */
+static void test_forty_ten_none(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(16, true, UINT64_MAX);
+    struct table a = new_table(p), b = new_table(p);
+    for (int32_t i = 0; i < 40 / SIZE; i++)
+        assert_true(fill(p, &a, (const int32_t[SIZE]){i, i, i, i}, 1));
+    assert_int_equal(reads(p, &a), 40);
+    while (a.n > 10 / SIZE) pages_drop(p, a.pages[--a.n]);
+    uint32_t tail;
+    assert_true(pages_take(p, &tail)); /* positions 8 and 9; it is not whole and enters nothing */
+    assert_int_equal(reads(p, &a) + 10 % SIZE, 10);
+    assert_int_equal(pages_stats(p).n_held, 3);
+    pages_drop(p, tail);
+    release(p, &a);
+    assert_int_equal(reads(p, &a), 0);
+    struct pages_stats s = pages_stats(p);
+    assert_int_equal(s.n_held, 0);
+    assert_int_equal(s.n_cached, 10);
+    assert_int_equal(s.n_free, 6);
+    for (int32_t i = 0; i < 40 / SIZE; i++) /* what was there is found as it was */
+        assert_int_equal(find(p, &b, (const int32_t[SIZE]){i, i, i, i}, 2), PAGES_HIT);
+    assert_int_equal(reads(p, &b), 40);
+    release(p, &b);
+    pages_close(p);
+}
+
+/* A child shares its parent's pages and grows otherwise: the parent keeps pages, counts and text.
+ */
+static void test_a_child_grows(void **state)
+{
+    (void)state;
+    struct pages *p = open_pool(8, true, 0);
+    struct table parent = new_table(p), child = new_table(p);
+    assert_true(fill(p, &parent, one, 1) && fill(p, &parent, two, 1) && fill(p, &parent, three, 1));
+    struct table before = parent;
+    assert_int_equal(find(p, &child, one, 2), PAGES_HIT);
+    assert_int_equal(find(p, &child, two, 2), PAGES_HIT);
+    for (int i = 0; i < 3; i++) assert_true(fill(p, &child, i == 1 ? three : two, 3));
+    assert_memory_equal(parent.pages, before.pages, sizeof before.pages);
+    assert_int_equal(reads(p, &parent), 12);
+    assert_int_equal(reads(p, &child), 20);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(pages_view(p, parent.pages[i]).count, i < 2 ? 2 : 1);
+        for (uint32_t k = 2; k < child.n; k++)
+            assert_int_not_equal(parent.pages[i], child.pages[k]);
+    }
+    release(p, &child);
+    assert_int_equal(reads(p, &parent), 12);
+    release(p, &parent);
+    pages_close(p);
+}
+
+/* pages_available says exactly how many can be had; one more than that is refused, and changes
+ * nothing of any page. */
+static void test_out_of_pages(void **state)
+{
+    (void)state;
+    enum { N = 6 };
+    struct pages *p = open_pool(N, true, UINT64_MAX);
+    struct table a = new_table(p), b = new_table(p);
+    assert_true(fill(p, &a, one, 1) && fill(p, &a, two, 1));
+    assert_true(fill(p, &b, three, 1));
+    release(p, &b); /* two are held, one is cached, three are free */
+    uint32_t page, n = 0, available = pages_available(p);
+    assert_int_equal(available, 4);
+    for (; pages_take(p, &page); n++) assert_int_equal(pages_available(p), available - n - 1);
+    assert_int_equal(n, available);
+    struct page_view before[N];
+    struct pages_stats stats = pages_stats(p), after;
+    for (uint32_t i = 0; i < N; i++) before[i] = pages_view(p, i);
+    page = 77;
+    for (int i = 0; i < 3; i++) assert_false(pages_take(p, &page));
+    assert_int_equal(page, 77);
+    after = pages_stats(p);
+    assert_memory_equal(&stats, &after, sizeof after);
+    for (uint32_t i = 0; i < N; i++) {
+        struct page_view v = pages_view(p, i);
+        assert_int_equal(v.count, before[i].count);
+        assert_int_equal(v.serial, before[i].serial);
+        assert_int_equal(v.free, before[i].free);
+    }
+    assert_int_equal(reads(p, &a), 8);
+    pages_close(p);
+}
+
+/* The hash of a prefix is another one for another cluster, model, KV type, page size or tenant. */
+static void test_what_the_hash_covers(void **state)
+{
+    (void)state;
+    enum { VARIANTS = 6 };
+    struct hash128 roots[VARIANTS];
+    for (int i = 0; i < VARIANTS; i++) {
+        struct core_config k = {.n_stages = 1,
+                                .n_layers = 1,
+                                .vocab = 9,
+                                .model_digest = i == 1 ? 2 : 1,
+                                .kv_type = i == 2 ? 2 : 1,
+                                .page = i == 3 ? 32 : 16,
+                                .hash_seed = i == 4 ? 2 : 1,
+                                .hash_mask = UINT64_MAX,
+                                .model_path = "/m",
+                                .results_endpoint = "r",
+                                .n_pages = 4,
+                                .share = true,
+                                .ctx = 60,
+                                .rows_max = 4,
+                                .logits_max = 4,
+                                .window = 1,
+                                .max_live = 1,
+                                .max_running = 1,
+                                .max_per_client = 1};
+        core_close(core_open(&k));
+        struct pages *p = pages_open(&opened);
+        roots[i] = pages_root(p, i == 5 ? 2 : 1).hash;
+        pages_close(p);
+        for (int m = 0; m < i; m++)
+            assert_false(roots[m].lo == roots[i].lo && roots[m].hi == roots[i].hi);
+    }
+}
+
 /* 100,000 random takes, extensions, forks and releases: free + used = all, and a page's count is
  * how many tables have it, recounted here. A page that is shared is never taken for writing. */
 static void test_random(void **state)
@@ -280,8 +465,10 @@ static void test_random(void **state)
             }
         }
         uint32_t count[N] = {0}, held = 0;
-        for (int i = 0; i < TABLES; i++)
+        for (int i = 0; i < TABLES; i++) { /* whatever one does, the others read the same */
+            assert_int_equal(reads(p, &t[i]), t[i].n * SIZE);
             for (uint32_t k = 0; k < t[i].n; k++) count[t[i].pages[k]]++;
+        }
         for (uint32_t i = 0; i < N; i++) {
             assert_int_equal(pages_view(p, i).count, count[i]);
             held += count[i] > 0;
@@ -308,6 +495,12 @@ int main(void)
         cmocka_unit_test(test_same_step),
         cmocka_unit_test(test_leaves_first),
         cmocka_unit_test(test_collisions),
+        cmocka_unit_test(test_tenants_whose_hashes_collide),
+        cmocka_unit_test(test_a_parent_used_lately),
+        cmocka_unit_test(test_forty_ten_none),
+        cmocka_unit_test(test_a_child_grows),
+        cmocka_unit_test(test_out_of_pages),
+        cmocka_unit_test(test_what_the_hash_covers),
         cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

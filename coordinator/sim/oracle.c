@@ -1,0 +1,115 @@
+/* What the answers are, and what stages read and write on the way to them. Nothing here shares code
+ * with the core. */
+#include "coordinator/sim/world.h"
+
+#include <inttypes.h>
+
+uint64_t check__mix(uint64_t a, uint64_t b)
+{
+    struct rng r = {a ^ (b * 0x9E3779B97F4A7C15u)};
+    return rng_u64(&r) ^ b;
+}
+
+uint64_t check__root(uint64_t tenant)
+{
+    return 1 + tenant;
+}
+
+/* The token after a position, from the parameters that the last stage was told and the position's
+ * tag. */
+int32_t check__choose(const struct msg_sampling *s, uint32_t sample, uint64_t tag)
+{
+    return (int32_t)(check__mix(check__mix(s->seed, s->boundary * 16 + sample), tag) % WORLD_VOCAB);
+}
+
+void check__oracle(struct world *w, struct world_request *r)
+{
+    const struct msg_sampling s = {.seed = r->seed, .boundary = r->n_prompt};
+    uint32_t limit = r->n_prompt + r->max_new;
+    if (limit > w->cfg.ctx) limit = w->cfg.ctx;
+    uint64_t tag = check__root(r->tenant);
+    for (uint32_t p = 0; p < limit; p++) {
+        if (p >= r->n_prompt) {
+            r->tokens[p] = check__choose(&s, r->sample, tag);
+            r->eog = r->tokens[p] == WORLD_EOG && !r->ignore_eos;
+            if (r->eog) break;
+        }
+        tag = check__mix(tag, (uint64_t)r->tokens[p] + 1);
+        r->tags[p] = tag;
+        r->n_oracle = p + 1;
+    }
+}
+
+struct world_request *check__find(struct world *w, uint64_t id)
+{
+    return id >= 1 && id <= w->n_requests ? &w->requests[id - 1] : NULL;
+}
+
+/* A position's place in the shadow of a pool. */
+static uint32_t place(const struct world *w, const uint32_t *pages, uint32_t pos)
+{
+    return pages[pos / w->cfg.page] * w->cfg.page + pos % w->cfg.page;
+}
+
+/* 2. Shadow KV: a row finds the right tag at every position before it, and brings the right token.
+ * 6. What another request writes is read in later Steps only. */
+void check__run(struct world *w, struct world_worker *s, uint64_t step, const struct msg_run *r)
+{
+    struct world_request *q = check__find(w, r->request);
+    if (!q) {
+        world__fail(w, "a Step names request %" PRIu64, r->request);
+        return;
+    }
+    for (uint32_t i = 0; i < r->n_rows && !w->failed; i++) {
+        uint32_t p = r->first_pos + i;
+        if (p >= q->n_oracle || r->tokens[i] != q->tokens[p]) {
+            world__fail(w, "request %" PRIu64 ": row %" PRIu32 " brings token %" PRId32, r->request,
+                        p, r->tokens[i]);
+            return;
+        }
+        for (uint32_t k = 0; k < p; k++) {
+            uint32_t at = place(w, r->pages, k);
+            if (s->tags[at] != q->tags[k])
+                world__fail(w, "request %" PRIu64 ": row %" PRIu32 " reads a wrong KV at %" PRIu32,
+                            r->request, p, k);
+            else if (s->wrote_in[at] == step && s->wrote_by[at] != r->request)
+                world__fail(w, "request %" PRIu64 " reads what %" PRIu64 " writes in Step %" PRIu64,
+                            r->request, s->wrote_by[at], step);
+        }
+        uint32_t at = place(w, r->pages, p);
+        s->tags[at] = q->tags[p];
+        s->wrote_in[at] = step;
+        s->wrote_by[at] = r->request;
+    }
+}
+
+static bool same_sampling(const struct msg_sampling *a, const struct msg_sampling *b)
+{
+    return a->seed == b->seed && a->temp == b->temp && a->top_k == b->top_k &&
+           a->top_p == b->top_p && a->min_p == b->min_p && a->repetition == b->repetition &&
+           a->presence == b->presence && a->frequency == b->frequency;
+}
+
+void check__open(struct world *w, struct world_worker *s, const struct msg_step *m)
+{
+    for (uint32_t i = 0; i < m->n_runs; i++) {
+        const struct msg_run *x = &m->runs[i];
+        const struct world_request *q = check__find(w, x->request);
+        if (!q || !x->n_logits) continue;
+        if (x->has_open == s->open[q->id - 1])
+            world__fail(w, "request %" PRIu64 ": parameters %s", q->id,
+                        x->has_open ? "told twice" : "never told");
+        else if (x->has_open &&
+                 (!same_sampling(&x->open, &q->sampling) || x->open.boundary != q->n_prompt))
+            world__fail(w, "request %" PRIu64 ": other parameters than asked for", q->id);
+        s->open[q->id - 1] = true;
+        if (x->has_open) s->told[q->id - 1] = x->open;
+    }
+    for (uint32_t i = 0; i < m->n_closed; i++) {
+        const struct world_request *q = check__find(w, m->closed[i]);
+        if (!q || !q->ended || !s->open[q->id - 1])
+            world__fail(w, "request %" PRIu64 " is closed, but was not open", m->closed[i]);
+        else
+            s->open[q->id - 1] = false;
+    }
+}

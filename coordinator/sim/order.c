@@ -1,0 +1,109 @@
+/* Who runs and who waits, by our own count of classes, arrivals and time in the queue. */
+#include "coordinator/sim/world.h"
+
+#include "common/base/clock.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define TRIAL 2u               /* losses in whose Steps it was */
+#define AGE_NS (10 * NS_PER_S) /* in the queue: as good as the next better class, up to high */
+
+/* What waiting so long makes of the class that was asked for. */
+static enum priority aged(const struct world_request *r, uint64_t waited_ns)
+{
+    uint64_t steps = waited_ns / AGE_NS;
+    if (r->class <= PRIORITY_HIGH) return r->class;
+    uint64_t most = (uint64_t)r->class - PRIORITY_HIGH;
+    return (enum priority)(r->class - (steps < most ? steps : most));
+}
+
+static bool before(enum priority a, const struct world_request *x, enum priority b,
+                   const struct world_request *y)
+{
+    return a != b ? a < b : x->arrival < y->arrival;
+}
+
+/* Nobody who came in was less urgent than one who waits, unless that one asked for less and only
+ * its waiting made it more urgent: waiting preempts nobody. A request that may be what ends
+ * generations comes first, and alone. */
+static void check_admitted(struct world *w, const struct world_request *x)
+{
+    if (LAW_LOST_STEPS_ARE_CHARGED && x->lost_in_flight >= TRIAL) return;
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        const struct world_request *y = &w->requests[i];
+        if (!y->submitted || y->ended || y->running || y->was_running || y->class > x->class)
+            continue;
+        if (before(aged(y, y->waited_ns + w->now_ns - y->queued_ns), y, x->admitted, x))
+            world__fail(w, "request %" PRIu64 " runs before %" PRIu64 ", which is more urgent",
+                        x->id, y->id);
+    }
+}
+
+/* Whoever gave way was the least urgent of those that had no rows in the present Steps. */
+static void check_preempted(struct world *w, const struct world_request *p)
+{
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        const struct world_request *x = &w->requests[i];
+        if (x->running && x->was_running && !x->in_step && before(p->admitted, p, x->admitted, x))
+            world__fail(w, "request %" PRIu64 " gave way, not %" PRIu64 ", which is less urgent",
+                        p->id, x->id);
+    }
+}
+
+/* One that the core has, as it is now. */
+static void note(struct world *w, struct world_request *r, const struct core_sequence *s)
+{
+    if (s->running && !r->running) {
+        r->waited_ns += w->now_ns - r->queued_ns;
+        r->admitted = aged(r, r->waited_ns);
+    } else if (!s->running && r->running) {
+        r->queued_ns = w->now_ns;
+    }
+    if (s->running && s->class != (uint32_t)r->admitted)
+        world__fail(w, "request %" PRIu64 " runs in class %" PRIu32 ", not %d", r->id, s->class,
+                    (int)r->admitted);
+    r->running = s->running;
+}
+
+void order__state(struct world *w)
+{
+    const struct world_request *last = NULL;
+    bool changed = false;
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        struct world_request *r = &w->requests[i];
+        r->was_running = r->running;
+        if (r->ended) r->running = r->was_running = false;
+    }
+    for (uint32_t i = 0; i < core_n_sequences(w->core) && !w->failed; i++) {
+        struct core_sequence s = core_sequence_at(w->core, i);
+        struct world_request *r = check__find(w, s.request);
+        note(w, r, &s);
+        changed |= r->running != r->was_running;
+        if (!r->running) continue;
+        if (last && before(r->admitted, r, last->admitted, last))
+            world__fail(w, "request %" PRIu64 " runs behind %" PRIu64 ", but is more urgent", r->id,
+                        last->id);
+        last = r;
+    }
+    for (uint32_t i = 0; i < w->n_requests && changed && !w->failed; i++) {
+        const struct world_request *r = &w->requests[i];
+        if (r->running && !r->was_running) check_admitted(w, r);
+        if (!r->running && r->was_running) check_preempted(w, r);
+    }
+}
+
+void order__new_generation(struct world *w)
+{
+    memset(w->pages, 0, sizeof w->pages);
+    w->first = (struct world_first){0};
+    w->idle_ns = 0;
+    w->flight_first = w->flight_next;
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        struct world_request *r = &w->requests[i];
+        if (r->running) r->queued_ns = w->now_ns;
+        r->issued = 0;
+        r->last_step = 0;
+        r->running = r->told = false;
+    }
+}

@@ -1,0 +1,200 @@
+/* What a Step holds: how many decodes, how many rows of prompts, and how many Steps are in flight.
+ */
+#include "tests/lib/ready_core.h"
+
+static void answer_all(struct ready *r)
+{
+    while (r->n_flight) (void)ready_answer(r, 0);
+}
+
+/* The chain is two stages, but a Step is under way four times as long as a stage computes: eight
+ * sequences go into four Steps, so that the stages have work while the others travel. */
+static void test_decodes_by_the_round_trip(void **state)
+{
+    (void)state;
+    struct core_config k = ready_config();
+    k.window = 8;
+    struct ready r = ready_open(k);
+    ready_submit(&r, 1, 3, 4, 400, PRIORITY_NORMAL);
+    for (int i = 0; i < 40; i++) {
+        assert_int_equal(ready_compose(&r), 1);
+        r.now_ns += 4 * MS;
+        (void)ready_answer(&r, 1 * MS);
+    }
+    for (uint64_t id = 2; id <= 8; id++)
+        ready_submit(&r, id, 3 + (int32_t)id, 4, 400, PRIORITY_NORMAL);
+    uint32_t n_decoding = 0;
+    for (int i = 0; i < 10 && n_decoding < 8; i++) { /* until all decode, and none is in flight */
+        (void)ready_compose(&r);
+        answer_all(&r);
+        n_decoding = 0;
+        for (uint32_t s = 0; s < core_n_sequences(r.core); s++)
+            n_decoding += core_sequence_at(r.core, s).n_issued >= 4;
+    }
+    assert_int_equal(n_decoding, 8);
+    assert_int_equal(ready_compose(&r), 4);
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(r.flight[i].n_decodes, 2);
+    core_close(r.core);
+}
+
+/* While the first token of a request is on its way, a Step of another's prompt is a quarter of what
+ * it may be otherwise, so that the request decodes soon. A row takes 1 ms, a Step may take 75. */
+static void test_steps_are_a_quarter_while_one_is_about_to_decode(void **state)
+{
+    (void)state;
+    for (uint32_t max_new = 1; max_new <= 2; max_new++) {
+        struct core_config k = ready_config();
+        k.share = false;
+        struct ready r = ready_open(k);
+        ready_submit(&r, 1, 3, 1500, 1, PRIORITY_NORMAL);
+        while (ready_compose(&r) || r.n_flight) {
+            r.now_ns += r.flight[0].rows * MS;
+            (void)ready_answer(&r, r.flight[0].rows * MS);
+        }
+        ready_submit(&r, 2, 4, 4, max_new, PRIORITY_NORMAL);
+        ready_submit(&r, 3, 5, 400, 1, PRIORITY_NORMAL);
+        assert_int_equal(ready_compose(&r), 2);
+        assert_int_equal(r.flight[0].runs[0].request, 2); /* its prompt is all in the first Step */
+        assert_int_equal(r.flight[1].n_runs, 1);
+        if (max_new == 1)
+            assert_in_range(r.flight[1].rows, 48, 80);
+        else
+            assert_in_range(r.flight[1].rows, 8, 20);
+        core_close(r.core);
+    }
+}
+
+/* One stage, a Step of three rows; a high request decodes, a low one too, and a normal one has a
+ * long prompt. When the high one takes the low one's pages, that one's place goes to the prompt. */
+static void test_a_preempted_decode_gives_its_row_back(void **state)
+{
+    (void)state;
+    struct core_config k = ready_config();
+    k.n_stages = 1;
+    k.window = 1;
+    k.n_pages = 10;
+    k.ctx = 150;
+    k.rows_max = 3;
+    k.share = false;
+    struct ready r = ready_open(k);
+    ready_submit(&r, 1, 3, 3, 130, PRIORITY_HIGH);
+    ready_submit(&r, 2, 4, 6, 130, PRIORITY_LOW);
+    uint32_t n_steps = 0;
+    struct ready_step s = {0};
+    for (; ready_cache(&r).preemptions == 0 && n_steps < 200; n_steps++) {
+        if (n_steps == 10) ready_submit(&r, 3, 5, 60, 1, PRIORITY_NORMAL);
+        assert_int_equal(ready_compose(&r), 1);
+        s = ready_answer(&r, 0);
+        if (n_steps > 12 && ready_cache(&r).preemptions == 0) assert_int_equal(s.n_runs, 3);
+    }
+    assert_int_equal(ready_cache(&r).preemptions, 1);
+    assert_int_equal(s.n_runs, 2);
+    assert_int_equal(s.runs[0].request, 1);
+    assert_int_equal(s.runs[1].request, 3);
+    assert_int_equal(s.runs[1].n_rows, 2);
+    core_close(r.core);
+}
+
+/* Rows of prompts and replays count as computed, those of decodes do not. */
+static void test_what_counts_as_computed(void **state)
+{
+    (void)state;
+    struct ready r = ready_open(ready_config());
+    ready_submit(&r, 1, 3, 20, 6, PRIORITY_NORMAL);
+    while (ready_compose(&r)) answer_all(&r);
+    assert_int_equal(r.n_ended, 1);
+    assert_int_equal(ready_cache(&r).tokens_computed, 20);
+    core_close(r.core);
+}
+
+static void test_the_window_is_never_exceeded(void **state)
+{
+    (void)state;
+    for (uint32_t window = 1; window <= 5; window++) {
+        struct core_config k = ready_config();
+        k.window = window;
+        k.rows_max = 8;
+        struct ready r = ready_open(k);
+        ready_submit(&r, 1, 3, 400, 1, PRIORITY_NORMAL);
+        assert_int_equal(ready_compose(&r), window);
+        assert_int_equal(ready_compose(&r), 0);
+        (void)ready_answer(&r, 0);
+        assert_int_equal(ready_compose(&r), 1);
+        assert_int_equal(core_in_flight(r.core), window);
+        core_close(r.core);
+    }
+}
+
+/* A Step with one place for logits is the most urgent request's, although a prompt waits; where it
+ * has two, one is the prompt's. */
+static void test_the_last_place_of_a_step(void **state)
+{
+    (void)state;
+    for (uint32_t places = 1; places <= 2; places++) {
+        struct core_config k = ready_config();
+        k.n_stages = k.window = 1;
+        k.logits_max = places;
+        struct ready r = ready_open(k);
+        ready_submit(&r, 1, 3, 4, 90, PRIORITY_NORMAL);
+        ready_submit(&r, 2, 4, 4, 90, PRIORITY_NORMAL);
+        for (int i = 0; i < 8; i++) {
+            (void)ready_compose(&r);
+            answer_all(&r);
+        }
+        ready_submit(&r, 3, 5, 40, 1, PRIORITY_NORMAL);
+        assert_int_equal(ready_compose(&r), 1);
+        assert_int_equal(r.flight[0].runs[0].request, 1);
+        assert_int_equal(r.flight[0].runs[0].kind, RUN_DECODE);
+        assert_int_equal(r.flight[0].n_decodes, 1);
+        core_close(r.core);
+    }
+}
+
+/* Of two prompts that wait, the first takes half of a Step's rows, not all. */
+static void test_prompts_share_a_step(void **state)
+{
+    (void)state;
+    struct core_config k = ready_config();
+    k.n_stages = k.window = 1;
+    k.rows_max = 64;
+    struct ready r = ready_open(k);
+    ready_submit(&r, 1, 3, 300, 1, PRIORITY_NORMAL);
+    ready_submit(&r, 2, 4, 300, 1, PRIORITY_NORMAL);
+    assert_int_equal(ready_compose(&r), 1);
+    assert_int_equal(r.flight[0].n_runs, 2);
+    assert_int_equal(r.flight[0].runs[0].n_rows, 32);
+    assert_int_equal(r.flight[0].runs[1].n_rows, 32);
+    core_close(r.core);
+}
+
+/* Of two like prompts in one Step, the second rides behind: each shared page is computed once. */
+static void test_a_like_prompt_rides_behind(void **state)
+{
+    (void)state;
+    struct core_config k = ready_config();
+    k.n_stages = k.window = 1;
+    k.rows_max = 24;
+    struct ready r = ready_open(k);
+    ready_submit(&r, 1, 3, 80, 1, PRIORITY_NORMAL);
+    ready_submit(&r, 2, 3, 80, 1, PRIORITY_NORMAL);
+    while (ready_compose(&r)) answer_all(&r);
+    assert_int_equal(r.n_ended, 2);
+    assert_int_equal(ready_cache(&r).tokens_computed,
+                     96); /* the last page, which has the last row */
+    core_close(r.core);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_decodes_by_the_round_trip),
+        cmocka_unit_test(test_steps_are_a_quarter_while_one_is_about_to_decode),
+        cmocka_unit_test(test_a_preempted_decode_gives_its_row_back),
+        cmocka_unit_test(test_what_counts_as_computed),
+        cmocka_unit_test(test_the_window_is_never_exceeded),
+        cmocka_unit_test(test_the_last_place_of_a_step),
+        cmocka_unit_test(test_prompts_share_a_step),
+        cmocka_unit_test(test_a_like_prompt_rides_behind),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
