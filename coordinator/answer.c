@@ -2,10 +2,13 @@
 
 #include "common/base/mem.h"
 
-void answer_open(struct answer *a, const char *const *stops, uint32_t n_stops)
+#include <math.h>
+
+void answer_open(struct answer *a, const struct answer_options *o)
 {
-    *a = (struct answer){.finish_reason = ""};
-    detok_init(&a->detok, stops, n_stops);
+    *a = (struct answer){
+        .finish_reason = "", .logprobs = o->logprobs, .n_top = o->logprobs ? o->n_top : 0};
+    detok_init(&a->detok, o->stops, o->n_stops);
 }
 
 void answer_close(struct answer *a)
@@ -17,20 +20,25 @@ void answer_close(struct answer *a)
     *a = (struct answer){0};
 }
 
+/* The answer's stride is its own: what a worker says of one token cannot change where the others'
+ * are read. */
 static void keep_logprobs(struct answer *a, const struct msg_logprobs *l, uint32_t k)
 {
-    a->n_top = l->n_top;
-    (void)buf_append(&a->chosen, l->chosen + k, sizeof *l->chosen);
-    if (l->n_top == 0) return;
-    (void)buf_append(&a->top_ids, l->top_ids + (size_t)k * l->n_top, l->n_top * sizeof *l->top_ids);
-    (void)buf_append(&a->top, l->top + (size_t)k * l->n_top, l->n_top * sizeof *l->top);
+    bool has = l && l->chosen;
+    float chosen = has ? l->chosen[k] : -INFINITY;
+    (void)buf_append(&a->chosen, &chosen, sizeof chosen);
+    for (uint32_t i = 0; i < a->n_top; i++) {
+        size_t at = (size_t)k * (has ? l->n_top : 0) + i;
+        bool told = has && i < l->n_top;
+        int32_t id = told ? l->top_ids[at] : -1;
+        float top = told ? l->top[at] : -INFINITY;
+        (void)buf_append(&a->top_ids, &id, sizeof id);
+        (void)buf_append(&a->top, &top, sizeof top);
+    }
 }
 
-bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
-                 const struct msg_logprobs *l, uint32_t k)
+static bool take(struct answer *a, const struct vocab *v, int32_t token)
 {
-    if (a->detok.stopped || a->ended) return false;
-    if (l && l->chosen) keep_logprobs(a, l, k);
     struct vocab_string piece = vocab_piece(v, token);
     tokens_push(&a->tokens, token);
     if (!vocab_is_control(v, token)) detok_push(&a->detok, piece.data, piece.len);
@@ -39,9 +47,17 @@ bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
     return !a->detok.stopped;
 }
 
+bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
+                 const struct msg_logprobs *l, uint32_t k)
+{
+    if (a->detok.stopped || a->ended) return false;
+    if (a->logprobs) keep_logprobs(a, l, k);
+    return take(a, v, token);
+}
+
 void answer_receive(struct answer *a, const struct vocab *v, const int32_t *tokens, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++) (void)answer_take(a, v, tokens[i], NULL, 0);
+    for (uint32_t i = 0; i < n && !a->detok.stopped; i++) (void)take(a, v, tokens[i]);
     a->n_received = (uint32_t)a->tokens.n;
 }
 
@@ -75,7 +91,7 @@ void answer_news(const struct answer *a, struct msg_generate_reply *ret)
                                        .queued_us = a->n_sent ? 0 : a->queued_us,
                                        .text = text->data ? text->data + a->text_sent : "",
                                        .finish_reason = a->finish_reason};
-    if (!a->chosen.len || a->n_sent < a->n_received) return;
+    if (!a->logprobs || !ret->n_tokens || a->n_sent < a->n_received) return;
     size_t from = a->n_sent - a->n_received;
     ret->logprobs =
         (struct msg_logprobs){(const float *)(const void *)a->chosen.data + from, a->n_top,

@@ -13,8 +13,9 @@ struct answer {
     struct tokens tokens;
     struct detok detok; /* its text: of all tokens */
     struct buf ends;    /* uint32_t for each token: bytes of text when it had been taken */
-    struct buf chosen, top_ids, top; /* log-probabilities of the tokens from n_received on, */
-    uint32_t n_top;                  /* as in struct msg_logprobs */
+    bool logprobs;      /* they were asked for, */
+    uint32_t n_top;     /* with so many alternatives to each token */
+    struct buf chosen, top_ids, top; /* of the tokens from n_received on, as in msg_logprobs */
     uint32_t n_received;             /* tokens that the client brought along */
     uint32_t n_sent;                 /* tokens, */
     size_t text_sent;                /* and bytes of text that the client has */
@@ -24,11 +25,20 @@ struct answer {
     const char *finish_reason; /* "" until then */
 };
 
-/* Stops are copied. */
-void answer_open(struct answer *a, const char *const *stops, uint32_t n_stops);
+/* How an answer is to be told. */
+struct answer_options {
+    const char *const *stops; /* n_stops; copied */
+    uint32_t n_stops;
+    bool logprobs;
+    uint32_t n_top; /* alternatives to each token, with `logprobs` */
+};
+
+void answer_open(struct answer *a, const struct answer_options *o);
 void answer_close(struct answer *a);
 
-/* Takes one more token, the k-th that l speaks of (if it does). False: the text met a stop string,
+/* Takes one more token, the k-th that l speaks of (if it does). Every token gets the same number of
+ * log-probabilities, the one that was asked for: of what l has more is left out, and what it lacks
+ * is told as token -1 with a log-probability of minus infinity. False: the text met a stop string,
  * now or before; nothing comes after it. */
 bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
                  const struct msg_logprobs *l, uint32_t k);
