@@ -13,7 +13,7 @@ void answer_open(struct answer *a, const struct answer_options *o)
 
 void answer_close(struct answer *a)
 {
-    struct buf *bufs[] = {&a->ends, &a->chosen, &a->top_ids, &a->top};
+    struct buf *bufs[] = {&a->ends, &a->chosen, &a->top_ids, &a->top, &a->part};
     for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++) buf_close(bufs[i]);
     detok_close(&a->detok);
     mem_free(a->tokens.ids);
@@ -68,39 +68,65 @@ void answer_end(struct answer *a, const char *finish_reason)
     detok_finish(&a->detok);
 }
 
-bool answer_rewind(struct answer *a, uint32_t n)
+/* Bytes of text when the first n tokens had been taken. */
+static size_t text_end(const struct answer *a, uint32_t n)
 {
     const uint32_t *ends = (const uint32_t *)(const void *)a->ends.data;
+    return n ? ends[n - 1] : 0;
+}
+
+bool answer_rewind(struct answer *a, uint32_t n)
+{
     if (n > a->tokens.n) return false;
     a->n_sent = n;
-    a->text_sent = n ? ends[n - 1] : 0;
+    a->text_sent = text_end(a, n);
+    a->end_sent = false;
     return true;
 }
 
 bool answer_has_news(const struct answer *a)
 {
-    return a->n_sent < a->tokens.n || a->text_sent < a->detok.text.len;
+    return a->n_sent < a->tokens.n || a->text_sent < a->detok.text.len ||
+           (a->ended && !a->end_sent);
 }
 
-void answer_news(const struct answer *a, struct msg_generate_reply *ret)
+/* Tokens that were received have no log-probabilities: they are told apart from those that have. */
+static uint32_t next_part(const struct answer *a)
+{
+    uint32_t n = (uint32_t)a->tokens.n;
+    if (a->logprobs && a->n_sent < a->n_received) n = a->n_received;
+    return n - a->n_sent > ANSWER_NEWS_TOKENS ? a->n_sent + ANSWER_NEWS_TOKENS : n;
+}
+
+bool answer_news(struct answer *a, struct msg_generate_reply *ret)
 {
     const struct buf *text = &a->detok.text;
+    a->n_told = next_part(a);
+    bool all = a->n_told == a->tokens.n;
     *ret = (struct msg_generate_reply){.first_index = a->n_sent,
-                                       .n_tokens = (uint32_t)a->tokens.n - a->n_sent,
+                                       .n_tokens = a->n_told - a->n_sent,
                                        .tokens = a->tokens.ids + a->n_sent,
                                        .queued_us = a->n_sent ? 0 : a->queued_us,
                                        .text = text->data ? text->data + a->text_sent : "",
-                                       .finish_reason = a->finish_reason};
-    if (!a->logprobs || !ret->n_tokens || a->n_sent < a->n_received) return;
+                                       .finish_reason = all ? a->finish_reason : ""};
+    if (!all) {
+        buf_drop(&a->part, a->part.len);
+        (void)buf_append(&a->part, ret->text, text_end(a, a->n_told) - a->text_sent);
+        ret->text = a->part.data ? a->part.data : "";
+    }
+    if (!a->logprobs || !ret->n_tokens || a->n_sent < a->n_received) return all;
     size_t from = a->n_sent - a->n_received;
     ret->logprobs =
         (struct msg_logprobs){(const float *)(const void *)a->chosen.data + from, a->n_top,
                               (const int32_t *)(const void *)a->top_ids.data + from * a->n_top,
                               (const float *)(const void *)a->top.data + from * a->n_top};
+    return all;
 }
 
 void answer_sent(struct answer *a)
 {
-    a->n_sent = (uint32_t)a->tokens.n;
-    a->text_sent = a->detok.text.len;
+    bool all = a->n_told == a->tokens.n;
+    a->n_sent = a->n_told;
+    a->text_sent = all ? a->detok.text.len : text_end(a, a->n_told);
+    a->end_sent = all && a->ended;
 }

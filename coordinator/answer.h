@@ -9,6 +9,8 @@
 #include "common/text/vocab.h"
 #include "proto/msg.h"
 
+#define ANSWER_NEWS_TOKENS 4096u
+
 struct answer {
     struct tokens tokens;
     struct detok detok; /* its text: of all tokens */
@@ -19,6 +21,9 @@ struct answer {
     uint32_t n_received;             /* tokens that the client brought along */
     uint32_t n_sent;                 /* tokens, */
     size_t text_sent;                /* and bytes of text that the client has */
+    bool end_sent;                   /* and that this is all */
+    uint32_t n_told;                 /* tokens up to the end of what answer_news told last */
+    struct buf part;                 /* its text, where it was not all */
     uint64_t queued_us;              /* told with the first token */
     uint64_t token_ns;               /* when the last token came */
     bool ended;
@@ -49,8 +54,10 @@ void answer_end(struct answer *a, const char *finish_reason);
 /* The client has the first n tokens and their text, and no more. False: there are not so many. */
 bool answer_rewind(struct answer *a, uint32_t n);
 bool answer_has_news(const struct answer *a);
-/* What the client lacks; points into a. */
-void answer_news(const struct answer *a, struct msg_generate_reply *ret);
+/* What the client lacks, at most ANSWER_NEWS_TOKENS of it, so that the reply stays far below what a
+ * client takes; points into a, until its next change. True: that is all there is. */
+bool answer_news(struct answer *a, struct msg_generate_reply *ret);
+/* The client has what answer_news told last. */
 void answer_sent(struct answer *a);
 
 #endif

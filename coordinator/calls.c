@@ -205,73 +205,7 @@ void calls__close(struct shell *s)
     mem_free(s->dirty);
 }
 
-/* ---- sending ---- */
-
-static int send_frames(struct shell *s, const struct route *to, const struct msg_reply *header,
-                       const struct buf *body)
-{
-    wire_put_reply(header, &s->out);
-    struct net_frame f[3] = {{to->bytes, to->n}, {s->out.data, s->out.len}, {"", 0}};
-    if (body) f[2] = (struct net_frame){body->data, body->len};
-    return net_send(s->clients, f, 3);
-}
-
-/* The one reply of a call that has no state here. */
-static void answer(struct shell *s, const struct route *to, uint64_t call, enum status status,
-                   const char *text, const struct buf *body)
-{
-    struct msg_reply h = {.call = call, .end = true, .status = status};
-    (void)snprintf(h.message, sizeof h.message, "%s", text);
-    if (status == STATUS_RESOURCE_EXHAUSTED) h.retry_ms = 1000;
-    (void)send_frames(s, to, &h, body); /* a client that takes no reply asks again or gives up */
-}
-
-static void cancel(struct shell *s, struct call *c, const char *why)
-{
-    for (uint32_t i = 0; i < c->n_answers; i++) {
-        struct event e = {.type = EV_CANCEL, .request = {c->request + i, why}};
-        if (!c->answers[i].ended) shell__event(s, &e);
-    }
-}
-
-/* One answer's news, or of none: that the call lives, or that it has ended. */
-static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
-{
-    struct msg_reply h = {.call = c->id, .end = last, .status = c->status};
-    struct msg_generate_reply r = {.text = "", .finish_reason = ""};
-    if (last) {
-        (void)snprintf(h.message, sizeof h.message, "%s", c->text);
-        h.retry_ms = c->retry_ms;
-    }
-    if (i < c->n_answers) answer_news(&c->answers[i], &r);
-    r.sample = i;
-    if (!c->usage_sent && c->prompt.n) {
-        r.has_usage = true;
-        r.prompt_tokens = c->prompt.ids;
-        r.n_prompt_tokens = (uint32_t)c->prompt.n;
-        r.seed = c->sampling.seed;
-    }
-    wire_put_generate_reply(&r, &s->body);
-    int rc = send_frames(s, &c->route, &h, &s->body);
-    if (rc < 0) return rc;
-    c->usage_sent |= r.has_usage;
-    c->replied_ns = s->now_ns;
-    if (i < c->n_answers) answer_sent(&c->answers[i]);
-    return 0;
-}
-
-static int send_all(struct shell *s, struct call *c)
-{
-    int rc = 0;
-    bool sent = false;
-    for (uint32_t i = 0; i < c->n_answers && rc == 0; i++) {
-        bool last = c->ended && i + 1 == c->n_answers;
-        if (!last && !answer_has_news(&c->answers[i]) && !c->answers[i].ended) continue;
-        rc = send_news(s, c, i, last);
-        sent = true;
-    }
-    return sent || rc < 0 ? rc : send_news(s, c, 0, c->ended);
-}
+/* ---- connections that take no reply ---- */
 
 static bool same_route(const struct route *a, const struct route *b)
 {
@@ -313,6 +247,76 @@ static void set_route(struct call *c, const struct route *r)
     c->route = *r;
 }
 
+/* ---- sending ---- */
+
+static int send_frames(struct shell *s, const struct route *to, const struct msg_reply *header,
+                       const struct buf *body)
+{
+    wire_put_reply(header, &s->out);
+    struct net_frame f[3] = {{to->bytes, to->n}, {s->out.data, s->out.len}, {"", 0}};
+    if (body) f[2] = (struct net_frame){body->data, body->len};
+    return net_send(s->clients, f, 3);
+}
+
+/* The one reply of a call that has no state here. */
+static void answer(struct shell *s, const struct route *to, uint64_t call, enum status status,
+                   const char *text, const struct buf *body)
+{
+    struct msg_reply h = {.call = call, .end = true, .status = status};
+    (void)snprintf(h.message, sizeof h.message, "%s", text);
+    if (status == STATUS_RESOURCE_EXHAUSTED) h.retry_ms = 1000;
+    (void)send_frames(s, to, &h, body); /* a client that takes no reply asks again or gives up */
+}
+
+static void cancel(struct shell *s, struct call *c, const char *why)
+{
+    for (uint32_t i = 0; i < c->n_answers; i++) {
+        struct event e = {.type = EV_CANCEL, .request = {c->request + i, why}};
+        if (!c->answers[i].ended) shell__event(s, &e);
+    }
+}
+
+/* One answer's news, or of none: that the call lives, or that it has ended. */
+static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
+{
+    struct msg_reply h = {.call = c->id, .status = c->status};
+    struct msg_generate_reply r = {.text = "", .finish_reason = ""};
+    h.end = (i >= c->n_answers || answer_news(&c->answers[i], &r)) && last;
+    if (h.end) {
+        (void)snprintf(h.message, sizeof h.message, "%s", c->text);
+        h.retry_ms = c->retry_ms;
+    }
+    r.sample = i;
+    if (!c->usage_sent && c->prompt.n) {
+        r.has_usage = true;
+        r.prompt_tokens = c->prompt.ids;
+        r.n_prompt_tokens = (uint32_t)c->prompt.n;
+        r.seed = c->sampling.seed;
+    }
+    wire_put_generate_reply(&r, &s->body);
+    int rc = send_frames(s, &c->route, &h, &s->body);
+    if (rc < 0) return rc;
+    if (c->refused_ns) let_route_go(s, &c->route);
+    c->usage_sent |= r.has_usage;
+    c->replied_ns = s->now_ns;
+    if (i < c->n_answers) answer_sent(&c->answers[i]);
+    return 0;
+}
+
+static int send_all(struct shell *s, struct call *c)
+{
+    int rc = 0;
+    bool sent = false;
+    for (uint32_t i = 0; i < c->n_answers && rc == 0; i++) {
+        bool last = c->ended && i + 1 == c->n_answers;
+        if (!last && !answer_has_news(&c->answers[i])) continue;
+        do rc = send_news(s, c, i, last);
+        while (rc == 0 && answer_has_news(&c->answers[i]));
+        sent = true;
+    }
+    return sent || rc < 0 ? rc : send_news(s, c, 0, c->ended);
+}
+
 static bool has_stalled(const struct shell *s, const struct call *c)
 {
     uint64_t stall_ns = s->config->client_stall_s * NS_PER_S;
@@ -332,9 +336,8 @@ static void flush(struct shell *s, struct call *c)
     } else if (rc < 0) {
         cancel(s, c, stalled ? "the client takes no replies" : "the client is gone");
         free_call(s, c);
-    } else {
-        if (c->refused_ns) let_route_go(s, &c->route);
-        if (c->ended) free_call(s, c);
+    } else if (c->ended) {
+        free_call(s, c);
     }
 }
 

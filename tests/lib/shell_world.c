@@ -117,6 +117,10 @@ static int send_to_client(const struct net_frame *f)
     the_world->n_tried++;
     if (the_world->taking[route] == GONE) return ERR_CLOSED;
     if (the_world->taking[route] == REFUSES) return ERR_AGAIN;
+    if (the_world->taking[route] == TAKES_CREDIT && the_world->credit[route]-- == 0) {
+        the_world->credit[route] = 0;
+        return ERR_AGAIN;
+    }
     if (the_world->fail_at && --the_world->fail_at == 0) return ERR_AGAIN;
     the_world->n_sent++;
     on_reply(f);

@@ -421,6 +421,72 @@ static void test_slow_reader_lives(void **state)
     world_close(w);
 }
 
+/* The same with several answers, of which the connection never takes all in one go. */
+static void test_slow_reader_of_samples_lives(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 1024\nkv_tokens: 8192\nclient_stall: 3\n");
+    struct msg_generate g = ask(3, 400);
+    g.samples = 4;
+    w->taking[0] = TAKES_CREDIT;
+    world_generate(w, 0, CLIENT, 1, 0, &g);
+    for (int i = 0; i < 8; i++) {
+        w->credit[0] = 3; /* two are answers to pings */
+        run_pinging(w, 1000, CLIENT, 1);
+    }
+    w->taking[0] = TAKES;
+    run_pinging(w, 5000, CLIENT, 1);
+    expect_end(w, 1, STATUS_OK, "");
+    assert_int_equal(world_seen(w, 1)->n_tokens, 400);
+    expect_idle(w);
+    world_close(w);
+}
+
+/* A long answer that its client lacks whole is told in parts, each far below the largest message;
+ * received tokens apart from those with log-probabilities. */
+static void test_news_in_parts(void **state)
+{
+    (void)state;
+    enum { N = 10000, RECEIVED = 5 };
+    struct answer a;
+    struct world *w = world_open("ctx: 64\n");
+    static const int32_t received[RECEIVED] = {0, 1, 2, 3, 4};
+    answer_open(&a, &(struct answer_options){.logprobs = true, .n_top = 1});
+    answer_receive(&a, w->model.vocab, received, RECEIVED);
+    for (uint32_t i = RECEIVED; i < N; i++) {
+        float chosen = -(float)i, top = (float)i;
+        int32_t id = (int32_t)i;
+        struct msg_logprobs l = {&chosen, 1, &id, &top};
+        (void)answer_take(&a, w->model.vocab, (int32_t)(i % 26), &l, 0);
+    }
+    answer_end(&a, "length");
+    assert_true(answer_rewind(&a, 2));
+    uint32_t at = 2, parts = 0;
+    while (answer_has_news(&a)) {
+        struct msg_generate_reply r;
+        bool all = answer_news(&a, &r);
+        assert_int_equal(r.first_index, at);
+        assert_true(r.n_tokens <= ANSWER_NEWS_TOKENS);
+        assert_int_equal(strlen(r.text), r.n_tokens); /* a letter each */
+        assert_string_equal(r.finish_reason, all ? "length" : "");
+        for (uint32_t i = 0; i < r.n_tokens; i++) {
+            assert_int_equal(r.tokens[i], (int32_t)((at + i) % 26));
+            assert_int_equal(r.text[i], 'a' + (int)((at + i) % 26));
+            if (at >= RECEIVED) assert_true(r.logprobs.chosen[i] == -(float)(at + i));
+            if (at >= RECEIVED) assert_int_equal(r.logprobs.top_ids[i], (int32_t)(at + i));
+        }
+        assert_int_equal(r.logprobs.chosen != NULL, at >= RECEIVED);
+        at += r.n_tokens;
+        parts++;
+        assert_int_equal(all, at == N);
+        answer_sent(&a);
+    }
+    assert_int_equal(at, N);
+    assert_int_equal(parts, 1 + (N - RECEIVED + ANSWER_NEWS_TOKENS - 1) / ANSWER_NEWS_TOKENS);
+    answer_close(&a);
+    world_close(w);
+}
+
 static void test_stalled_reader_is_given_up(void **state)
 {
     (void)state;
@@ -926,6 +992,8 @@ int main(void)
         cmocka_unit_test(test_keep_alives),
         cmocka_unit_test(test_stopped_coordinator),
         cmocka_unit_test(test_slow_reader_lives),
+        cmocka_unit_test(test_slow_reader_of_samples_lives),
+        cmocka_unit_test(test_news_in_parts),
         cmocka_unit_test(test_stalled_reader_is_given_up),
         cmocka_unit_test(test_refused_is_not_tried_each_turn),
         cmocka_unit_test(test_client_is_gone),
