@@ -24,7 +24,7 @@
 #define TOKEN_WIRE_BYTES 5u               /* of a token id, at most */
 #define BODY_KEEP_BYTES ((size_t)1 << 20) /* of a reply's buffer, from turn to turn */
 
-struct net_limits calls__net_limits(struct shell *s, uint32_t ctx)
+uint32_t calls__message_bytes(struct shell *s, uint32_t ctx)
 {
     s->ctx = ctx;
     s->token_bytes = 1;
@@ -35,8 +35,7 @@ struct net_limits calls__net_limits(struct shell *s, uint32_t ctx)
     /* The longest prompt as text, what was received of the answer, and all else. */
     uint64_t bytes = (uint64_t)ctx * (s->token_bytes + TOKEN_WIRE_BYTES) + LIMIT_CONTROL_BYTES;
     if (bytes < MESSAGE_BYTES_MIN) bytes = MESSAGE_BYTES_MIN;
-    if (bytes > LIMIT_CLIENT_BYTES) bytes = LIMIT_CLIENT_BYTES;
-    return (struct net_limits){(int)s->config->hwm, (int64_t)bytes};
+    return (uint32_t)(bytes < LIMIT_CLIENT_BYTES ? bytes : LIMIT_CLIENT_BYTES);
 }
 
 void calls__open(struct shell *s)

@@ -391,8 +391,11 @@ static int open_all(struct shell *s, struct errmsg *em)
     int rc = net_open(&s->net, em);
     if (rc == 0) rc = net_open(&s->client_net, em);
     if (rc == 0)
-        rc = bind_one(s, s->client_net, NET_ROUTER, calls__net_limits(s, context_of(c, s->model)),
-                      c->client_port, &s->clients, s->client_endpoint, em);
+        rc = bind_one(
+            s, s->client_net, NET_ROUTER,
+            (struct net_limits){.hwm = (int)c->hwm,
+                                .frame_max = calls__message_bytes(s, context_of(c, s->model))},
+            c->client_port, &s->clients, s->client_endpoint, em);
     if (rc == 0)
         rc = bind_one(s, s->net, NET_ROUTER, (struct net_limits){256, LIMIT_CONTROL_BYTES},
                       c->worker_port, &s->workers, worker_endpoint, em);

@@ -102,8 +102,9 @@ void shell__turn(struct shell *s, uint64_t *next_tick_ns);
 /* calls.c */
 void calls__open(struct shell *s);
 void calls__close(struct shell *s);
-/* Limits of the clients' socket, which follow from the context and the vocabulary. */
-struct net_limits calls__net_limits(struct shell *s, uint32_t ctx);
+/* Bytes of the largest frame that a client may send, as the context and the vocabulary give it.
+ * Before the clients' socket is opened. */
+uint32_t calls__message_bytes(struct shell *s, uint32_t ctx);
 /* Clients' messages, until a turn's budget is used; the rest waits in the socket. */
 void calls__take(struct shell *s);
 void calls__text_done(struct shell *s, struct textjob *job);

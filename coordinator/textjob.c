@@ -196,7 +196,7 @@ static int start_threads(struct textjobs *t, struct errmsg *em)
 int textjobs_open(struct net *net, const struct vocab *v, struct textjobs **ret, struct errmsg *em)
 {
     struct textjobs *t = mem_zalloc(sizeof *t);
-    struct net_limits limits = {(int)TEXTJOBS_MAX, 64};
+    struct net_limits limits = {.hwm = (int)TEXTJOBS_MAX, .frame_max = 64};
     t->vocab = v;
     for (size_t k = 0; k < KINDS; k++) t->waiting[k].end = &t->waiting[k].first;
     t->done.end = &t->done.first;

@@ -56,19 +56,10 @@ static bool set_int(void *s, int option, int value)
     return zmq_setsockopt(s, option, &value, sizeof value) == 0;
 }
 
-/* libzmq counts messages that wait, not their bytes. */
-static int received_max(enum net_kind kind, struct net_limits l)
-{
-    int64_t fit = NET_ROUTER_BYTES / l.frame_max;
-    if (kind != NET_ROUTER || fit >= l.hwm) return l.hwm;
-    return fit > 2 ? (int)fit : 2;
-}
-
 static bool set_options(void *s, enum net_kind kind, struct net_limits l)
 {
     bool ok = set_int(s, ZMQ_LINGER, 0) && set_int(s, ZMQ_SNDHWM, l.hwm) &&
-              set_int(s, ZMQ_RCVHWM, received_max(kind, l)) &&
-              set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) &&
+              set_int(s, ZMQ_RCVHWM, l.hwm) && set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) &&
               zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &l.frame_max, sizeof l.frame_max) == 0;
     switch (kind) {
     case NET_ROUTER: ok = ok && set_int(s, ZMQ_ROUTER_MANDATORY, 1); break;

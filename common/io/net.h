@@ -30,11 +30,8 @@ enum net_kind {
     NET_PAIR,   /* between two threads of this process */
 };
 
-#define NET_ROUTER_BYTES ((int64_t)32 << 20) /* of frames of the largest size that wait, a peer */
-
 struct net_limits {
-    int hwm;           /* messages a peer, each way; a ROUTER takes in fewer where so many frames of
-                          the largest size would exceed NET_ROUTER_BYTES, but at least two */
+    int hwm;           /* messages a peer, each way */
     int64_t frame_max; /* bytes of a received frame */
 };
 

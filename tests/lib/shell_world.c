@@ -489,7 +489,7 @@ static void open_shell(struct world *w)
     s->workers = sock(&workers_sock);
     s->results = sock(&results_sock);
     shell__core_config(s, "tcp://:9", 77, &k, &eog);
-    w->limits = calls__net_limits(s, k.ctx);
+    w->message_bytes = calls__message_bytes(s, k.ctx);
     s->core = core_open(&k);
     mem_free(eog);
     calls__open(s);

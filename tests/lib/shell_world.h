@@ -39,7 +39,7 @@ struct world {
     struct shell *s;
     struct config config;
     struct model_file model;
-    struct net_limits limits; /* of the clients' socket */
+    uint32_t message_bytes; /* the largest frame of a client */
     uint64_t now_ns, next_tick_ns;
     enum taking taking[WORLD_ROUTES];
     uint32_t credit[WORLD_ROUTES]; /* replies that one with TAKES_CREDIT takes, then it refuses */

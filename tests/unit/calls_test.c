@@ -817,19 +817,16 @@ static void test_bytes_of_a_turn(void **state)
     world_close(w);
 }
 
-/* The largest message follows from what the context can hold; what a connection may have waiting
- * then has a bound in bytes (common/io/net.h). */
+/* The largest message follows from what the context can hold. */
 static void test_message_limit(void **state)
 {
     (void)state;
-    struct world *w = world_open("ctx: 64\nlimits: {hwm: 7}\n");
+    struct world *w = world_open("ctx: 64\n");
     assert_int_equal(w->s->token_bytes, WORLD_LONGEST);
-    assert_int_equal(w->limits.hwm, 7);
-    assert_int_equal(w->limits.frame_max, 4 << 20);
-    struct net_limits l = calls__net_limits(w->s, 500000);
-    assert_int_equal(l.frame_max, 500000 * (WORLD_LONGEST + 5) + LIMIT_CONTROL_BYTES);
-    l = calls__net_limits(w->s, LIMIT_CONTEXT);
-    assert_int_equal(l.frame_max, LIMIT_CLIENT_BYTES);
+    assert_int_equal(w->message_bytes, 4 << 20);
+    assert_int_equal(calls__message_bytes(w->s, 500000),
+                     500000 * (WORLD_LONGEST + 5) + LIMIT_CONTROL_BYTES);
+    assert_int_equal(calls__message_bytes(w->s, LIMIT_CONTEXT), LIMIT_CLIENT_BYTES);
     world_close(w);
 }
 
