@@ -4,6 +4,7 @@
 #include "proto/wire.h"
 #include "tests/lib/gguf_bytes.h"
 
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -467,7 +468,8 @@ static void read_config(struct world *w, const char *yaml)
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     FILE *f = fdopen(fd, "w");
-    (void)fprintf(f, "model: /none\nworkers: 1\nmetrics: false\n%s", yaml);
+    (void)fprintf(f, "model: /none\nworkers: 1\nmetrics: false\n%s%s", yaml,
+                  strstr(yaml, "kv_tokens") ? "" : "kv_tokens: 512\n");
     (void)fclose(f);
     int rc = config_read(path, &w->config, &em);
     (void)unlink(path);
@@ -492,6 +494,8 @@ static void open_shell(struct world *w)
     w->message_bytes = calls__message_bytes(s, k.ctx);
     s->core = core_open(&k);
     mem_free(eog);
+    w->core = k;
+    w->core.eog = NULL;
     calls__open(s);
     assert_int_equal(textjobs_open(s->net, w->model.vocab, &s->text, &em), 0);
 }
@@ -646,4 +650,45 @@ const struct msg_status *world_status(struct world *w)
     static struct msg_status m;
     core_status(w->s->core, &m);
     return &m;
+}
+
+static const int32_t prompt[512] = {1, 2, 3};
+
+struct msg_generate world_ask(uint32_t n_prompt, uint32_t max_tokens)
+{
+    return (struct msg_generate){
+        .prompt_tokens = prompt, .n_prompt_tokens = n_prompt, .max_tokens = max_tokens};
+}
+
+void world_ask_tokens(struct world *w, uint64_t call, uint32_t n_prompt, uint32_t max_tokens)
+{
+    struct msg_generate g = world_ask(n_prompt, max_tokens);
+    world_generate(w, 0, WORLD_CLIENT, call, 0, &g);
+}
+
+void world_run_pinging(struct world *w, uint64_t ms, uint64_t client, uint64_t call)
+{
+    for (uint64_t t = 0; t < ms; t += 500) {
+        world_ping(w, 0, client, &call, 1);
+        world_run(w, ms - t < 500 ? ms - t : 500);
+    }
+}
+
+void world_expect_end(struct world *w, uint64_t call, enum status status, const char *words)
+{
+    const struct seen *x = world_seen(w, call);
+    if (!x->ended || x->status != status || !strstr(x->message, words))
+        fail_msg("call %" PRIu64 ": ended %d, status %d '%s', not %d '%s'", call, x->ended,
+                 (int)x->status, x->message, (int)status, words);
+}
+
+void world_expect_idle(struct world *w)
+{
+    const struct msg_status *m = world_status(w);
+    assert_int_equal(m->running + m->queued, 0);
+    assert_int_equal(w->s->n_free_calls, w->s->n_calls);
+    assert_int_equal(m->replica.cache.pages_held, 0);
+    assert_int_equal(w->s->by_client.used, 0);
+    assert_int_equal(w->s->by_request.used, 0);
+    assert_int_equal(w->s->by_name.used, 0);
 }

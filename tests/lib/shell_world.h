@@ -11,6 +11,7 @@
 #include "coordinator/shell.h"
 
 #define WORLD_ROUTES 8u /* connections of clients: "A", "B", ... */
+#define WORLD_CLIENT 11u
 #define WORLD_VOCAB 30u
 #define WORLD_EOS 29
 #define WORLD_LONGEST 16u /* bytes of the longest token */
@@ -38,6 +39,7 @@ struct seen {
 struct world {
     struct shell *s;
     struct config config;
+    struct core_config core; /* as the shell made it of the file; without its end tokens */
     struct model_file model;
     uint32_t message_bytes; /* the largest frame of a client */
     uint64_t now_ns, next_tick_ns;
@@ -78,6 +80,18 @@ void world_ping(struct world *w, uint32_t route, uint64_t client, const uint64_t
 void world_cancel(struct world *w, uint32_t route, uint64_t client, uint64_t call, uint64_t what);
 void world_tokenize(struct world *w, uint32_t route, uint64_t client, uint64_t call,
                     const char *text);
+
+/* A request for max_tokens behind a prompt of n tokens, the first of them "bcd". */
+struct msg_generate world_ask(uint32_t n_prompt, uint32_t max_tokens);
+/* One such of WORLD_CLIENT on route 0. */
+void world_ask_tokens(struct world *w, uint64_t call, uint32_t n_prompt, uint32_t max_tokens);
+/* The time passes while a client of route 0 pings its call. */
+void world_run_pinging(struct world *w, uint64_t ms, uint64_t client, uint64_t call);
+
+/* The call has ended so, and its message has these words. */
+void world_expect_end(struct world *w, uint64_t call, enum status status, const char *words);
+/* Nothing of any call is left: no slot, none in the core, no page. */
+void world_expect_idle(struct world *w);
 
 /* What was read of a call so far; never NULL, valid until the next turn. */
 const struct seen *world_seen(struct world *w, uint64_t call);
