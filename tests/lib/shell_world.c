@@ -123,7 +123,6 @@ static int send_to_client(const struct net_frame *f)
         return ERR_AGAIN;
     }
     if (the_world->fail_at && --the_world->fail_at == 0) return ERR_AGAIN;
-    the_world->n_sent++;
     on_reply(f);
     return 0;
 }
@@ -305,7 +304,7 @@ static void choose(const struct msg_run *r, struct msg_run_result *ret)
         return;
     }
     if (!asked[slot].logprobs) return;
-    uint32_t n = the_world->stage_top == UINT32_MAX ? asked[slot].top : the_world->stage_top;
+    uint32_t n = asked[slot].top;
     chosen[at] = -(float)pos;
     for (uint32_t i = 0; i < n; i++) {
         ids[at][i] = (int32_t)i;
@@ -322,8 +321,6 @@ static void on_step(const struct net_frame *f)
     struct buf b = {0};
     assert_int_equal(wire_get_step(f->data, f->bytes, &arena, &s, &em), 0);
     struct msg_result r = {.epoch = s.epoch, .number = s.number, .runs = runs, .n_timings = 1};
-    r.timings[0] =
-        (struct msg_timing){.compute_ns = the_world->compute_ns, .idle_ns = the_world->idle_ns};
     assert_true(the_world->n_open >= s.n_closed);
     the_world->n_open -= s.n_closed;
     for (uint32_t i = 0; i < s.n_runs; i++) {
@@ -503,7 +500,7 @@ static void open_shell(struct world *w)
 struct world *world_open(const char *yaml)
 {
     struct world *w = the_world = mem_zalloc(sizeof *w);
-    *w = (struct world){.now_ns = 1000 * NS_PER_S, .always = -1, .stage_top = UINT32_MAX};
+    *w = (struct world){.now_ns = 1000 * NS_PER_S, .always = -1};
     w->next_tick_ns = w->now_ns;
     read_config(w, yaml);
     w->model =

@@ -45,16 +45,14 @@ struct world {
     uint64_t now_ns, next_tick_ns;
     enum taking taking[WORLD_ROUTES];
     uint32_t credit[WORLD_ROUTES]; /* replies that one with TAKES_CREDIT takes, then it refuses */
-    uint32_t n_tried, n_sent;      /* replies offered to clients' connections, and taken */
+    uint32_t n_tried;              /* replies offered to clients' connections */
     uint32_t fail_at;              /* this reply from now on is refused, once; 0: none */
     size_t n_waiting;              /* messages that the shell has not taken yet */
     bool paused;                   /* the stage keeps its results */
     bool silent;                   /* the worker says nothing */
-    int32_t always;     /* the token that the stage chooses, or -1: letters in their order */
-    uint32_t n_open;    /* sampler slots of the last stage */
-    uint32_t stage_top; /* alternatives that the stage tells; UINT32_MAX: as asked for */
-    uint64_t compute_ns, idle_ns; /* that each Step tells */
-    const char *run_error;        /* of the next run, or NULL */
+    int32_t always;        /* the token that the stage chooses, or -1: letters in their order */
+    uint32_t n_open;       /* sampler slots of the last stage */
+    const char *run_error; /* of the next run, or NULL */
     struct seen *seen;
     size_t n_seen;
 };
