@@ -2,35 +2,43 @@
 
 #include "common/base/mem.h"
 
-void answer_open(struct answer *a, const char *const *stops, uint32_t n_stops)
+#include <math.h>
+
+void answer_open(struct answer *a, const struct answer_options *o)
 {
-    *a = (struct answer){.finish_reason = ""};
-    detok_init(&a->detok, stops, n_stops);
+    *a = (struct answer){
+        .finish_reason = "", .logprobs = o->logprobs, .n_top = o->logprobs ? o->n_top : 0};
+    detok_init(&a->detok, o->stops, o->n_stops);
 }
 
 void answer_close(struct answer *a)
 {
-    struct buf *bufs[] = {&a->ends, &a->chosen, &a->top_ids, &a->top};
+    struct buf *bufs[] = {&a->ends, &a->chosen, &a->top_ids, &a->top, &a->part};
     for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++) buf_close(bufs[i]);
     detok_close(&a->detok);
     mem_free(a->tokens.ids);
     *a = (struct answer){0};
 }
 
+/* The answer's stride is its own: what a worker says of one token cannot change where the others'
+ * are read. */
 static void keep_logprobs(struct answer *a, const struct msg_logprobs *l, uint32_t k)
 {
-    a->n_top = l->n_top;
-    (void)buf_append(&a->chosen, l->chosen + k, sizeof *l->chosen);
-    if (l->n_top == 0) return;
-    (void)buf_append(&a->top_ids, l->top_ids + (size_t)k * l->n_top, l->n_top * sizeof *l->top_ids);
-    (void)buf_append(&a->top, l->top + (size_t)k * l->n_top, l->n_top * sizeof *l->top);
+    bool has = l && l->chosen;
+    float chosen = has ? l->chosen[k] : -INFINITY;
+    (void)buf_append(&a->chosen, &chosen, sizeof chosen);
+    for (uint32_t i = 0; i < a->n_top; i++) {
+        size_t at = (size_t)k * (has ? l->n_top : 0) + i;
+        bool told = has && i < l->n_top;
+        int32_t id = told ? l->top_ids[at] : -1;
+        float top = told ? l->top[at] : -INFINITY;
+        (void)buf_append(&a->top_ids, &id, sizeof id);
+        (void)buf_append(&a->top, &top, sizeof top);
+    }
 }
 
-bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
-                 const struct msg_logprobs *l, uint32_t k)
+static bool take(struct answer *a, const struct vocab *v, int32_t token)
 {
-    if (a->detok.stopped || a->ended) return false;
-    if (l && l->chosen) keep_logprobs(a, l, k);
     struct vocab_string piece = vocab_piece(v, token);
     tokens_push(&a->tokens, token);
     if (!vocab_is_control(v, token)) detok_push(&a->detok, piece.data, piece.len);
@@ -39,9 +47,17 @@ bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
     return !a->detok.stopped;
 }
 
+bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
+                 const struct msg_logprobs *l, uint32_t k)
+{
+    if (a->detok.stopped || a->ended) return false;
+    if (a->logprobs) keep_logprobs(a, l, k);
+    return take(a, v, token);
+}
+
 void answer_receive(struct answer *a, const struct vocab *v, const int32_t *tokens, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++) (void)answer_take(a, v, tokens[i], NULL, 0);
+    for (uint32_t i = 0; i < n && !a->detok.stopped; i++) (void)take(a, v, tokens[i]);
     a->n_received = (uint32_t)a->tokens.n;
 }
 
@@ -52,39 +68,65 @@ void answer_end(struct answer *a, const char *finish_reason)
     detok_finish(&a->detok);
 }
 
-bool answer_rewind(struct answer *a, uint32_t n)
+/* Bytes of text when the first n tokens had been taken. */
+static size_t text_end(const struct answer *a, uint32_t n)
 {
     const uint32_t *ends = (const uint32_t *)(const void *)a->ends.data;
+    return n ? ends[n - 1] : 0;
+}
+
+bool answer_rewind(struct answer *a, uint32_t n)
+{
     if (n > a->tokens.n) return false;
     a->n_sent = n;
-    a->text_sent = n ? ends[n - 1] : 0;
+    a->text_sent = text_end(a, n);
+    a->end_sent = false;
     return true;
 }
 
 bool answer_has_news(const struct answer *a)
 {
-    return a->n_sent < a->tokens.n || a->text_sent < a->detok.text.len;
+    return a->n_sent < a->tokens.n || a->text_sent < a->detok.text.len ||
+           (a->ended && !a->end_sent);
 }
 
-void answer_news(const struct answer *a, struct msg_generate_reply *ret)
+/* Tokens that were received have no log-probabilities: they are told apart from those that have. */
+static uint32_t next_part(const struct answer *a)
+{
+    uint32_t n = (uint32_t)a->tokens.n;
+    if (a->logprobs && a->n_sent < a->n_received) n = a->n_received;
+    return n - a->n_sent > ANSWER_NEWS_TOKENS ? a->n_sent + ANSWER_NEWS_TOKENS : n;
+}
+
+bool answer_news(struct answer *a, struct msg_generate_reply *ret)
 {
     const struct buf *text = &a->detok.text;
+    a->n_told = next_part(a);
+    bool all = a->n_told == a->tokens.n;
     *ret = (struct msg_generate_reply){.first_index = a->n_sent,
-                                       .n_tokens = (uint32_t)a->tokens.n - a->n_sent,
+                                       .n_tokens = a->n_told - a->n_sent,
                                        .tokens = a->tokens.ids + a->n_sent,
                                        .queued_us = a->n_sent ? 0 : a->queued_us,
                                        .text = text->data ? text->data + a->text_sent : "",
-                                       .finish_reason = a->finish_reason};
-    if (!a->chosen.len || a->n_sent < a->n_received) return;
+                                       .finish_reason = all ? a->finish_reason : ""};
+    if (!all) {
+        buf_drop(&a->part, a->part.len);
+        (void)buf_append(&a->part, ret->text, text_end(a, a->n_told) - a->text_sent);
+        ret->text = a->part.data ? a->part.data : "";
+    }
+    if (!a->logprobs || !ret->n_tokens || a->n_sent < a->n_received) return all;
     size_t from = a->n_sent - a->n_received;
     ret->logprobs =
         (struct msg_logprobs){(const float *)(const void *)a->chosen.data + from, a->n_top,
                               (const int32_t *)(const void *)a->top_ids.data + from * a->n_top,
                               (const float *)(const void *)a->top.data + from * a->n_top};
+    return all;
 }
 
 void answer_sent(struct answer *a)
 {
-    a->n_sent = (uint32_t)a->tokens.n;
-    a->text_sent = a->detok.text.len;
+    bool all = a->n_told == a->tokens.n;
+    a->n_sent = a->n_told;
+    a->text_sent = all ? a->detok.text.len : text_end(a, a->n_told);
+    a->end_sent = all && a->ended;
 }

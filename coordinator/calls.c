@@ -12,7 +12,31 @@
 
 #define SILENT_NS (2 * NS_PER_S)
 #define KEEP_ALIVE_NS (500 * NS_PER_MS)
+#define RETRY_NS (50 * NS_PER_MS) /* after which a connection that took no reply is tried again */
 #define TEXT_MOST_NS (60 * NS_PER_S) /* a Tokenize is not pinged: it ends by itself */
+
+/* A turn takes clients' messages until it has taken so many, or so many bytes. */
+#define MESSAGES_A_TURN 32
+#define BYTES_A_TURN ((size_t)256 << 10)
+/* A message that the context has no room for should be refused in words; one far beyond it costs
+ * its client the connection, unread. */
+#define MESSAGE_BYTES_MIN ((size_t)4 << 20)
+#define TOKEN_WIRE_BYTES 5u               /* of a token id, at most */
+#define BODY_KEEP_BYTES ((size_t)1 << 20) /* of a reply's buffer, from turn to turn */
+
+uint32_t calls__message_bytes(struct shell *s, uint32_t ctx)
+{
+    s->ctx = ctx;
+    s->token_bytes = 1;
+    for (uint32_t i = 0; i < vocab_size(s->model->vocab); i++) {
+        size_t n = vocab_piece(s->model->vocab, (int32_t)i).len;
+        if (n > s->token_bytes) s->token_bytes = (uint32_t)n;
+    }
+    /* The longest prompt as text, what was received of the answer, and all else. */
+    uint64_t bytes = (uint64_t)ctx * (s->token_bytes + TOKEN_WIRE_BYTES) + LIMIT_CONTROL_BYTES;
+    if (bytes < MESSAGE_BYTES_MIN) bytes = MESSAGE_BYTES_MIN;
+    return (uint32_t)(bytes < LIMIT_CLIENT_BYTES ? bytes : LIMIT_CLIENT_BYTES);
+}
 
 void calls__open(struct shell *s)
 {
@@ -33,6 +57,21 @@ static uint64_t name_of(struct instance client, uint64_t id)
     return hash_bytes(words, sizeof words, 0);
 }
 
+static uint64_t client_of(struct instance client)
+{
+    return name_of(client, 0);
+}
+
+static void count_client(struct shell *s, struct instance client, int change)
+{
+    const uint32_t *n = imap_get(&s->by_client, client_of(client));
+    uint32_t now = (n ? *n : 0) + (uint32_t)change;
+    if (now)
+        imap_put(&s->by_client, client_of(client), now);
+    else
+        imap_remove(&s->by_client, client_of(client));
+}
+
 static struct call *find(struct shell *s, struct instance client, uint64_t id)
 {
     const uint32_t *slot = imap_get(&s->by_name, name_of(client, id));
@@ -46,12 +85,64 @@ static struct call *by_request(struct shell *s, uint64_t request)
     return slot ? &s->calls[*slot] : NULL;
 }
 
-/* Answers of a new Generate get consecutive requests; a text job without answers gets one. */
+static void free_call(struct shell *s, struct call *c);
+static void answer(struct shell *s, const struct route *to, uint64_t call, enum status status,
+                   const char *text, const struct buf *body);
+
+/* The calls that have ended and whose clients do not read them are the only ones that can be given
+ * up for a new one: of the client with most of them the oldest. */
+static void give_up_unread(struct shell *s)
+{
+    struct imap unread = {0};
+    struct call *victim = NULL;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < s->n_calls; i++) {
+        struct call *c = &s->calls[i];
+        if (!c->used || !c->ended || !c->refused_ns || c->dirty) continue;
+        const uint32_t *n = imap_get(&unread, client_of(c->client));
+        uint32_t now = n ? *n + 1 : 1;
+        imap_put(&unread, client_of(c->client), now);
+        if (now > most) most = now;
+    }
+    for (uint32_t i = 0; i < s->n_calls; i++) {
+        struct call *c = &s->calls[i];
+        if (!c->used || !c->ended || !c->refused_ns || c->dirty) continue;
+        if (*imap_get(&unread, client_of(c->client)) == most &&
+            (!victim || c->request < victim->request))
+            victim = c;
+    }
+    imap_close(&unread);
+    if (victim) free_call(s, victim);
+}
+
+/* Whether one more call of the client may be taken; em says why not. */
+static bool has_room(struct shell *s, struct instance client, struct errmsg *em)
+{
+    uint32_t most = s->config->max_per_client ? s->config->max_per_client : s->config->max_requests;
+    const uint32_t *n = imap_get(&s->by_client, client_of(client));
+    if (n && *n >= most) {
+        (void)err_set(em, ERR_LIMIT,
+                      "%" PRIu32 " requests of this client are live or wait to be read, the limit",
+                      *n);
+        return false;
+    }
+    if (s->n_free_calls == 0) give_up_unread(s);
+    if (s->n_free_calls == 0) (void)err_set(em, ERR_LIMIT, "too many calls are live");
+    return s->n_free_calls > 0;
+}
+
+/* Answers of a new Generate get consecutive requests; a text job without answers gets one. NULL:
+ * there is no room, as the client was told. */
 static struct call *new_call(struct shell *s, const struct msg_call *h, const struct route *from,
                              uint32_t n_answers)
 {
     uint64_t ms = h->deadline_ms ? h->deadline_ms : s->config->deadline_s * UINT64_C(1000);
-    if (s->n_free_calls == 0) return NULL;
+    struct errmsg em = {0};
+    if (!has_room(s, h->client, &em)) {
+        answer(s, from, h->call, STATUS_RESOURCE_EXHAUSTED, em.text, NULL);
+        return NULL;
+    }
+    count_client(s, h->client, 1);
     uint32_t slot = s->free_calls[--s->n_free_calls];
     struct call *c = &s->calls[slot];
     *c = (struct call){
@@ -87,6 +178,8 @@ static void free_call(struct shell *s, struct call *c)
     uint32_t slot = (uint32_t)(c - s->calls), n = c->n_answers ? c->n_answers : 1;
     for (uint32_t i = 0; i < n; i++) imap_remove(&s->by_request, c->request + i);
     if (find(s, c->client, c->id) == c) imap_remove(&s->by_name, name_of(c->client, c->id));
+    count_client(s, c->client, -1);
+    if (c->text_waits) textjobs_cancel(s->text, c->request);
     close_call(c);
     bool dirty = c->dirty; /* it is still in the list: calls__flush takes it out */
     *c = (struct call){.dirty = dirty};
@@ -105,9 +198,52 @@ void calls__close(struct shell *s)
     for (uint32_t i = 0; s->calls && i < s->n_calls; i++) close_call(&s->calls[i]);
     imap_close(&s->by_request);
     imap_close(&s->by_name);
+    imap_close(&s->by_client);
     mem_free(s->calls);
     mem_free(s->free_calls);
     mem_free(s->dirty);
+}
+
+/* ---- connections that take no reply ---- */
+
+static bool same_route(const struct route *a, const struct route *b)
+{
+    return a->n == b->n && memcmp(a->bytes, b->bytes, a->n) == 0;
+}
+
+/* Only sending tells whether a connection takes a reply, and a reply must be encoded to be sent. So
+ * one refusal holds all calls of the connection for a while, and one success lets them go. */
+static void hold_route(struct shell *s, const struct route *r)
+{
+    for (uint32_t i = 0; i < s->n_calls; i++) {
+        struct call *c = &s->calls[i];
+        if (!c->used || !same_route(&c->route, r)) continue;
+        if (!c->refused_ns) c->refused_ns = s->now_ns;
+        c->retry_ns = s->now_ns + RETRY_NS;
+    }
+}
+
+static void let_go(struct call *c)
+{
+    c->refused_ns = 0;
+    c->retry_ns = 0;
+}
+
+static void let_route_go(struct shell *s, const struct route *r)
+{
+    for (uint32_t i = 0; i < s->n_calls; i++) {
+        struct call *c = &s->calls[i];
+        if (!c->used || !same_route(&c->route, r)) continue;
+        let_go(c);
+        mark(s, c);
+    }
+}
+
+/* The client speaks on this connection now. */
+static void set_route(struct call *c, const struct route *r)
+{
+    if (!same_route(&c->route, r)) let_go(c);
+    c->route = *r;
 }
 
 /* ---- sending ---- */
@@ -142,13 +278,13 @@ static void cancel(struct shell *s, struct call *c, const char *why)
 /* One answer's news, or of none: that the call lives, or that it has ended. */
 static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
 {
-    struct msg_reply h = {.call = c->id, .end = last, .status = c->status};
+    struct msg_reply h = {.call = c->id, .status = c->status};
     struct msg_generate_reply r = {.text = "", .finish_reason = ""};
-    if (last) {
+    h.end = (i >= c->n_answers || answer_news(&c->answers[i], &r)) && last;
+    if (h.end) {
         (void)snprintf(h.message, sizeof h.message, "%s", c->text);
         h.retry_ms = c->retry_ms;
     }
-    if (i < c->n_answers) answer_news(&c->answers[i], &r);
     r.sample = i;
     if (!c->usage_sent && c->prompt.n) {
         r.has_usage = true;
@@ -159,7 +295,7 @@ static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
     wire_put_generate_reply(&r, &s->body);
     int rc = send_frames(s, &c->route, &h, &s->body);
     if (rc < 0) return rc;
-    c->refused_ns = 0;
+    if (c->refused_ns) let_route_go(s, &c->route);
     c->usage_sent |= r.has_usage;
     c->replied_ns = s->now_ns;
     if (i < c->n_answers) answer_sent(&c->answers[i]);
@@ -172,11 +308,18 @@ static int send_all(struct shell *s, struct call *c)
     bool sent = false;
     for (uint32_t i = 0; i < c->n_answers && rc == 0; i++) {
         bool last = c->ended && i + 1 == c->n_answers;
-        if (!last && !answer_has_news(&c->answers[i]) && !c->answers[i].ended) continue;
-        rc = send_news(s, c, i, last);
+        if (!last && !answer_has_news(&c->answers[i])) continue;
+        do rc = send_news(s, c, i, last);
+        while (rc == 0 && answer_has_news(&c->answers[i]));
         sent = true;
     }
     return sent || rc < 0 ? rc : send_news(s, c, 0, c->ended);
+}
+
+static bool has_stalled(const struct shell *s, const struct call *c)
+{
+    uint64_t stall_ns = s->config->client_stall_s * NS_PER_S;
+    return c->refused_ns && s->now_ns >= c->refused_ns + stall_ns;
 }
 
 /* Everything the client lacks; with it the call is over, if it has ended. */
@@ -184,17 +327,17 @@ static void flush(struct shell *s, struct call *c)
 {
     if (c->give_up) cancel(s, c, "another answer of this call has failed");
     c->give_up = false;
-    int rc = send_all(s, c);
-    if (rc == 0 && c->ended) free_call(s, c);
-    if (rc == 0) return;
-    if (rc == ERR_AGAIN && !c->refused_ns) c->refused_ns = s->now_ns;
-    if (rc == ERR_AGAIN &&
-        s->now_ns < c->refused_ns + s->config->client_stall_s * UINT64_C(1000) * NS_PER_MS) {
-        mark(s, c); /* later, and then more at once */
-        return;
+    bool stalled = has_stalled(s, c);
+    if (!stalled && s->now_ns < c->retry_ns) return; /* calls__tick comes back to it */
+    int rc = stalled ? ERR_AGAIN : send_all(s, c);
+    if (rc == ERR_AGAIN && !stalled) {
+        hold_route(s, &c->route); /* later, and then more at once */
+    } else if (rc < 0) {
+        cancel(s, c, stalled ? "the client takes no replies" : "the client is gone");
+        free_call(s, c);
+    } else if (c->ended) {
+        free_call(s, c);
     }
-    cancel(s, c, rc == ERR_AGAIN ? "the client takes no replies" : "the client is gone");
-    free_call(s, c);
 }
 
 void calls__flush(struct shell *s)
@@ -212,6 +355,7 @@ void calls__flush(struct shell *s)
     /* What was marked meanwhile waits for the next turn. */
     s->n_dirty -= n;
     memmove(s->dirty, s->dirty + n, s->n_dirty * sizeof *s->dirty);
+    if (s->body.cap > BODY_KEEP_BYTES) buf_close(&s->body);
 }
 
 /* ---- the core's actions ---- */
@@ -246,6 +390,8 @@ static void end(struct shell *s, struct call *c, enum status status, const char 
                 uint32_t retry_ms)
 {
     if (c->ended) return;
+    if (c->text_waits) textjobs_cancel(s->text, c->request);
+    c->text_waits = false;
     c->ended = true;
     c->status = status;
     c->retry_ms = retry_ms;
@@ -289,7 +435,9 @@ static void tick_call(struct shell *s, struct call *c)
         /* The core ends it too; while its text is in the queue, only this does. */
         end(s, c, STATUS_DEADLINE_EXCEEDED, "the request's deadline has passed", 0);
         cancel(s, c, "");
-    } else if (!c->ended && c->n_answers && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS) {
+    } else if (c->refused_ns
+                   ? s->now_ns >= c->retry_ns
+                   : !c->ended && c->n_answers && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS) {
         mark(s, c);
     }
 }
@@ -310,15 +458,21 @@ void calls__tick(struct shell *s, uint64_t lost_ns)
 static void start_text(struct shell *s, struct call *c, const char *text, size_t len, bool special,
                        bool bos)
 {
+    struct errmsg em = {0};
     struct textjob *job = mem_zalloc(sizeof *job);
-    *job = (struct textjob){.id = c->request, .len = len, .special = special, .bos = bos};
+    *job = (struct textjob){.id = c->request,
+                            .client = client_of(c->client),
+                            .len = len,
+                            .special = special,
+                            .bos = bos};
     job->text = mem_try(len + 1);
-    if (job->text) {
-        memcpy(job->text, text, len);
-        if (textjobs_put(s->text, job)) return;
-    }
+    if (job->text) memcpy(job->text, text, len);
+    int rc = job->text ? textjobs_put(s->text, job, &em)
+                       : err_set(&em, ERR_NOMEM, "no memory for a text of %zu bytes", len);
+    c->text_waits = rc == 0;
+    if (rc == 0) return;
     textjob_free(job);
-    end(s, c, STATUS_RESOURCE_EXHAUSTED, "too many texts are waiting to be tokenised", 1000);
+    end(s, c, STATUS_RESOURCE_EXHAUSTED, em.text, 1000);
 }
 
 static void submit(struct shell *s, struct call *c)
@@ -333,7 +487,7 @@ static void submit(struct shell *s, struct call *c)
     for (uint32_t i = 0; i < c->n_answers && !c->ended; i++) {
         struct event e = {.type = EV_SUBMIT,
                           .submit = {.request = c->request + i,
-                                     .client = name_of(c->client, 0),
+                                     .client = client_of(c->client),
                                      .tenant = c->tenant,
                                      .priority = c->priority,
                                      .tokens = all.ids,
@@ -394,7 +548,7 @@ static void keep_sampling(struct call *c, const struct msg_sampling *m)
 /* A Generate that is repeated on a new connection, or because a reply may be lost. */
 static void join(struct shell *s, struct call *c, const struct route *from, uint32_t from_index)
 {
-    c->route = *from;
+    set_route(c, from);
     c->heard_ns = s->now_ns;
     c->usage_sent = false;
     for (uint32_t i = 0; i < c->n_answers; i++)
@@ -405,6 +559,30 @@ static void join(struct shell *s, struct call *c, const struct route *from, uint
     mark(s, c);
 }
 
+/* What can never fit the context is refused before it is unpacked, or handed to the tokeniser. */
+static int check_size(const struct shell *s, struct net_frame body, struct errmsg *em)
+{
+    struct msg_generate_size z;
+    int rc = wire_size_generate(body.data, body.bytes, &z, em);
+    if (rc < 0) return rc;
+    if (z.prompt_bytes / s->token_bytes > s->ctx)
+        return err_set(em, ERR_LIMIT,
+                       "field 'prompt': %zu bytes do not fit the context of %" PRIu32
+                       " tokens: the longest token has %" PRIu32 " bytes",
+                       z.prompt_bytes, s->ctx, s->token_bytes);
+    if (z.n_prompt_tokens >= s->ctx)
+        return err_set(em, ERR_LIMIT,
+                       "field 'prompt_tokens': a prompt of %zu tokens does not fit the context of "
+                       "%" PRIu32,
+                       z.n_prompt_tokens, s->ctx);
+    if (z.n_received > s->ctx)
+        return err_set(em, ERR_LIMIT,
+                       "field 'received': %zu tokens cannot have been received: the context is "
+                       "%" PRIu32,
+                       z.n_received, s->ctx);
+    return 0;
+}
+
 static void generate(struct shell *s, const struct msg_call *h, const struct route *from,
                      struct net_frame body)
 {
@@ -413,7 +591,8 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
     enum status status = STATUS_INVALID_ARGUMENT;
     struct call *c = find(s, h->client, h->call);
     const char *why = em.text;
-    if (wire_get_generate(body.data, body.bytes, &s->body_arena, &g, &em) == 0)
+    if (check_size(s, body, &em) == 0 &&
+        wire_get_generate(body.data, body.bytes, &s->body_arena, &g, &em) == 0)
         why = check_generate(s, &g, &status);
     if (why) {
         char text[LIMIT_TEXT_BYTES];
@@ -432,10 +611,7 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
         return;
     }
     c = new_call(s, h, from, g.samples);
-    if (!c) {
-        answer(s, from, h->call, STATUS_RESOURCE_EXHAUSTED, "too many calls are live", NULL);
-        return;
-    }
+    if (!c) return;
     c->max_new = g.max_tokens;
     c->priority = g.priority;
     c->tenant = g.tenant[0] ? hash_bytes(g.tenant, strlen(g.tenant), 1) | 1 : 0;
@@ -446,7 +622,9 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
             c->sampling.seed = s->now_ns;
         c->sampling.seed >>= 11; /* a JSON number holds 53 bits exactly */
     }
-    for (uint32_t i = 0; i < c->n_answers; i++) answer_open(&c->answers[i], g.stops, g.n_stops);
+    struct answer_options o = {g.stops, g.n_stops, g.sampling.logprobs, g.sampling.top_logprobs};
+    if (o.n_top > s->model->dims.vocab) o.n_top = s->model->dims.vocab; /* as the last stage does */
+    for (uint32_t i = 0; i < c->n_answers; i++) answer_open(&c->answers[i], &o);
     for (uint32_t i = 0; i < g.n_received; i++) tokens_push(&c->received, g.received[i]);
     answer_receive(&c->answers[0], s->model->vocab, g.received, g.n_received);
     (void)answer_rewind(&c->answers[0], g.from_index);
@@ -475,16 +653,44 @@ static void tokenize(struct shell *s, const struct msg_call *h, const struct rou
         return;
     }
     struct call *c = new_call(s, h, from, 0);
-    if (!c)
-        answer(s, from, h->call, STATUS_RESOURCE_EXHAUSTED, "too many calls are live", NULL);
-    else
-        start_text(s, c, text, strlen(text), special, false);
+    if (c) start_text(s, c, text, strlen(text), special, false);
+}
+
+/* Of a TokenizeReply. */
+static size_t tokens_bytes(const struct tokens *t)
+{
+    size_t n = 16; /* the field's number and length */
+    for (size_t i = 0; i < t->n; i++)
+        for (uint32_t id = (uint32_t)t->ids[i];; id >>= 7) {
+            n++;
+            if (id < 0x80) break;
+        }
+    return n;
+}
+
+/* The one reply of a Tokenize, whose receiver takes no larger message than this one does. */
+static void tell_tokens(struct shell *s, struct call *c, const struct tokens *t)
+{
+    char text[LIMIT_TEXT_BYTES];
+    size_t bytes = tokens_bytes(t);
+    if (bytes > LIMIT_CLIENT_BYTES) {
+        (void)snprintf(text, sizeof text,
+                       "field 'text': its %zu tokens make a reply of %zu bytes, the limit is %u: "
+                       "tokenise it in parts",
+                       t->n, bytes, LIMIT_CLIENT_BYTES);
+        end(s, c, STATUS_INVALID_ARGUMENT, text, 0);
+        return;
+    }
+    wire_put_tokens(t->ids, (uint32_t)t->n, &s->body);
+    answer(s, &c->route, c->id, STATUS_OK, "", &s->body);
+    free_call(s, c);
 }
 
 void calls__text_done(struct shell *s, struct textjob *job)
 {
     struct call *c = by_request(s, job->id);
     if (!c || c->ended) return;
+    c->text_waits = false;
     if (job->rc < 0) {
         end(s, c, STATUS_INVALID_ARGUMENT, job->em.text, 0);
     } else if (c->n_answers) {
@@ -492,9 +698,7 @@ void calls__text_done(struct shell *s, struct textjob *job)
         job->tokens = (struct tokens){0};
         submit(s, c);
     } else {
-        wire_put_tokens(job->tokens.ids, (uint32_t)job->tokens.n, &s->body);
-        answer(s, &c->route, c->id, STATUS_OK, "", &s->body);
-        free_call(s, c);
+        tell_tokens(s, c, &job->tokens);
     }
 }
 
@@ -530,7 +734,7 @@ static void ping(struct shell *s, const struct msg_call *h, const struct route *
         struct call *c = find(s, h->client, ids[i]);
         if (c) {
             c->heard_ns = s->now_ns;
-            c->route = *from;
+            set_route(c, from);
         } else {
             unknown[n_unknown++] = ids[i];
         }
@@ -550,7 +754,12 @@ static void status(struct shell *s, const struct msg_call *h, const struct route
     answer(s, from, h->call, STATUS_OK, "", &s->body);
 }
 
-void calls__message(struct shell *s, const struct net_msg *m)
+static bool has_long_body(const char *method)
+{
+    return strcmp(method, "Generate") == 0 || strcmp(method, "Tokenize") == 0;
+}
+
+static void take_message(struct shell *s, const struct net_msg *m)
 {
     struct errmsg em = {0};
     struct msg_call h;
@@ -561,7 +770,8 @@ void calls__message(struct shell *s, const struct net_msg *m)
         from.n = id.bytes;
     }
     struct net_frame header = m->n == 3 ? net_msg_frame(m, 1) : (struct net_frame){NULL, 0};
-    if (!from.n || wire_get_call(header.data, header.bytes, &s->arena, &h, &em) < 0) {
+    if (!from.n || header.bytes > LIMIT_CONTROL_BYTES ||
+        wire_get_call(header.data, header.bytes, &s->arena, &h, &em) < 0) {
         s->dropped++; /* not a call: there is nobody to answer */
         return;
     }
@@ -572,6 +782,10 @@ void calls__message(struct shell *s, const struct net_msg *m)
                        "this server speaks protocol version %u, the call %" PRIu32, PROTO_VERSION,
                        h.version);
         answer(s, &from, h.call, STATUS_FAILED_PRECONDITION, text, NULL);
+    } else if (!has_long_body(h.method) && body.bytes > LIMIT_CONTROL_BYTES) {
+        (void)snprintf(text, sizeof text, "a body of %zu bytes, the limit of '%.24s' is %u",
+                       body.bytes, h.method, LIMIT_CONTROL_BYTES);
+        answer(s, &from, h.call, STATUS_INVALID_ARGUMENT, text, NULL);
     } else if (strcmp(h.method, "Generate") == 0) {
         generate(s, &h, &from, body);
     } else if (strcmp(h.method, "Ping") == 0) {
@@ -588,5 +802,17 @@ void calls__message(struct shell *s, const struct net_msg *m)
     } else {
         (void)snprintf(text, sizeof text, "unknown method '%.24s'", h.method);
         answer(s, &from, h.call, STATUS_UNIMPLEMENTED, text, NULL);
+    }
+}
+
+void calls__take(struct shell *s)
+{
+    struct net_msg m;
+    size_t bytes = 0;
+    for (int n = 0; n < MESSAGES_A_TURN && bytes < BYTES_A_TURN; n++) {
+        if (net_recv(s->clients, &m) != 0) return;
+        for (unsigned i = 0; i < m.n; i++) bytes += net_msg_frame(&m, i).bytes;
+        take_message(s, &m);
+        net_msg_close(&m);
     }
 }

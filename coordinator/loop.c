@@ -22,7 +22,6 @@
 #define STALL_NS (200 * NS_PER_MS) /* a turn later than this did not run for that long */
 #define RESULTS_A_TURN 256
 #define WORKER_MESSAGES_A_TURN 64
-#define CLIENT_MESSAGES_A_TURN 32
 #define DRAIN_MS 200
 #define LOGITS_MAX 64u
 /* The last stage holds a Step's logits as floats; a row of Gemma's vocabulary is 1 MiB. */
@@ -209,15 +208,6 @@ static void take_workers(struct shell *s)
     }
 }
 
-static void take_clients(struct shell *s)
-{
-    struct net_msg m;
-    for (int i = 0; i < CLIENT_MESSAGES_A_TURN && net_recv(s->clients, &m) == 0; i++) {
-        calls__message(s, &m);
-        net_msg_close(&m);
-    }
-}
-
 static void take_texts(struct shell *s)
 {
     struct textjob *job;
@@ -243,7 +233,7 @@ static void tell_status(struct shell *s)
     s->was_ready = m.ready;
 }
 
-static void turn(struct shell *s, uint64_t *next_tick_ns)
+void shell__turn(struct shell *s, uint64_t *next_tick_ns)
 {
     struct net_poll items[] = {
         {.sock = s->results},      {.sock = s->workers},
@@ -259,7 +249,7 @@ static void turn(struct shell *s, uint64_t *next_tick_ns)
     if (items[1].readable) take_workers(s);
     if (items[2].readable || s->link_failed) watch_link(s);
     if (items[3].readable) take_texts(s);
-    if (items[4].readable) take_clients(s);
+    if (items[4].readable) calls__take(s);
     if (s->now_ns >= *next_tick_ns) {
         /* Pending input was taken: what is still silent was so while this loop ran. */
         struct event e = {.type = EV_TICK, .tick = {late > STALL_NS ? late : 0}};
@@ -327,7 +317,8 @@ static uint32_t logits_max_of(const struct config *c, const struct arch_dims *d)
     return most ? most : 1;
 }
 
-static struct core *open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation)
+void shell__core_config(const struct shell *s, const char *results_endpoint, uint64_t incarnation,
+                        struct core_config *ret, int32_t **ret_eog)
 {
     const struct config *c = s->config;
     const struct model_file *m = s->model;
@@ -338,7 +329,8 @@ static struct core *open_core(struct shell *s, const char *results_endpoint, uin
     for (uint32_t i = 0; i < n; i++)
         if (vocab_is_eog(m->vocab, (int32_t)i)) eog[n_eog++] = (int32_t)i;
     uint32_t pages = pages_of(c, m), ctx = context_of(c, m);
-    struct core_config k = {
+    *ret_eog = eog;
+    *ret = (struct core_config){
         .incarnation = incarnation,
         .n_stages = c->workers,
         .n_layers = m->dims.n_layers,
@@ -370,6 +362,14 @@ static struct core *open_core(struct shell *s, const char *results_endpoint, uin
         .worker_timeout_ns = c->worker_timeout_ms * NS_PER_MS,
         .step_timeout_ns = c->step_timeout_ms * NS_PER_MS,
     };
+}
+
+static struct core *open_core(const struct shell *s, const char *results_endpoint,
+                              uint64_t incarnation)
+{
+    struct core_config k;
+    int32_t *eog;
+    shell__core_config(s, results_endpoint, incarnation, &k, &eog);
     struct core *core = core_open(&k);
     mem_free(eog);
     return core;
@@ -391,9 +391,11 @@ static int open_all(struct shell *s, struct errmsg *em)
     int rc = net_open(&s->net, em);
     if (rc == 0) rc = net_open(&s->client_net, em);
     if (rc == 0)
-        rc = bind_one(s, s->client_net, NET_ROUTER,
-                      (struct net_limits){(int)c->hwm, LIMIT_CLIENT_BYTES}, c->client_port,
-                      &s->clients, s->client_endpoint, em);
+        rc = bind_one(
+            s, s->client_net, NET_ROUTER,
+            (struct net_limits){.hwm = (int)c->hwm,
+                                .frame_max = calls__message_bytes(s, context_of(c, s->model))},
+            c->client_port, &s->clients, s->client_endpoint, em);
     if (rc == 0)
         rc = bind_one(s, s->net, NET_ROUTER, (struct net_limits){256, LIMIT_CONTROL_BYTES},
                       c->worker_port, &s->workers, worker_endpoint, em);
@@ -450,7 +452,7 @@ int loop_run(const struct config *config, const struct model_file *model, struct
     if (rc == 0) log_info("serves %s to %s", s->name, s->client_endpoint);
     cores_stay_on(0); /* beside the I/O threads: common/io/net.c says why */
     uint64_t next_tick_ns = clock_ns();
-    while (rc == 0 && !atomic_load(&asked_to_stop)) turn(s, &next_tick_ns);
+    while (rc == 0 && !atomic_load(&asked_to_stop)) shell__turn(s, &next_tick_ns);
     if (rc == 0) {
         s->now_ns = clock_ns();
         calls__stop(s);

@@ -33,7 +33,9 @@ struct call {
     struct answer *answers; /* n_answers; none but with Generate */
     uint32_t n_answers;
     uint64_t begun_ns, heard_ns, replied_ns;
-    uint64_t refused_ns;  /* since when its socket takes no reply; 0: it does */
+    bool text_waits;      /* its text is being tokenised, or waits for that */
+    uint64_t refused_ns;  /* since when its connection takes no reply; 0: it does */
+    uint64_t retry_ns;    /* when it is tried again */
     uint64_t deadline_ns; /* when, not how long */
     uint32_t max_new;
     enum priority priority;
@@ -76,6 +78,9 @@ struct shell {
     uint32_t *free_calls, n_free_calls; /* slots, a stack */
     uint32_t *dirty, n_dirty;           /* slots of calls that are due a reply */
     struct imap by_request, by_name;    /* to slots; the latter by a hash of client and call */
+    struct imap by_client;              /* how many calls a client has, by a hash of it */
+    uint32_t ctx;                       /* positions of a sequence, at most */
+    uint32_t token_bytes;               /* of the longest token */
     uint64_t next_request;
     struct arena arena, body_arena;
     struct buf out, body;
@@ -87,11 +92,21 @@ struct shell {
 /* loop.c: runs an event through the core and carries out its actions. */
 void shell__event(struct shell *s, struct event *e);
 
+/* loop.c: the core's configuration, as the cluster file and the model give it. The strings are
+ * borrowed; *ret_eog, which ret points to, is freed with mem_free. */
+void shell__core_config(const struct shell *s, const char *results_endpoint, uint64_t incarnation,
+                        struct core_config *ret, int32_t **ret_eog);
+/* One turn; next_tick_ns is when the core and the calls are told the time again. */
+void shell__turn(struct shell *s, uint64_t *next_tick_ns);
+
 /* calls.c */
 void calls__open(struct shell *s);
 void calls__close(struct shell *s);
-/* One message from a client. */
-void calls__message(struct shell *s, const struct net_msg *m);
+/* Bytes of the largest frame that a client may send, as the context and the vocabulary give it.
+ * Before the clients' socket is opened. */
+uint32_t calls__message_bytes(struct shell *s, uint32_t ctx);
+/* Clients' messages, until a turn's budget is used; the rest waits in the socket. */
+void calls__take(struct shell *s);
 void calls__text_done(struct shell *s, struct textjob *job);
 /* Actions of the core. calls__tokens returns true when the text met a stop string: the caller then
  * feeds EV_STOP. */

@@ -24,6 +24,7 @@
 #define LIMIT_BIAS 300u        /* tokens whose logits a request may change */
 #define LIMIT_TOP_LOGPROBS 20u /* alternatives to a token that a request may ask for */
 #define LIMIT_STOP_BYTES 1024u
+#define LIMIT_FIELDS 1024u /* of a Generate or Tokenize */
 #define LIMIT_NAME_BYTES 64u
 #define LIMIT_TEXT_BYTES 512u /* of an error's text, an endpoint, a path is twice that */
 #define LIMIT_PATH_BYTES 1024u

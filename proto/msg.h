@@ -214,6 +214,12 @@ struct msg_generate {
     uint32_t samples;       /* to LIMIT_SAMPLES; 0 to be encoded means 1 */
 };
 
+/* Of a Generate that was not unpacked. */
+struct msg_generate_size {
+    size_t prompt_bytes;
+    size_t n_prompt_tokens, n_received;
+};
+
 struct msg_generate_reply {
     uint32_t sample, first_index, n_tokens;
     const int32_t *tokens;

@@ -1,6 +1,7 @@
 /* The client API's messages: one put and one get each. */
 #include "proto/wire_pb.h"
 
+#include "common/base/cursor.h"
 #include "proto/client.pb-c.h"
 
 #include <inttypes.h>
@@ -96,6 +97,92 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
     if (m->has_priority) SET(&g, priority, (uint32_t)m->priority);
     if (m->samples) SET(&g, samples, m->samples);
     wire__pack(&g.base, to);
+}
+
+/* Protobuf's wire types. */
+enum { WIRE_VARINT, WIRE_FIXED64, WIRE_BYTES, WIRE_FIXED32 = 5 };
+
+/* Field numbers of GenerateRequest. */
+enum { GENERATE_PROMPT = 2, GENERATE_PROMPT_TOKENS = 3, GENERATE_RECEIVED = 18 };
+
+static uint64_t varint(struct cursor *c)
+{
+    uint64_t v = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+        uint8_t b = cursor_u8(c);
+        v |= (uint64_t)(b & 0x7f) << shift;
+        if (b < 0x80) return v;
+    }
+    c->bad = true;
+    return 0;
+}
+
+/* Each varint ends with its only byte below 0x80. A block's count fits a byte, so that compilers
+ * count sixteen and more of them at once: 2 ms for 20 MiB instead of 8. */
+static size_t count_varints(const uint8_t *data, size_t n)
+{
+    size_t count = 0;
+    for (size_t block; n; data += block, n -= block) {
+        uint8_t ends = 0;
+        block = n < 240 ? n : 240;
+        for (size_t i = 0; i < block; i++) ends = (uint8_t)(ends + (data[i] < 0x80));
+        count += ends;
+    }
+    return count;
+}
+
+struct field {
+    uint64_t number;
+    const uint8_t *data; /* of WIRE_BYTES, else NULL */
+    size_t bytes;
+};
+
+/* The next field of a message. False: there is no more, or (c->bad) it is malformed. */
+static bool next_field(struct cursor *c, struct field *ret)
+{
+    if (!cursor_left(c)) return false;
+    uint64_t key = varint(c);
+    *ret = (struct field){.number = key >> 3};
+    switch (key & 7) {
+    case WIRE_VARINT: (void)varint(c); break;
+    case WIRE_FIXED64: (void)cursor_take(c, 8); break;
+    case WIRE_FIXED32: (void)cursor_take(c, 4); break;
+    case WIRE_BYTES: {
+        uint64_t bytes = varint(c);
+        ret->data = cursor_take(c, bytes);
+        ret->bytes = (size_t)bytes;
+        break;
+    }
+    default: c->bad = true;
+    }
+    return !c->bad;
+}
+
+static int fields_error(const struct cursor *c, uint32_t n, const char *message, struct errmsg *em)
+{
+    if (c->bad) return err_set(em, ERR_PROTO, "%s: malformed", message);
+    if (n > LIMIT_FIELDS)
+        return err_set(em, ERR_PROTO, "%s: more than %u fields", message, LIMIT_FIELDS);
+    return 0;
+}
+
+int wire_size_generate(const void *data, size_t n, struct msg_generate_size *ret, struct errmsg *em)
+{
+    struct cursor c = {.data = data, .size = n};
+    struct msg_generate_size size = {0};
+    struct field f;
+    uint32_t fields = 0;
+    while (fields <= LIMIT_FIELDS && next_field(&c, &f)) {
+        size_t *tokens = f.number == GENERATE_PROMPT_TOKENS ? &size.n_prompt_tokens
+                         : f.number == GENERATE_RECEIVED    ? &size.n_received
+                                                            : NULL;
+        fields += !tokens || f.data; /* a lone token id is counted as a token */
+        if (tokens) *tokens += f.data ? count_varints(f.data, f.bytes) : 1;
+        if (f.number == GENERATE_PROMPT) size.prompt_bytes = f.bytes; /* the last one counts */
+    }
+    int rc = fields_error(&c, fields, "GenerateRequest", em);
+    if (rc == 0) *ret = size;
+    return rc;
 }
 
 static const char *unsupported_field(const PbGenerate *g)
@@ -264,6 +351,12 @@ void wire_put_tokenize(const char *text, bool special, struct buf *to)
 int wire_get_tokenize(const void *data, size_t n, struct arena *a, const char **ret_text,
                       bool *ret_special, struct errmsg *em)
 {
+    struct cursor c = {.data = data, .size = n};
+    struct field f;
+    uint32_t fields = 0;
+    while (fields <= LIMIT_FIELDS && next_field(&c, &f)) fields++;
+    int rc = fields_error(&c, fields, "TokenizeRequest", em);
+    if (rc < 0) return rc;
     const Flotilla__Client__TokenizeRequest *t =
         wire__unpack(&flotilla__client__tokenize_request__descriptor, data, n, a, em);
     if (!t) return ERR_PROTO;

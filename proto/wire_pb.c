@@ -1,8 +1,8 @@
 #include "proto/wire_pb.h"
 
 #include "common/base/mem.h"
+#include "common/base/utf8.h"
 
-#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -46,27 +46,16 @@ int wire__bad(struct errmsg *em, const char *field)
     return err_set(em, ERR_PROTO, "field '%s' is missing or out of range", field);
 }
 
-/* Bytes of the character at s, 0 for what is none: control characters and broken sequences. */
-static size_t character(const uint8_t *s)
-{
-    if (*s >= 0x20 && *s < 0x7f) return 1;
-    size_t n = *s >= 0xc2 && *s < 0xe0   ? 2
-               : *s >= 0xe0 && *s < 0xf0 ? 3
-               : *s >= 0xf0 && *s < 0xf5 ? 4
-                                         : 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0; /* also at the NUL */
-    return n;
-}
-
 /* Names and messages of others end up in logs and on terminals. */
-static void clean(char *text)
+static void clean(char *s)
 {
-    uint8_t *s = (uint8_t *)text;
-    while (*s) {
-        size_t n = character(s);
-        if (n == 0) *s = '?';
+    size_t left = strlen(s);
+    while (left) {
+        size_t n = utf8_bytes(s, left);
+        bool control = (uint8_t)*s < 0x20 || *s == 0x7f;
+        if (n == 0 || control) *s = '?';
         s += n ? n : 1;
+        left -= n ? n : 1;
     }
 }
 
@@ -102,8 +91,9 @@ int wire__check_sampling(const struct msg_sampling *s, struct errmsg *em)
         return err_set(em, ERR_PROTO, "field 'top_p' is not in 0..1");
     if (!isfinite(s->min_p) || s->min_p < 0.0f || s->min_p > 1.0f)
         return err_set(em, ERR_PROTO, "field 'min_p' is not in 0..1");
-    if (!within(s->repetition, FLT_MIN, 10.0f))
-        return err_set(em, ERR_PROTO, "field 'repetition_penalty' is not above 0 and at most 10");
+    /* Logits are divided by it: a value near 0 would make infinities of them. */
+    if (!within(s->repetition, 0.01f, 10.0f))
+        return err_set(em, ERR_PROTO, "field 'repetition_penalty' is not in 0.01..10");
     if (!within(s->presence, -2.0f, 2.0f))
         return err_set(em, ERR_PROTO, "field 'presence_penalty' is not in -2..2");
     if (!within(s->frequency, -2.0f, 2.0f))

@@ -1,7 +1,10 @@
 #include "common/base/prom.h"
 
+#include "common/base/utf8.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -54,13 +57,18 @@ void prom_histogram(struct buf *b, const char *name, const char *labels, const s
 
 const char *prom_label(const char *value, char *ret, size_t size)
 {
-    size_t n = 0;
-    for (; *value && n + 3 < size; value++) {
-        if (*value == '"' || *value == '\\') ret[n++] = '\\';
-        if (*value == '\n')
-            n += (size_t)snprintf(ret + n, 3, "\\n");
-        else
-            ret[n++] = *value;
+    size_t n = 0, left = strlen(value);
+    while (left) {
+        size_t used = utf8_bytes(value, left);
+        char escaped[2] = {'\\', *value == '\n' ? 'n' : *value};
+        bool escapes = *value == '\n' || *value == '"' || *value == '\\';
+        const char *put = used == 0 ? "?" : escapes ? escaped : value;
+        size_t bytes = used == 0 ? 1 : escapes ? 2 : used;
+        if (bytes >= size - n) break; /* one scrape with half a character is refused whole */
+        memcpy(ret + n, put, bytes);
+        n += bytes;
+        value += used ? used : 1;
+        left -= used ? used : 1;
     }
     ret[n] = 0;
     return ret;

@@ -17,7 +17,8 @@ void prom_real(struct buf *b, const char *name, const char *labels, double value
 /* Seconds, in buckets of powers of two of a nanosecond: exactly those that were counted in. */
 void prom_histogram(struct buf *b, const char *name, const char *labels,
                     const struct stats_view *v);
-/* A label's value, with what must be escaped; at most size - 1 bytes. */
+/* A label's value, with what must be escaped; at most size - 1 bytes (size > 0), cut between
+ * characters. A byte that is no UTF-8 becomes a '?': Prometheus refuses a whole scrape for one. */
 const char *prom_label(const char *value, char *ret, size_t size);
 
 #endif

@@ -6,12 +6,26 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <microhttpd.h>
+#include <stdbool.h>
 #include <string.h>
+#include <sys/socket.h>
 
-#define IDLE_S 10u /* after which a silent connection is closed */
+/* libmicrohttpd accepts nobody at its own limit; it needs to be told of a connection to end one. */
+#define ACCEPTED (HTTP_CONNECTIONS + 8)
+#define REQUEST_BYTES 8192u /* of a connection's memory: request line, headers, reply headers */
+
+/* A connection that is open, the newest first. It is silent until its request's headers are whole,
+ * and again after the reply. */
+struct conn {
+    struct conn *newer, *older;
+    int fd;
+    bool asked, cut;
+};
 
 struct http {
     struct MHD_Daemon *daemon;
+    struct conn *newest, *oldest; /* on the server's thread only */
+    uint32_t n_conns;             /* not cut */
     const char *path, *content_type;
     http_text_fn text;
     void *arg;
@@ -29,6 +43,57 @@ static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const ch
     return rc;
 }
 
+/* Those who connect and say nothing must not keep out who does: the longest silent one goes. */
+static void cut_silent(struct http *h)
+{
+    struct conn *k = h->oldest;
+    while (k && (k->asked || k->cut)) k = k->newer;
+    if (!k) return;
+    (void)shutdown(k->fd, SHUT_RDWR); /* the server reads the end and closes it */
+    k->cut = true;
+    h->n_conns--;
+}
+
+static void on_connection(void *arg, struct MHD_Connection *c, void **state,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    struct http *h = arg;
+    struct conn *k = *state;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *i =
+            MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+        k = mem_zalloc(sizeof *k);
+        *k = (struct conn){.older = h->newest, .fd = i ? i->connect_fd : -1};
+        *(h->newest ? &h->newest->newer : &h->oldest) = k;
+        h->newest = k;
+        *state = k;
+        if (++h->n_conns > HTTP_CONNECTIONS) cut_silent(h);
+    } else if (k) {
+        *(k->newer ? &k->newer->older : &h->newest) = k->older;
+        *(k->older ? &k->older->newer : &h->oldest) = k->newer;
+        h->n_conns -= !k->cut;
+        mem_free(k);
+        *state = NULL;
+    }
+}
+
+static struct conn *conn_of(struct MHD_Connection *c)
+{
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return i ? i->socket_context : NULL;
+}
+
+static void on_completed(void *arg, struct MHD_Connection *c, void **state,
+                         enum MHD_RequestTerminationCode code)
+{
+    struct conn *k = conn_of(c);
+    (void)arg;
+    (void)state;
+    (void)code;
+    if (k) k->asked = false;
+}
+
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const char *url,
                                   const char *method, const char *version, const char *data,
                                   size_t *n, void **state)
@@ -38,6 +103,8 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
     (void)version;
     (void)data;
     if (!*state) { /* headers are in; a body, if there is one, follows and is dropped */
+        struct conn *k = conn_of(c);
+        if (k) k->asked = true;
         *state = &seen;
         return MHD_YES;
     }
@@ -46,9 +113,10 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
         return MHD_YES;
     }
     struct buf text = {0};
-    bool get = strcmp(method, "GET") == 0, found = strcmp(url, h->path) == 0;
+    bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0,
+         found = strcmp(url, h->path) == 0;
     if (get && found) h->text(h->arg, &text);
-    const char *why = !found ? "not found\n" : !get ? "only GET is served\n" : "";
+    const char *why = !found ? "not found\n" : !get ? "only GET and HEAD are served\n" : "";
     if (*why) (void)buf_append(&text, why, strlen(why));
     enum MHD_Result rc = reply(c,
                                !found ? MHD_HTTP_NOT_FOUND
@@ -71,10 +139,12 @@ int http_open(const char *host, uint32_t port, const char *path, const char *con
     h->content_type = content_type;
     h->text = text;
     h->arg = arg;
-    h->daemon =
-        MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, 0, NULL, NULL, on_request,
-                         h, MHD_OPTION_SOCK_ADDR, &at, MHD_OPTION_CONNECTION_LIMIT,
-                         HTTP_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, MHD_OPTION_END);
+    h->daemon = MHD_start_daemon(
+        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, 0, NULL, NULL, on_request, h,
+        MHD_OPTION_SOCK_ADDR, &at, MHD_OPTION_CONNECTION_LIMIT, ACCEPTED,
+        MHD_OPTION_CONNECTION_TIMEOUT, HTTP_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)REQUEST_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_END);
     if (!h->daemon) {
         mem_free(h);
         return err_set(em, ERR_IO, "cannot listen for HTTP at %s:%" PRIu32 ": %s", host, port,

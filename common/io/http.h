@@ -8,11 +8,13 @@
 
 #include <stdint.h>
 
-#define HTTP_CONNECTIONS 32u /* at once; more wait to be accepted */
+#define HTTP_IDLE_S 5u       /* after which a silent connection is closed */
+#define HTTP_CONNECTIONS 64u /* at once; one more pushes out the longest silent one */
 
 struct http;
 
-/* Fills `out` with what GET of the one path answers. Called on the server's thread. */
+/* Fills `out` with what GET of the one path answers (and HEAD, without the text). Called on the
+ * server's thread. */
 typedef void (*http_text_fn)(void *arg, struct buf *out);
 
 /* Listens at host (an IPv4 address) and port, 0: any free one, told in *ret_port. Another path is

@@ -183,7 +183,7 @@ int cmd_generate(int argc, char **argv)
          "K  choose among the K likeliest (0: all)"},
         {"--top-p", 0, OPT_F32, &s->top_p, 0, 1, NULL, "P  among the likeliest that hold P (1)"},
         {"--min-p", 0, OPT_F32, &s->min_p, 0, 1, NULL, "P  drop those below P x the likeliest (0)"},
-        {"--repetition-penalty", 0, OPT_F32, &s->repetition, 1e-6, 10, NULL,
+        {"--repetition-penalty", 0, OPT_F32, &s->repetition, 0.01, 10, NULL,
          "R  divide logits of tokens of the prompt and the answer (1)"},
         {"--presence-penalty", 0, OPT_F32, &s->presence, -2, 2, NULL,
          "P  less for tokens of the answer (0)"},

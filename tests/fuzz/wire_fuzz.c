@@ -28,6 +28,17 @@ static struct errmsg em;
         fuzz_check(out.len == twice.len && memcmp(out.data, twice.data, out.len) == 0);            \
     } while (0)
 
+/* What is read off a message's bytes is what unpacking them gives. */
+static void sizes(const uint8_t *data, size_t size)
+{
+    static struct msg_generate g;
+    struct msg_generate_size z;
+    if (wire_get_generate(data, size, &arena, &g, &em) < 0) return;
+    if (wire_size_generate(data, size, &z, &em) < 0) return; /* it has too many fields */
+    fuzz_check(z.n_prompt_tokens == g.n_prompt_tokens && z.n_received == g.n_received);
+    fuzz_check(z.prompt_bytes >= g.prompt_len); /* a NUL ends the text */
+}
+
 static void lists(uint8_t which, const uint8_t *data, size_t size)
 {
     const char *text;
@@ -56,7 +67,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     case 1: ROUND_TRIP(struct msg_result, wire_get_result, wire_put_result); break;
     case 2: ROUND_TRIP(struct msg_from_worker, wire_get_from_worker, wire_put_from_worker); break;
     case 3: ROUND_TRIP(struct msg_to_worker, wire_get_to_worker, wire_put_to_worker); break;
-    case 4: ROUND_TRIP(struct msg_generate, wire_get_generate, wire_put_generate); break;
+    case 4:
+        sizes(data, size);
+        ROUND_TRIP(struct msg_generate, wire_get_generate, wire_put_generate);
+        break;
     case 5:
         ROUND_TRIP(struct msg_generate_reply, wire_get_generate_reply, wire_put_generate_reply);
         break;

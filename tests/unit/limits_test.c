@@ -1,0 +1,255 @@
+/* What one client may send, and what is refused at the door: sizes, budgets, ranges. */
+#include "tests/lib/shell_world.h"
+
+#include "common/base/mem.h"
+#include "proto/wire.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define CLIENT WORLD_CLIENT
+
+/* ---- sizes and budgets ---- */
+
+static void field(struct buf *b, uint32_t number, const void *data, size_t n)
+{
+    uint8_t head[12];
+    size_t k = 0;
+    for (uint64_t v = (uint64_t)number << 3 | 2, pass = 0; pass < 2; v = n, pass++) {
+        for (; v >= 0x80; v >>= 7) head[k++] = (uint8_t)(v | 0x80);
+        head[k++] = (uint8_t)v;
+    }
+    (void)buf_append(b, head, k);
+    (void)buf_append(b, data, n);
+}
+
+/* What cannot fit the context is refused before it is unpacked. */
+static void test_too_large_is_not_unpacked(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t number;
+        const char *words;
+    } cases[] = {{3, "'prompt_tokens': a prompt of 3000000 tokens does not fit the context of 64"},
+                 {2, "'prompt': 3000000 bytes do not fit the context of 64 tokens"},
+                 {18, "'received'"}};
+    struct world *w = world_open("ctx: 64\n");
+    char *many = mem_zalloc(3000000);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct buf b = {0};
+        memset(many, cases[i].number == 2 ? 'a' : 0, 3000000);
+        field(&b, cases[i].number, many, 3000000);
+        world_send(w, 0, CLIENT, 1 + i, "Generate", b.data, b.len);
+        world_run(w, 10);
+        world_expect_end(w, 1 + i, STATUS_INVALID_ARGUMENT, cases[i].words);
+        buf_close(&b);
+    }
+    assert_null(w->s->body_arena.first); /* nothing was unpacked at all */
+    struct buf b = {0};                  /* a million fields that nobody knows */
+    for (int i = 0; i < 1000000; i++) (void)buf_append(&b, "\x22", 2);
+    world_send(w, 0, CLIENT, 9, "Generate", b.data, b.len);
+    world_send(w, 0, CLIENT, 1000009, "Tokenize", b.data, b.len);
+    world_send(w, 0, CLIENT, 900009, "Status", b.data, b.len);
+    for (int i = 0; i < 3; i++) world_run(w, 10);
+    world_expect_end(w, 9, STATUS_INVALID_ARGUMENT, "1024 fields");
+    world_expect_end(w, 1000009, STATUS_INVALID_ARGUMENT, "1024 fields");
+    world_expect_end(w, 900009, STATUS_INVALID_ARGUMENT, "65536");
+    assert_null(w->s->body_arena.first);
+    buf_close(&b);
+    mem_free(many);
+    world_expect_idle(w);
+    world_close(w);
+}
+
+/* A prompt one token below the limit is served, lone ids or packed. */
+static void test_what_fits_is_taken(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 64\n");
+    struct buf b = {0};
+    for (int i = 0; i < 63; i++) (void)buf_append(&b, "\x18\x01", 2);
+    (void)buf_append(&b, "\x40\x01", 2); /* max_tokens */
+    world_send(w, 0, CLIENT, 1, "Generate", b.data, b.len);
+    world_run(w, 50);
+    world_expect_end(w, 1, STATUS_OK, "");
+    assert_int_equal(world_seen(w, 1)->n_prompt, 63);
+    (void)buf_append(&b, "\x18\x01", 2);
+    world_send(w, 0, CLIENT, 2, "Generate", b.data, b.len);
+    world_run(w, 50);
+    world_expect_end(w, 2, STATUS_INVALID_ARGUMENT, "'prompt_tokens': a prompt of 64 tokens");
+    buf_close(&b);
+    world_close(w);
+}
+
+/* A turn takes 256 KiB of clients' messages, or one that is larger; small ones 32 at a time. */
+static void test_bytes_of_a_turn(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 64\n");
+    char *large = mem_zalloc(1 << 20);
+    struct buf b = {0};
+    field(&b, 3, large, 1 << 20);
+    for (uint64_t i = 0; i < 4; i++) world_send(w, 0, CLIENT, 1 + i, "Generate", b.data, b.len);
+    for (size_t left = 4; left-- > 0;) {
+        world_turn(w);
+        assert_int_equal(w->n_waiting, left);
+    }
+    buf_close(&b);
+    field(&b, 3, large, 100 << 10);
+    for (uint64_t i = 0; i < 6; i++) world_send(w, 0, CLIENT, 11 + i, "Generate", b.data, b.len);
+    world_turn(w);
+    assert_int_equal(w->n_waiting, 3);
+    world_turn(w);
+    assert_int_equal(w->n_waiting, 0);
+    for (uint64_t i = 0; i < 40; i++) world_send(w, 0, CLIENT, 900100 + i, "Status", "", 0);
+    world_turn(w);
+    assert_int_equal(w->n_waiting, 8);
+    buf_close(&b);
+    mem_free(large);
+    world_close(w);
+}
+
+/* The largest message follows from what the context can hold. */
+static void test_message_limit(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 64\n");
+    assert_int_equal(w->s->token_bytes, WORLD_LONGEST);
+    assert_int_equal(w->message_bytes, 4 << 20);
+    assert_int_equal(calls__message_bytes(w->s, 500000),
+                     500000 * (WORLD_LONGEST + 5) + LIMIT_CONTROL_BYTES);
+    assert_int_equal(calls__message_bytes(w->s, LIMIT_CONTEXT), LIMIT_CLIENT_BYTES);
+    world_close(w);
+}
+
+static void test_tokenize(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 64\n");
+    world_tokenize(w, 0, CLIENT, 1000001, "abc .x");
+    world_turn(w);
+    world_wait_text(w);
+    world_expect_end(w, 1000001, STATUS_OK, "");
+    assert_int_equal(world_seen(w, 1000001)->n_ids, 6);
+    world_expect_idle(w);
+    world_close(w);
+}
+
+/* A reply that its receiver would not take is refused by the size that it would have. */
+static void test_tokenize_reply_limit(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 64\n");
+    for (int over = 0; over < 2; over++) {
+        world_tokenize(w, 0, CLIENT, 1000001 + (uint64_t)over, "a");
+        world_turn(w);
+        /* Stands for a text of so many tokens. */
+        struct textjob *job = mem_zalloc(sizeof *job);
+        job->id = w->s->next_request - 1;
+        job->tokens.n = LIMIT_CLIENT_BYTES - 16 + (uint32_t)over;
+        job->tokens.ids = mem_zalloc(job->tokens.n * sizeof(int32_t));
+        calls__text_done(w->s, job);
+        textjob_free(job);
+        world_run(w, 20);
+    }
+    world_expect_end(w, 1000001, STATUS_OK, "");
+    world_expect_end(w, 1000002, STATUS_INVALID_ARGUMENT, "the limit is 20971520");
+    world_expect_idle(w);
+    world_close(w);
+}
+
+/* ---- what the door refuses ---- */
+
+static void test_stop_strings(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 64\n");
+    for (uint32_t n = LIMIT_STOPS; n <= LIMIT_STOPS + 1; n++) {
+        struct buf b = {0};
+        for (uint32_t i = 0; i < n; i++) field(&b, 14, "zz", 2);
+        field(&b, 3, "\1\2\3", 3);
+        (void)buf_append(&b, "\x40\x01", 2); /* max_tokens */
+        world_send(w, 0, CLIENT, n, "Generate", b.data, b.len);
+        world_run(w, 50);
+        buf_close(&b);
+    }
+    world_expect_end(w, LIMIT_STOPS, STATUS_OK, "");
+    world_expect_end(w, LIMIT_STOPS + 1, STATUS_INVALID_ARGUMENT, "'stop'");
+    world_expect_idle(w);
+    world_close(w);
+}
+
+static void test_bias_of_no_token(void **state)
+{
+    (void)state;
+    struct msg_generate g = world_ask(3, 1), got;
+    struct buf b = {0};
+    struct arena a = {0};
+    struct errmsg em = {0};
+    const float bias = 1;
+    g.sampling = (struct msg_sampling){
+        .top_p = 1, .repetition = 1, .n_bias = 1, .bias_ids = (const int32_t[]){-1}, .bias = &bias};
+    wire_put_generate(&g, &b);
+    assert_int_equal(wire_get_generate(b.data, b.len, &a, &got, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "'logit_bias'"));
+    buf_close(&b);
+    arena_close(&a);
+}
+
+/* Small in bytes, large once unpacked: the decoder takes LIMIT_UNPACK_FACTOR times the bytes. */
+static void test_unpack_budget(void **state)
+{
+    (void)state;
+    struct msg_generate got;
+    struct buf b = {0};
+    struct arena a = {0};
+    struct errmsg em = {0};
+    for (int i = 0; i < 100000; i++) (void)buf_append(&b, "\x22", 2); /* empty `messages` */
+    assert_int_equal(wire_get_generate(b.data, b.len, &a, &got, &em), ERR_PROTO);
+    assert_true(a.used <= b.len * LIMIT_UNPACK_FACTOR + 65536);
+    buf_close(&b);
+    arena_close(&a);
+}
+
+static void test_penalty_range(void **state)
+{
+    (void)state;
+    static const struct {
+        float value;
+        bool fine;
+    } cases[] = {{1.2e-38f, false}, {0.009f, false}, {0.01f, true}, {10, true}, {10.1f, false}};
+    struct world *w = world_open("ctx: 64\n");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct msg_generate g = world_ask(3, 1);
+        g.sampling.repetition = cases[i].value;
+        world_generate(w, 0, CLIENT, 1 + i, 0, &g);
+        world_run(w, 30);
+        if (cases[i].fine)
+            world_expect_end(w, 1 + i, STATUS_OK, "");
+        else
+            world_expect_end(w, 1 + i, STATUS_INVALID_ARGUMENT,
+                             "'repetition_penalty' is not in 0.01..10");
+    }
+    world_close(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_too_large_is_not_unpacked),
+        cmocka_unit_test(test_what_fits_is_taken),
+        cmocka_unit_test(test_bytes_of_a_turn),
+        cmocka_unit_test(test_message_limit),
+        cmocka_unit_test(test_tokenize),
+        cmocka_unit_test(test_tokenize_reply_limit),
+        cmocka_unit_test(test_stop_strings),
+        cmocka_unit_test(test_bias_of_no_token),
+        cmocka_unit_test(test_unpack_budget),
+        cmocka_unit_test(test_penalty_range),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
