@@ -295,6 +295,7 @@ static void run(struct world *w, uint32_t who, struct buf *bytes)
         wire_put_step(&m, &s->outgoing);
     }
     s->busy = true;
+    if (s->hung && w->was_ready && !w->hung_ns) w->hung_ns = w->now_ns;
     struct occurrence *o = world__schedule(w, takes_ns, HAPPEN_STAGE_DONE);
     o->who = who;
     o->life = s->life;
