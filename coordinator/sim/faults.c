@@ -75,6 +75,7 @@ static void plan_faults(struct world *w)
     if (one_in(w, 16)) { /* compute threads hang, and nothing else breaks: check_hung() */
         w->faults = bit(FAULT_HANG);
         w->row_ns = SHORT_ROW_NS;
+        w->faults_end_ns = 12 * NS_PER_S; /* it must be noticed before it is mended */
     }
     if (one_in(w, 8))
         for (uint32_t i = 0; i < STRANGERS; i++) (void)world__schedule(w, i, HAPPEN_STRANGER);
