@@ -666,7 +666,7 @@ static void test_a_wrong_digest_names_its_worker(void **state)
     join(f, 3, FINE);
     pass(f, 3000);
     assert_false(is_ready(f));
-    assert_said(f, "worker w3 computed others than worker w1, w2");
+    assert_said(f, "worker w3 computed others than workers w1, w2");
     join(f, 4, FINE);
     assert_in_range(ready_in(f, 20000), 0, 15000);
     assert_serves(f, 1, 4);
