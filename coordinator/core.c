@@ -37,7 +37,9 @@ struct core *core_open(const struct core_config *config)
     c->twice = mem_zalloc(config->n_pages * sizeof *c->twice);
     c->arena.budget = STEP_ARENA_BYTES;
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) c->replica.stage[i] = NO_WORKER;
-    c->replica.patience_ns = c->cfg.step_timeout_ns;
+    c->standing = VERDICTS;
+    c->asked = mem_zalloc((size_t)config->window * LIMIT_STEP_RUNS * sizeof *c->asked);
+    c->status_text = mem_zalloc(LIMIT_TEXT_BYTES);
     (void)snprintf(c->replica.why, sizeof c->replica.why, "waiting for %u worker%s",
                    config->n_stages, config->n_stages == 1 ? "" : "s");
     return c;
@@ -59,6 +61,8 @@ void core_close(struct core *c)
     mem_free(c->queued);
     mem_free(c->free_slots);
     mem_free(c->closed);
+    mem_free(c->asked);
+    mem_free(c->status_text);
     pages_close(c->pages);
     mem_free(c->twice);
     mem_free(c->actions);
@@ -103,9 +107,12 @@ const char *core__text(struct core *c, const char *format, ...)
 const char *core__no_replica(struct core *c)
 {
     const struct replica *r = &c->replica;
+    char held[LIMIT_TEXT_BYTES];
     bool more = r->lost[0] && strcmp(r->lost, r->why) != 0;
-    return core__text(c, "no replica is ready: %.240s%s%.240s", r->why,
-                      more ? "; before that: " : "", more ? r->lost : "");
+    fleet__held(c, held, sizeof held);
+    return core__text(c, "no replica is ready: %.200s%s%.200s%s%s", r->why,
+                      more ? "; before that: " : "", more ? r->lost : "", held[0] ? "; " : "",
+                      held);
 }
 
 void core__note(struct core *c, const char *format, ...)
@@ -145,6 +152,17 @@ struct actions core_step(struct core *c, const struct event *e)
 
 static const char *const state_names[] = {"waiting", "loading", "linking", "probing", "ready"};
 
+/* What is waited for, and who is held down. */
+static const char *why_of(const struct core *c)
+{
+    const char *why = c->replica.why;
+    char held[LIMIT_TEXT_BYTES];
+    fleet__held(c, held, sizeof held);
+    (void)snprintf(c->status_text, LIMIT_TEXT_BYTES, "%.200s%s%.300s", why,
+                   why[0] && held[0] ? "; " : "", held);
+    return c->status_text;
+}
+
 static const char *worker_state(const struct core *c, const struct worker *w)
 {
     if (c->replica.state == REPLICA_READY || c->replica.state == REPLICA_PROBING) return "serving";
@@ -166,7 +184,7 @@ void core_status(const struct core *c, struct msg_status *ret)
     ret->queued = c->n_queued;
     ret->replica = (struct msg_replica_status){.name = "a",
                                                .state = state_names[r->state],
-                                               .why = r->why,
+                                               .why = why_of(c),
                                                .generation = r->generation,
                                                .pages_total = c->cfg.n_pages,
                                                .pages_free = pages.n_free + pages.n_cached,
@@ -199,7 +217,9 @@ void core_status(const struct core *c, struct msg_status *ret)
                                        .load_done = w->load_done,
                                        .load_total = w->load_total,
                                        .compute_ns = w->compute_ns,
-                                       .idle_ns = w->idle_ns};
+                                       .idle_ns = w->idle_ns,
+                                       .cpu_waiting = w->waiting,
+                                       .faults = c->records[w->record].faults};
     }
 }
 

@@ -1,4 +1,5 @@
-/* The core's state, private to core.c, requests.c, replica.c, queue.c and sched.c.
+/* The core's state, private to core.c, requests.c, fleet.c, replica.c, verdict.c, watch.c, queue.c
+ * and sched.c.
  *
  * A replica:            a request:
  *   WAITING <---------+    QUEUED --admitted--> RUNNING --> ended (its slot is free)
@@ -19,9 +20,12 @@
 #include "coordinator/core.h"
 #include "coordinator/cost.h"
 
-#define ATTEMPTS_MAX 3u /* lost generations that a request may have been in flight at */
+#define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
 #define NO_WORKER UINT32_MAX
-#define STEP_SIZES 14u /* powers of two up to LIMIT_STEP_ROWS, and one */
+#define FLEET_NAMES (4 * LIMIT_WORKERS) /* of workers, remembered over their restarts */
+#define FLEET_LOSSES 3u                 /* so many in FLEET_WINDOW_NS: the worker is held down */
+#define VERDICTS 4u                     /* digests of probes that are remembered */
+#define STEP_SIZES 14u                  /* powers of two up to LIMIT_STEP_ROWS, and one */
 
 enum replica_state {
     REPLICA_WAITING,
@@ -31,28 +35,67 @@ enum replica_state {
     REPLICA_READY
 };
 
+/* What is remembered of the workers of one name, over their restarts. */
+struct record {
+    char name[LIMIT_NAME_BYTES]; /* "": the entry is free */
+    bool proven;                 /* it was part of a generation that became ready */
+    uint32_t faults;             /* a certain fault counts two, a suspicion one; time served less */
+    uint64_t lost_ns[FLEET_LOSSES]; /* when it was to blame for a loss, the latest first */
+    uint32_t n_lost;                /* of those, and no more than there is room for */
+    uint64_t held_until_ns;         /* it is not planned with before this time */
+    uint64_t hold_ns;               /* how long it was held down the last time; doubles */
+    uint64_t seen_ns;               /* when a worker of this name last said Hello */
+    char why[LIMIT_TEXT_BYTES];     /* what it was last to blame for */
+};
+
 struct worker {
     bool used;
     bool ready, linked; /* in the present generation */
     bool knows;         /* it has spoken of the present generation: its Assign arrived */
     bool suspect;       /* its data link broke, and it has said nothing since */
+    uint32_t record;    /* index of its name's record, */
+    uint32_t doubt;     /* of the other end of its link that broke at doubted_ns, or NO_WORKER */
+    uint64_t doubted_ns;
     struct instance instance;
     struct msg_hello hello;
     char address[LIMIT_NAME_BYTES];
     char endpoint[LIMIT_TEXT_BYTES];
-    uint64_t heard_ns, assigned_ns;
-    uint32_t faults; /* that it reported since it last served: others are planned with first */
+    uint64_t joined_ns, heard_ns, assigned_ns;
+    uint64_t moves,
+        moved_ns;       /* its compute thread's counter, and when that was last seen to move */
+    uint64_t passed_ns; /* when it was last heard to have finished another Step */
+    uint64_t loaded_ns; /* when its load was last seen to move */
+    uint64_t waited_ns, beat_ns; /* its threads' waiting for CPU, and when that was heard */
+    double waiting;              /* share of the time that a thread of it waits for CPU, of late */
     struct msg_heartbeat heartbeat; /* of the present generation, like the next two */
     uint64_t compute_ns, idle_ns;
     uint64_t load_done, load_total;
 };
 
+/* What a run of a Step must come back with. */
+struct asked {
+    uint64_t request;
+    uint32_t attempt, sample, first_pos; /* of the token that is wanted */
+    uint32_t n_top;                      /* alternatives beside it, if logprobs */
+    bool token, logprobs;                /* wanted */
+};
+
+/* What a generation's probe computed, and which workers took part in such generations. */
+struct verdict {
+    bool used, agreed; /* agreed: by two generations that were not made of the same workers */
+    uint64_t digest;
+    uint32_t in_a_row; /* generations that computed it since the standing one was computed, */
+    uint64_t since_ns; /* and when the first of them did */
+    uint32_t n_names;
+    char names[LIMIT_STAGES][LIMIT_NAME_BYTES];
+};
+
 struct in_flight {
     uint64_t number, issued_ns;
     struct cost_work work;
-    uint32_t n_results; /* runs that want logits: each gives one result */
-    bool alone;         /* the chain was empty when it was issued, */
-    bool first;         /* and nothing had run before: its stages' idle time does not count */
+    uint32_t n_asked; /* entries of core.asked: one for each run but a probe's */
+    bool alone;       /* the chain was empty when it was issued, */
+    bool first;       /* and nothing had run before: its stages' idle time does not count */
 };
 
 struct replica {
@@ -65,13 +108,12 @@ struct replica {
     uint64_t prefilled; /* the last Step in which the most urgent prompt went on */
     struct in_flight flight[LIMIT_WINDOW];
     uint32_t n_flight;
-    bool rested; /* nothing has run since the last Step came back */
-    bool has_digest;
-    uint64_t digest;
+    bool rested;                  /* nothing has run since the last Step came back */
+    uint64_t began_ns;            /* when the present or last generation began; 0: none has */
     uint64_t retry_ns;            /* not before this time is a generation begun */
     uint64_t pause_ns;            /* between failed beginnings; doubles */
     uint64_t moved_ns;            /* when the last result came: Steps wait for those before them */
-    uint64_t patience_ns;         /* least age at which a Step is overdue, while a worker is slow */
+    uint64_t served_ns;           /* up to when its workers' service was counted */
     uint64_t took_ns[STEP_SIZES]; /* the slowest Step of late, by the logarithm of its rows */
     struct cost cost;             /* of a Step on the slowest stage */
     double trips;                 /* round trip of a Step alone, in times of its slowest stage */
@@ -94,7 +136,9 @@ struct request {
     uint64_t wait_since_ns;          /* for a replica */
     uint64_t queued_ns;              /* since when it is in the queue */
     uint64_t submitted_ns, begun_ns; /* begun: its first row was issued */
-    uint32_t attempt; /* 1 and one more for each lost generation that it was in flight at */
+    uint32_t attempt;                /* 1 and one more for each lost generation that it ran in */
+    uint32_t suspected;              /* lost generations in whose lost Steps it was, */
+    uint32_t suspected_in;           /* the last of them */
     uint32_t sample;
     int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
     uint32_t n_prompt, n_tokens, max_new;
@@ -113,11 +157,17 @@ struct core {
     int32_t *eog;
     uint64_t now_ns;
     struct worker workers[LIMIT_WORKERS];
+    struct record records[FLEET_NAMES];
+    struct verdict verdicts[VERDICTS];
+    uint32_t standing;   /* the verdict that generations are held to, or VERDICTS: none yet */
+    struct asked *asked; /* window x LIMIT_STEP_RUNS: of the Steps in flight, by their number */
+    char *status_text;   /* LIMIT_TEXT_BYTES: what core_status points to */
     struct replica replica;
     struct request *requests; /* max_live slots */
     uint32_t *free_slots, n_free_slots;
     uint32_t *running, n_running; /* slots, the most urgent first: by class, then arrival */
     uint32_t *queued, n_queued;   /* slots by arrival */
+    uint32_t n_trials;            /* live requests that are on trial */
     uint64_t arrivals;
     uint64_t draft;       /* counts the Steps that were drafted, whether they were issued or not */
     uint32_t decode_from; /* index into running: whose turn it is to decode */
@@ -151,17 +201,64 @@ void request__results(struct core *c, const struct msg_result *m);
 void request__by_id(struct core *c, uint64_t id, enum status status, const char *finish_reason,
                     const char *text);
 void request__tick(struct core *c);
-/* The generation is over: queue again what may be replayed, end the rest. */
-void request__generation_lost(struct core *c, const char *why);
+/* The generation is over: queue again what may be replayed, end the rest. was_ready: requests begin
+ * to wait for a replica now; suspicious: those in its Steps in flight may be what ended it. */
+void request__generation_lost(struct core *c, bool was_ready, bool suspicious, const char *why);
+/* Whether a request must run among proven ones only, to show whether it is what ends generations.
+ */
+bool request__on_trial(const struct request *r);
+
+/* fleet.c */
+struct worker *fleet__find(struct core *c, struct instance instance);
+/* Takes a Hello: the worker's entry, or NULL where the table has no room for it. */
+struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, const char *address);
+/* A certain fault of a worker. `why` is copied. */
+void fleet__blame(struct core *c, struct worker *w, const char *why);
+/* The same, of a worker that may be gone. */
+void fleet__blame_name(struct core *c, const char *name, bool certain, const char *why);
+/* The link from one worker to the next failed: either may be to blame. */
+void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const char *why);
+/* A worker is silent for good: if its link broke just before, the other end is cleared. False: it
+ * was not in doubt. */
+bool fleet__settle_doubt(struct core *c, struct worker *w, const char *why);
+/* The generation's workers became ready, or served up to now. */
+void fleet__ready(struct core *c);
+void fleet__served(struct core *c);
+/* Fills in the workers of all stages; false, and nothing filled in: there are too few. */
+bool fleet__plan(struct core *c);
+/* Which workers are held down, and why; "" if none is. */
+void fleet__held(const struct core *c, char *ret, size_t size);
+
+/* verdict.c */
+/* The probe of the present generation computed this digest. NULL: it may serve; otherwise why not,
+ * with the workers named and blamed. */
+const char *verdict__probe(struct core *c, uint64_t digest);
 
 /* replica.c */
 void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address);
 void replica__link(struct core *c, struct epoch epoch, bool up);
 void replica__tick(struct core *c, uint64_t lost_ns);
+struct worker *replica__at(struct core *c, uint32_t stage);
+/* The stage that a worker has in the present generation, or NO_WORKER. */
+uint32_t replica__stage_of(const struct core *c, const struct worker *w);
+/* Ends the generation. suspicious: as in request__generation_lost. */
+void replica__lose(struct core *c, bool suspicious, const char *why);
+/* The link into a stage (n_stages: into the coordinator) failed: blames, and ends the generation.
+ */
+void replica__link_failed(struct core *c, uint32_t stage, const char *why);
+void replica__assign(struct core *c, uint32_t stage);
 /* Takes a result's Step out of flight. False: it was not the next in flight or is not what was
  * asked for, and nothing in it counts. */
 bool replica__result(struct core *c, const struct msg_result *m);
 struct epoch replica__epoch(const struct core *c);
+
+/* watch.c */
+/* When the chain turned to this Step: when it was issued, or when the one before it came back. */
+uint64_t watch__begun_ns(const struct replica *r, const struct in_flight *f);
+void watch__learn(struct replica *r, uint64_t took_ns, uint32_t rows);
+void watch__heartbeat(struct core *c, struct worker *w, const struct msg_from_worker *m);
+/* Silence, overdue Steps, beginnings that stand still. lost_ns: time that the shell lost. */
+void watch__tick(struct core *c, uint64_t lost_ns);
 
 /* sched.c */
 void sched__compose(struct core *c);

@@ -130,14 +130,50 @@ static bool make_room(struct core *c, const struct request *r)
     return true;
 }
 
+/* The most urgent request in the queue, of those that are on trial or not. */
+static struct request *most_urgent(const struct core *c, bool on_trial)
+{
+    struct request *best = NULL;
+    for (uint32_t i = 0; i < c->n_queued; i++) {
+        struct request *x = at(c, c->queued, i);
+        if (request__on_trial(x) != on_trial) continue;
+        if (!best || before(aged(c, x), x, aged(c, best), best)) best = x;
+    }
+    return best;
+}
+
+/* The most urgent one that asked for a better class than r, which waits; there is none where r did
+ * not rise by waiting. It must be able to take its place from one that runs. */
+static struct request *overtaker(const struct core *c, const struct request *r)
+{
+    struct request *best = NULL;
+    if (aged(c, r) == r->asked || c->n_running == 0) return NULL;
+    for (uint32_t i = 0; i < c->n_queued; i++) {
+        struct request *x = at(c, c->queued, i);
+        if (x->asked < r->asked && (!best || before(aged(c, x), x, aged(c, best), best))) best = x;
+    }
+    const struct request *victim = at(c, c->running, c->n_running - 1);
+    return best && before(best->asked, best, victim->class, victim) ? best : NULL;
+}
+
+/* Who is let in next, with room made for it; or NULL. Requests on trial show one after the other
+ * what they are: nobody else is let in meanwhile. Nobody overtakes the one that waits for pages or
+ * a place, except who may take them from a running one, which that one may not. */
+static struct request *next_in(struct core *c)
+{
+    for (uint32_t i = 0; i < c->n_running && c->n_trials; i++)
+        if (request__on_trial(at(c, c->running, i))) return NULL;
+    struct request *r = most_urgent(c, c->n_trials > 0);
+    if (make_room(c, r)) return r;
+    r = c->n_trials ? NULL : overtaker(c, r);
+    return r && make_room(c, r) ? r : NULL;
+}
+
 void queue__admit(struct core *c)
 {
     while (c->n_queued) {
-        struct request *r = at(c, c->queued, 0);
-        for (uint32_t i = 1; i < c->n_queued; i++)
-            if (before(aged(c, at(c, c->queued, i)), at(c, c->queued, i), aged(c, r), r))
-                r = at(c, c->queued, i);
-        if (!make_room(c, r)) return; /* nobody overtakes the one that waits for pages */
+        struct request *r = next_in(c);
+        if (!r) return;
         r->class = aged(c, r);
         r->waited_ns += c->now_ns - r->queued_ns;
         queue__leave(c, r);

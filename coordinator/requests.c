@@ -120,6 +120,11 @@ void request__submit(struct core *c, const struct event *e)
         request__end(c, r, STATUS_UNAVAILABLE, "", core__no_replica(c));
 }
 
+bool request__on_trial(const struct request *r)
+{
+    return r->suspected + 1 >= SUSPECTED_MAX;
+}
+
 void request__end(struct core *c, struct request *r, enum status status, const char *finish_reason,
                   const char *text)
 {
@@ -129,6 +134,7 @@ void request__end(struct core *c, struct request *r, enum status status, const c
     a->end.text = text;
     a->end.finish_reason = finish_reason;
     if (r->opened) c->closed[c->n_closed++] = r->id;
+    if (request__on_trial(r)) c->n_trials--;
     queue__leave(c, r);
     queue__release(c, r);
     imap_remove(&c->by_id, r->id);
@@ -175,6 +181,14 @@ static struct msg_logprobs logprobs_of(struct core *c, const struct msg_logprobs
     return (struct msg_logprobs){chosen, l->n_top, ids, top};
 }
 
+/* The very rows that were lost with it twice have come back. */
+static void acquit(struct core *c, struct request *r)
+{
+    if (!request__on_trial(r)) return;
+    r->suspected = 0;
+    c->n_trials--;
+}
+
 /* Takes token k of a run's result, if it is the request's next. Returns whether the request lives
  * on. */
 static bool take_token(struct core *c, struct request *r, const struct msg_run_result *x,
@@ -187,6 +201,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
         request__end(c, r, STATUS_OK, "stop", "");
         return false;
     }
+    acquit(c, r);
     int32_t *out = core__alloc(c, sizeof *out);
     *out = token;
     r->tokens[r->n_tokens++] = token;
@@ -207,7 +222,7 @@ void request__results(struct core *c, const struct msg_result *m)
     for (uint32_t i = 0; i < m->n_runs; i++) {
         const struct msg_run_result *x = &m->runs[i];
         struct request *r = find(c, x->request);
-        if (!r || x->attempt != r->attempt || x->dead) continue;
+        if (!r || x->attempt != r->attempt) continue;
         if (x->error && x->error[0]) {
             request__end(c, r, STATUS_INTERNAL, "", core__text(c, "%s", x->error));
             continue;
@@ -236,10 +251,36 @@ void request__tick(struct core *c)
     }
 }
 
-void request__generation_lost(struct core *c, const char *why)
+/* ---- lost generations ---- */
+
+/* Those that have rows in a Step that was in flight may be what ended the generation. Where one on
+ * trial runs, the others have shown that they are not. */
+static void suspect(struct core *c)
 {
-    c->n_closed = 0;       /* the next generation's last stage begins with nothing */
-    while (c->n_running) { /* its rows were in flight */
+    const struct replica *r = &c->replica;
+    bool trial = false;
+    for (uint32_t i = 0; i < c->n_running && c->n_trials; i++)
+        trial |= request__on_trial(&c->requests[c->running[i]]);
+    for (uint32_t k = 0; k < r->n_flight; k++) {
+        const struct in_flight *f = &r->flight[k];
+        const struct asked *asked = c->asked + f->number % c->cfg.window * LIMIT_STEP_RUNS;
+        for (uint32_t i = 0; i < f->n_asked; i++) {
+            struct request *x = find(c, asked[i].request);
+            if (!x || !x->running || x->suspected_in == r->generation) continue;
+            if (trial && !request__on_trial(x)) continue;
+            x->suspected_in = r->generation;
+            bool before = request__on_trial(x);
+            x->suspected++;
+            c->n_trials += !before && request__on_trial(x);
+        }
+    }
+}
+
+void request__generation_lost(struct core *c, bool was_ready, bool suspicious, const char *why)
+{
+    if (suspicious) suspect(c);
+    c->n_closed = 0; /* the next generation's last stage begins with nothing */
+    while (c->n_running) {
         struct request *r = &c->requests[c->running[c->n_running - 1]];
         queue__again(c, r);
         r->attempt++;
@@ -247,12 +288,12 @@ void request__generation_lost(struct core *c, const char *why)
     for (uint32_t i = c->n_queued; i-- > 0;) {
         struct request *r = &c->requests[c->queued[i]];
         r->opened = false;
-        r->wait_since_ns = c->now_ns;
+        if (was_ready) r->wait_since_ns = c->now_ns;
         if (c->cfg.replica_wait_ns == 0)
             request__end(c, r, STATUS_UNAVAILABLE, "", core__text(c, "%s", why));
-        else if (r->attempt > ATTEMPTS_MAX)
+        else if (r->suspected >= SUSPECTED_MAX)
             request__end(c, r, STATUS_INTERNAL, "",
-                         core__text(c, "in flight at %u lost generations: %s", ATTEMPTS_MAX, why));
+                         core__text(c, "in flight at %u lost generations: %s", SUSPECTED_MAX, why));
     }
     pages_clear(c->pages);
 }

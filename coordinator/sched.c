@@ -28,7 +28,7 @@ struct draft {
     struct msg_step *step;
     struct msg_run *runs;
     uint64_t number;
-    uint32_t n_runs, n_results;
+    uint32_t n_runs;
     uint32_t n_decodes; /* chosen and not added yet */
     uint32_t n_pages;   /* in tables of runs, chosen ones included */
     struct cost_work work;
@@ -205,7 +205,6 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
     if (!r->begun_ns) r->begun_ns = c->now_ns;
     d->work.rows += n;
     d->work.logits += run->n_logits;
-    d->n_results += run->n_logits > 0;
     d->decodes |= decode;
     d->prefills |= !decode;
     if (!decode) {
@@ -407,6 +406,28 @@ static struct draft new_draft(struct core *c)
     return d;
 }
 
+/* What the Step's result must hold; a probe's is its digest. */
+static uint32_t note_asked(struct core *c, const struct draft *d)
+{
+    struct asked *asked = c->asked + d->number % c->cfg.window * LIMIT_STEP_RUNS;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < d->n_runs; i++) {
+        const struct msg_run *x = &d->runs[i];
+        if (x->kind == RUN_PROBE) continue;
+        const struct msg_sampling *s =
+            &c->requests[*(const uint32_t *)imap_get(&c->by_id, x->request)].sampling;
+        asked[n++] =
+            (struct asked){.request = x->request,
+                           .attempt = x->attempt,
+                           .sample = x->sample,
+                           .first_pos = x->first_pos + x->n_rows,
+                           .n_top = s->top_logprobs < c->cfg.vocab ? s->top_logprobs : c->cfg.vocab,
+                           .token = x->n_logits > 0,
+                           .logprobs = s->logprobs};
+    }
+    return n;
+}
+
 static void issue(struct core *c, struct draft *d)
 {
     struct replica *r = &c->replica;
@@ -426,7 +447,7 @@ static void issue(struct core *c, struct draft *d)
     r->flight[r->n_flight] = (struct in_flight){.number = d->number,
                                                 .issued_ns = c->now_ns,
                                                 .work = d->work,
-                                                .n_results = d->n_results,
+                                                .n_asked = note_asked(c, d),
                                                 .alone = r->n_flight == 0,
                                                 .first = r->rested};
     r->rested = false;

@@ -142,6 +142,8 @@ struct msg_heartbeat {
     uint64_t step_received, step_done;
     uint64_t read_bytes, resident_bytes, weights_bytes, kv_bytes;
     uint64_t rows, activation_bytes_in, activation_bytes_out, messages_dropped;
+    uint64_t moves;       /* counts what the compute thread does: layers, loads, idle turns */
+    uint64_t cpu_wait_ns; /* its threads were ready to run and had no CPU: their sum */
 };
 
 struct msg_from_worker {
@@ -231,6 +233,8 @@ struct msg_worker_status {
     struct msg_heartbeat heartbeat;
     uint64_t load_done, load_total;
     uint64_t compute_ns, idle_ns; /* as its Steps told */
+    double cpu_waiting;           /* share of the time that a thread of it waits for CPU, of late */
+    uint32_t faults;              /* that are remembered of its name */
 };
 
 /* The pages' prefix index, and what it saved. */

@@ -352,6 +352,8 @@ static void set_worker(PbWorker *p, const struct msg_worker_status *w)
     SET(p, messages_dropped, w->heartbeat.messages_dropped);
     SET(p, load_done, w->load_done);
     SET(p, load_total, w->load_total);
+    SET(p, cpu_waiting, w->cpu_waiting);
+    SET(p, faults, w->faults);
 }
 
 void wire_put_status(const struct msg_status *m, struct buf *to)
@@ -421,6 +423,8 @@ static void get_worker(const PbWorker *p, struct msg_worker_status *w)
         .load_total = p->load_total,
         .compute_ns = p->compute_ns,
         .idle_ns = p->idle_ns,
+        .cpu_waiting = p->cpu_waiting,
+        .faults = p->faults,
     };
 }
 

@@ -296,6 +296,8 @@ static void set_heartbeat(Flotilla__Cluster__Heartbeat *p, const struct msg_hear
     SET(p, activation_bytes_in, h->activation_bytes_in);
     SET(p, activation_bytes_out, h->activation_bytes_out);
     SET(p, messages_dropped, h->messages_dropped);
+    SET(p, moves, h->moves);
+    SET(p, cpu_wait_ns, h->cpu_wait_ns);
 }
 
 void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
@@ -406,6 +408,8 @@ static int get_heartbeat(const Flotilla__Cluster__Heartbeat *h, struct msg_from_
         .activation_bytes_in = h->activation_bytes_in,
         .activation_bytes_out = h->activation_bytes_out,
         .messages_dropped = h->messages_dropped,
+        .moves = h->moves,
+        .cpu_wait_ns = h->cpu_wait_ns,
     };
     return optional_epoch(h->epoch, ret, em);
 }

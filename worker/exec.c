@@ -17,6 +17,8 @@
 #define PAIR_HWM 64
 #define BIND_TRIES 50
 #define PROGRESS_NS (200 * NS_PER_MS)
+/* An idle thread turns this often, so that the coordinator can tell it from one that hangs. */
+#define IDLE_TURN_MS 100
 
 /* A message that the socket of the link did not take yet. */
 struct waiting {
@@ -29,6 +31,7 @@ struct exec {
     struct net_sock *control; /* the control thread's end of the pair */
     pthread_t thread;
     atomic_bool stop;
+    atomic_ullong moves;  /* goes up with layers, loaded bytes and turns; read by any thread */
     pthread_mutex_t lock; /* guards `shared` and nothing else */
     struct {
         bool has_epoch, holds;
@@ -183,6 +186,7 @@ static bool on_progress(void *arg, uint64_t done, uint64_t total)
 {
     struct exec *e = arg;
     uint64_t now = clock_ns();
+    atomic_fetch_add_explicit(&e->moves, 1, memory_order_relaxed);
     if (done == total || now - e->progress_ns >= PROGRESS_NS) {
         struct msg_from_worker m = {
             .type = FROM_LOAD_PROGRESS, .bytes_done = done, .bytes_total = total};
@@ -223,7 +227,8 @@ static int load(struct exec *e, struct errmsg *em)
                                    .isa = e->o.isa,
                                    .models = e->o.models,
                                    .progress = on_progress,
-                                   .progress_arg = e};
+                                   .progress_arg = e,
+                                   .moves = &e->moves};
     struct stage_work *work = NULL;
     int rc = stage_work_open(&o, &work, em);
     set_work(e, work);
@@ -385,7 +390,8 @@ static void *exec_main(void *arg)
                                    {.sock = e->in},
                                    {.sock = e->monitor},
                                    {.sock = e->queue_n ? e->out : NULL, .want_write = true}};
-        if (net_poll(items, 4, -1) < 0) break;
+        if (net_poll(items, 4, IDLE_TURN_MS) < 0) break;
+        atomic_fetch_add_explicit(&e->moves, 1, memory_order_relaxed);
         if (items[2].readable) watch_link(e);
         if (items[3].writable) flush_queue(e);
         if (items[1].readable && e->in) take_data(e);
@@ -471,6 +477,7 @@ void exec_heartbeat(struct exec *e, struct msg_from_worker *ret)
     ret->epoch = e->shared.epoch;
     ret->heartbeat = e->shared.heartbeat;
     (void)pthread_mutex_unlock(&e->lock);
+    ret->heartbeat.moves = atomic_load_explicit(&e->moves, memory_order_relaxed);
 }
 
 bool exec_holding(struct exec *e, struct msg_holding *ret)

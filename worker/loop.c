@@ -10,6 +10,7 @@
 #include "proto/wire.h"
 #include "worker/exec.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #define HEARTBEAT_NS (250 * NS_PER_MS)
+#define CPU_WAIT_NS NS_PER_S /* how often the threads' waiting for CPU is read */
 #define DRAIN_MS 200
 
 static atomic_bool asked_to_stop;
@@ -41,6 +43,7 @@ struct loop {
     struct arena arena;
     struct buf out;
     bool refused;
+    uint64_t cpu_wait_ns, cpu_wait_read_ns; /* the sum, and when it was read */
     struct msg_from_worker standing; /* the last Ready or Linked, repeated until Steps come */
     bool stands;
     struct errmsg *em;
@@ -73,10 +76,37 @@ static uint64_t resident_bytes(void)
     return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+/* How long the threads of this process were ready to run and had no CPU, as the kernel counts it:
+ * the second figure of each schedstat. 0 where the kernel does not count. */
+static uint64_t cpu_wait_ns(void)
+{
+    unsigned long long sum = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    if (!tasks) return 0;
+    for (struct dirent *d; (d = readdir(tasks));) {
+        char path[64 + sizeof d->d_name];
+        unsigned long long ran, waited;
+        if (d->d_name[0] == '.') continue;
+        (void)snprintf(path, sizeof path, "/proc/self/task/%s/schedstat", d->d_name);
+        FILE *f = fopen(path, "re");
+        if (!f) continue; /* the thread has ended */
+        if (fscanf(f, "%llu %llu", &ran, &waited) == 2) sum += waited;
+        (void)fclose(f);
+    }
+    (void)closedir(tasks);
+    return (uint64_t)sum;
+}
+
 static void send_heartbeat(struct loop *l)
 {
     struct msg_from_worker m = {0};
+    uint64_t now = clock_ns();
+    if (now - l->cpu_wait_read_ns >= CPU_WAIT_NS) {
+        l->cpu_wait_ns = cpu_wait_ns();
+        l->cpu_wait_read_ns = now;
+    }
     exec_heartbeat(l->exec, &m);
+    m.heartbeat.cpu_wait_ns = l->cpu_wait_ns;
     m.heartbeat.resident_bytes = resident_bytes();
     send_up(l, &m);
     /* A control connection may break and lose what was on its way. */

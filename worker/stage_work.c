@@ -80,7 +80,8 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
                             .read = ring_read,
                             .read_ctx = &file,
                             .progress = o->progress,
-                            .progress_arg = o->progress_arg};
+                            .progress_arg = o->progress_arg,
+                            .moves = o->moves};
     return eng_open(&e, &w->engine, em);
 }
 

@@ -7,6 +7,7 @@
 #include "common/base/err.h"
 #include "proto/msg.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -17,6 +18,7 @@ struct stage_work_options {
     const char *models; /* look for the model file here by its name; NULL: at the path assigned */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total); /* false: give up */
     void *progress_arg;
+    atomic_ullong *moves; /* goes up with each layer computed; borrowed until close, or NULL */
 };
 
 struct stage_work;

@@ -16,6 +16,7 @@
 #include "common/engine/gguf.h"
 #include "common/engine/kern.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -38,6 +39,7 @@ struct eng_options {
      */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
     void *progress_arg;
+    atomic_ullong *moves; /* goes up with each layer of a step; borrowed until eng_close, or NULL */
 };
 
 struct eng_run {

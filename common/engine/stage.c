@@ -265,6 +265,7 @@ static void run_step(void *arg, unsigned idx, unsigned n)
     const float *post = NULL;
     for (uint32_t l = 0; l <= e->model.layer_last - e->model.layer_first; l++) {
         run_layer(&w, l, post);
+        if (idx == 0 && e->moves) atomic_fetch_add_explicit(e->moves, 1, memory_order_relaxed);
         post = e->model.layers[l].vecs[VEC_FFN_POST_NORM];
     }
     if (post) {
@@ -456,6 +457,7 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
                        ENG_ROWS_MAX, o->logits_max, o->n_pages);
     struct engine *e = mem_zalloc(sizeof *e);
     e->kv = o->kv;
+    e->moves = o->moves;
     e->n_pages = o->n_pages;
     e->rows_max = o->rows_max;
     e->logits_max = o->logits_max;

@@ -41,6 +41,7 @@ struct engine {
     uint8_t *scratch;        /* one for each thread */
     size_t scratch_bytes;
     struct eng_stats stats;
+    atomic_ullong *moves; /* of eng_options, or NULL */
     struct stats dispatch[ENG_N_OPS];
 };
 

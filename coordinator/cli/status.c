@@ -8,6 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* From this share of the time on, a worker's waiting for CPU is worth a line. */
+#define CPU_WAITING 0.2
+
 static void put(struct json *j, const char *key, const char *s)
 {
     json_put_string(j, key, s, strlen(s));
@@ -37,6 +40,8 @@ static struct json *worker_json(const struct msg_worker_status *w)
     json_put_int(j, "messages_dropped", (int64_t)h->messages_dropped);
     json_put_int(j, "load_done", (int64_t)w->load_done);
     json_put_int(j, "load_total", (int64_t)w->load_total);
+    json_put_real(j, "cpu_waiting", w->cpu_waiting);
+    json_put_int(j, "faults", w->faults);
     return j;
 }
 
@@ -127,6 +132,9 @@ static void print_text(const struct msg_status *s)
                      w->name, w->state, w->pid, layers, w->threads,
                      (double)w->heartbeat.read_bytes / (1 << 20),
                      (double)w->heartbeat.resident_bytes / (1 << 20), idle_percent(w), w->isa);
+        if (w->cpu_waiting >= CPU_WAITING)
+            (void)printf("%-20s waits for CPU %.0f %% of the time: its machine is busy\n", "",
+                         100.0 * w->cpu_waiting);
     }
 }
 

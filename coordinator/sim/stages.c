@@ -89,6 +89,8 @@ void stage__heartbeat(struct world *w, uint32_t who)
                                 .epoch = s->gate.epoch,
                                 .heartbeat = s->heartbeat};
     struct msg_from_worker again = s->standing;
+    if (!s->hung) s->moves++; /* its compute thread turns */
+    m.heartbeat.moves = s->moves;
     stage__tell(w, who, &m);
     if (s->stands && s->heartbeat.step_received == 0) stage__tell(w, who, &again);
 }

@@ -24,12 +24,12 @@
 
 /* Laws that a core without the mechanism breaks: where one is false, its check rests and the worlds
  * that need it are not made. */
-#define LAW_WAIT_COUNTS_FROM_READY false /* replica_wait: a generation that fails gives no more */
-#define LAW_LOST_STEPS_ARE_CHARGED false /* only requests with rows in flight count a loss */
-#define LAW_RESULTS_ARE_COMPARED false   /* a result that lies counts for nobody, strands nobody */
-#define LAW_SLOW_IS_NOT_HUNG false       /* a stage that computes keeps its generation */
-#define LAW_SPARES_ARE_TRIED false       /* a worker that stays broken is replaced by a spare, */
-#define LAW_DAMAGE_IS_FOUND false /* also one whose logits are wrong, another way each time */
+#define LAW_WAIT_COUNTS_FROM_READY true /* replica_wait: a generation that fails gives no more */
+#define LAW_LOST_STEPS_ARE_CHARGED true /* only requests with rows in flight count a loss */
+#define LAW_RESULTS_ARE_COMPARED true   /* a result that lies counts for nobody, strands nobody */
+#define LAW_SLOW_IS_NOT_HUNG true       /* a stage that computes keeps its generation */
+#define LAW_SPARES_ARE_TRIED true       /* a worker that stays broken is replaced by a spare, */
+#define LAW_DAMAGE_IS_FOUND false       /* also one whose logits are wrong, another way each time */
 
 /* What is scheduled to happen. */
 enum happening {
@@ -139,6 +139,7 @@ struct world_worker {
     uint64_t last_out_ns; /* a link keeps its order */
     uint64_t last_control_ns;
     struct msg_heartbeat heartbeat;
+    uint64_t moves;
 };
 
 struct world_request {

@@ -2,7 +2,8 @@
 import json, os, signal, socket, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import MODEL, Cluster, Generation, Namespace, local, program, run
+from threads import StoppedThread, compute_thread
+from cluster import LONG, MODEL, Cluster, Generation, Namespace, local, program, run
 
 LONG_RUN = dict(tokens=4000, ignore_eos=True)
 
@@ -148,8 +149,50 @@ class Failures(unittest.TestCase):
                     self.assertEqual(p.wait(timeout=20), 0)
                 c.stdout.close()
 
+    def test_hung_compute_thread(self):
+        """A worker's compute thread stands still while the rest of it speaks on: it is named, a spare takes its place,
+        and the stream goes on with the very next token."""
+        want = local("Once upon a time", tokens=600, ignore_eos=True)["tokens"]
+        with Cluster(workers=2, replica_wait=60, kv_tokens=8192, threads=1) as c:
+            c.worker("spare", threads=1)
+            c.wait(lambda s: "worker spare joined" in c.text(), 10)
+            s = c.start("Once upon a time", tokens=600, ignore_eos=True)
+            c.wait(running(1), 10)
+            victim = next(w for w in c.workers() if w["name"] == "w2")
+            with StoppedThread(compute_thread(victim["pid"])):
+                # Twice the default step_timeout_ms, with real processes: three times.
+                c.wait(lambda s: s["replicas"][0]["epoch"] > 1, 3 * 2 * 2)
+                self.assertIn("overdue at worker w2: its compute thread hangs", c.text())
+                c.wait(ready, 20)
+                self.assertEqual(sorted(w["name"] for w in c.workers()), ["spare", "w1"])
+                self.assertEqual(s.result()["tokens"], want)
+
+    @unittest.skipUnless(LONG, "two minutes of a busy machine")
+    def test_busy_machine(self):
+        """Six busy processes for each core beside two workers, default limits: no generation is lost, and `status` says
+        who waits for a CPU."""
+        with Cluster(workers=2, kv_tokens=8192) as c:
+            busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(6 * os.cpu_count())]
+            load = subprocess.Popen([program("flotilla"), "bench", "--cluster", c.address, "--clients", "4", "--requests", "100000",
+                                     "--prompt-tokens", "64", "--tokens", "16"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                steps, waited, end = set(), 0.0, time.monotonic() + 120
+                while time.monotonic() < end:
+                    r = c.status()["replicas"][0]
+                    self.assertEqual((r["epoch"], r["state"]), (1, "ready"), c.text()[-2000:])
+                    steps.add(r["steps"])
+                    waited = max(waited, *(w["cpu_waiting"] for w in r["workers"]))
+                    time.sleep(2)
+                self.assertGreater(len(steps), 10)
+                self.assertGreater(waited, 0.2)
+            finally:
+                for p in (load, *busy):
+                    p.kill()
+                    p.wait()
+
     def test_blocked_links(self):
-        """A firewall swallows a link for ten seconds: data between workers, then a worker's control."""
+        """A firewall swallows the data between workers for ten seconds: the stream ends and names one. Then the workers'
+        control: a stream whose Steps go on is not lost for it."""
         want = local("Once upon a time", tokens=12)["tokens"]
         with Namespace() as ns, Cluster(workers=2, replica_wait=0, kv_tokens=32768, threads=1, prefix=ns.prefix) as c:
             for link in ("data", "control"):
@@ -157,13 +200,20 @@ class Failures(unittest.TestCase):
                 c.wait(running(1), 10)
                 w = next(w for w in c.workers() if w["name"] == "w2")
                 port = ns.listening(w["pid"])[0] if link == "data" else int(c.join.rsplit(":", 1)[1])
-                at = time.monotonic()
+                at, epoch = time.monotonic(), c.status()["replicas"][0]["epoch"]
                 ns.block(port)
-                self.assertIsNone(stream.result(timeout=30))
-                self.assertIn("UNAVAILABLE", stream.error)
-                self.assertIn("worker w", stream.error)
-                self.assertLess(stream.ended - at, 3 * 2.0)  # step_timeout_ms, real processes: three times
-                c.status()
+                if link == "data":
+                    self.assertIsNone(stream.result(timeout=30))
+                    self.assertIn("UNAVAILABLE", stream.error)
+                    self.assertIn("the link from w1 to worker w2", stream.error)  # which turns idly meanwhile
+                    self.assertLess(stream.ended - at, 3 * 2.0)  # step_timeout_ms, real processes: three times
+                    c.status()
+                else:
+                    time.sleep(3 * 1.5)  # worker_timeout_ms
+                    s = c.status()
+                    self.assertEqual((s["requests"]["running"], s["replicas"][0]["epoch"]), (1, epoch))
+                    stream.process.kill()
+                    stream.process.communicate()
                 time.sleep(max(0, 10 - (time.monotonic() - at)))
                 ns.unblock()
                 c.wait(ready, 30)

@@ -17,7 +17,7 @@ MAY = {
     "tests": ["common", "proto", "coordinator", "worker"],
 }
 # The pure parts: base, the plain messages, the rules of order, and their siblings.
-PURE = {"core.c", "core.h", "core_state.h", "requests.c", "replica.c", "queue.c", "sched.c", "pages.h", "pages.c",
+PURE = {"core.c", "core.h", "core_state.h", "requests.c", "replica.c", "fleet.c", "watch.c", "verdict.c", "queue.c", "sched.c", "pages.h", "pages.c",
         "cost.h", "cost.c"}
 PURE_MAY = ["common/base/", "proto/msg.h", "proto/limits.h", "coordinator/core", "coordinator/pages.h",
             "coordinator/cost.h"]

@@ -1,17 +1,6 @@
 /* The core's answers, event by event: what the simulator's random worlds do not ask for by name. */
-#include "coordinator/core.h"
 #include "coordinator/cost.h"
-
-#include "common/base/clock.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#define MS NS_PER_MS
+#include "tests/unit/core_fixture.h"
 
 /* The linker leads the core's calls of cost_predict through here, to be counted. */
 uint64_t __real_cost_predict(const struct cost *c, struct cost_work work);
@@ -22,144 +11,6 @@ uint64_t __wrap_cost_predict(const struct cost *c, struct cost_work work)
 {
     n_predicted++;
     return __real_cost_predict(c, work);
-}
-
-struct fixture {
-    struct core *core;
-    uint64_t now_ns;
-    struct epoch epoch;
-    uint32_t n_new;        /* tokens of the last turn */
-    uint64_t ended;        /* the request with the lowest id that ended in it, or 0 */
-    uint64_t position_ns;  /* what attention to a position takes in a timed turn */
-    uint64_t depth;        /* positions that it attended to, */
-    uint32_t prefilled[2]; /* and its rows of the prompts of requests 100 and 101 */
-};
-
-static struct core_config config(void)
-{
-    static const int32_t eog = 2;
-    return (struct core_config){.incarnation = 77,
-                                .n_stages = 2,
-                                .n_layers = 5,
-                                .width = 8,
-                                .vocab = 50,
-                                .model_digest = 9,
-                                .model_path = "/m",
-                                .results_endpoint = "tcp://:9",
-                                .eog = &eog,
-                                .n_eog = 1,
-                                .n_pages = 8,
-                                .page = 16,
-                                .share = true,
-                                .hash_mask = UINT64_MAX,
-                                .ctx = 100,
-                                .rows_max = 16,
-                                .logits_max = 4,
-                                .window = 2,
-                                .max_live = 3,
-                                .max_running = 3,
-                                .max_per_client = 3,
-                                .replica_wait_ns = 1000 * MS,
-                                .deadline_ns = 60000 * MS,
-                                .worker_timeout_ns = 1500 * MS,
-                                .step_timeout_ns = 2000 * MS};
-}
-
-static struct actions feed(struct fixture *f, struct event e)
-{
-    e.now_ns = f->now_ns;
-    return core_step(f->core, &e);
-}
-
-static const struct action *first(struct actions a, enum action_type type)
-{
-    for (size_t i = 0; i < a.n; i++)
-        if (a.items[i].type == type) return &a.items[i];
-    return NULL;
-}
-
-static struct actions from(struct fixture *f, uint64_t who, struct msg_from_worker m)
-{
-    static struct msg_from_worker kept;
-    kept = m;
-    kept.version = PROTO_VERSION;
-    kept.instance = (struct instance){who, who};
-    kept.has_epoch = true;
-    kept.epoch = f->epoch;
-    return feed(f, (struct event){.type = EV_FROM_WORKER, .from = {&kept, "10.0.0.1"}});
-}
-
-static struct actions hello(struct fixture *f, uint64_t who, const char *name)
-{
-    struct msg_from_worker m = {.type = FROM_HELLO};
-    (void)snprintf(m.hello.name, sizeof m.hello.name, "%s", name);
-    return from(f, who, m);
-}
-
-/* From Assign on: two workers load, link, and the probe comes back. */
-static void begin_generation(struct fixture *f, struct actions a)
-{
-    const struct action *assign = first(a, ACT_TO_WORKER);
-    assert_non_null(assign);
-    f->epoch = assign->to_worker.msg->epoch;
-    for (uint64_t w = 1; w <= 2; w++) {
-        struct msg_from_worker m = {.type = FROM_READY, .endpoint = "tcp://:5"};
-        a = from(f, w, m);
-    }
-    assert_string_equal(first(a, ACT_LINK_OPEN)->link.endpoint, "tcp://10.0.0.1:5");
-    for (uint64_t w = 1; w <= 2; w++)
-        (void)from(f, w, (struct msg_from_worker){.type = FROM_LINKED});
-    a = feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
-    assert_int_equal(first(a, ACT_STEP)->step->runs[0].kind, RUN_PROBE);
-    struct msg_status s;
-    core_status(f->core, &s);
-    assert_false(s.ready); /* linked is not ready: the probe is on its way */
-    struct msg_result probe = {.epoch = f->epoch, .number = 1, .digest = 5};
-    (void)feed(f, (struct event){.type = EV_RESULT, .result = &probe});
-    core_status(f->core, &s);
-    assert_true(s.ready);
-}
-
-/* Two workers join, and their first generation begins. */
-static void make_ready(struct fixture *f)
-{
-    (void)hello(f, 1, "a");
-    begin_generation(f, hello(f, 2, "b"));
-}
-
-static int open_fixture(void **state)
-{
-    static struct fixture f;
-    struct core_config k = config();
-    f = (struct fixture){.core = core_open(&k), .now_ns = 1000 * MS};
-    *state = &f;
-    return 0;
-}
-
-static int close_fixture(void **state)
-{
-    core_close(((struct fixture *)*state)->core);
-    return 0;
-}
-
-static const int32_t prompt[200] = {1, 1, 1};
-
-static struct actions submit(struct fixture *f, uint64_t id, uint32_t n_prompt, uint32_t max_new)
-{
-    return feed(
-        f,
-        (struct event){
-            .type = EV_SUBMIT,
-            .submit = {.request = id, .tokens = prompt, .n_prompt = n_prompt, .max_new = max_new}});
-}
-
-static void expect_end(struct actions a, enum status status, const char *words)
-{
-    const struct action *end = first(a, ACT_END);
-    assert_non_null(end);
-    assert_int_equal(end->end.status, status);
-    assert_non_null(end->end.text);
-    assert_non_null(strstr(end->end.text, words));
 }
 
 static void test_slices(void **state)
@@ -258,10 +109,11 @@ static void test_overdue_step(void **state)
     (void)submit(f, 9, 4, 3);
     struct actions a = feed(f, (struct event){.type = EV_COMPOSE});
     uint64_t number = first(a, ACT_STEP)->step->number;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 9; i++) {
         f->now_ns += 300 * MS;
         struct msg_from_worker m = {.type = FROM_HEARTBEAT};
         m.heartbeat.step_received = m.heartbeat.step_done = number; /* a has passed it on */
+        m.heartbeat.moves = (uint64_t)i + 1;                        /* and both turn idly */
         (void)from(f, 1, m);
         m.heartbeat.step_received = m.heartbeat.step_done = number - 1;
         (void)from(f, 2, m);
@@ -270,53 +122,6 @@ static void test_overdue_step(void **state)
     }
     assert_non_null(first(a, ACT_LINK_CLOSE));
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "the link from a to worker b"));
-}
-
-/* Worker b speaks, but does not finish its Step. Returns after how long the generation is lost. */
-static uint64_t slow_step(struct fixture *f)
-{
-    const struct action *step = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
-    assert_non_null(step);
-    uint64_t number = step->step->number, since_ns = f->now_ns;
-    struct actions a;
-    do {
-        f->now_ns += 100 * MS;
-        struct msg_from_worker m = {.type = FROM_HEARTBEAT};
-        m.heartbeat.step_received = m.heartbeat.step_done = number;
-        (void)from(f, 1, m);
-        m.heartbeat.step_done = number - 1;
-        (void)from(f, 2, m);
-        a = feed(f, (struct event){.type = EV_TICK});
-    } while (!first(a, ACT_LINK_CLOSE) && f->now_ns - since_ns < 60000 * MS);
-    assert_non_null(strstr(first(a, ACT_NOTE)->note, "overdue at worker b"));
-    return f->now_ns - since_ns;
-}
-
-/* The next generation after an overdue Step gives twice the time, so that a busy machine does not
- * cost requests their life; Steps that come in time bring the limit back. */
-static void test_patience_with_a_slow_worker(void **state)
-{
-    struct fixture *f = *state;
-    make_ready(f);
-    (void)submit(f, 9, 4, 100);
-    assert_int_equal(slow_step(f), 2000 * MS);
-    f->now_ns += 500 * MS;
-    begin_generation(f, feed(f, (struct event){.type = EV_TICK}));
-    assert_in_range(slow_step(f), 3800 * MS, 4000 * MS); /* the probe came in time */
-    f->now_ns += 500 * MS;
-    begin_generation(f, feed(f, (struct event){.type = EV_TICK}));
-    int32_t token = 7;
-    for (uint32_t i = 0; i < 60; i++) {
-        const struct action *step = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
-        assert_non_null(step);
-        struct msg_run_result run = {
-            .request = 9, .attempt = 3, .first_pos = 4 + i, .n_tokens = 1, .tokens = &token};
-        struct msg_result r = {
-            .epoch = f->epoch, .number = step->step->number, .n_runs = 1, .runs = &run};
-        f->now_ns += 10 * MS;
-        (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
-    }
-    assert_in_range(slow_step(f), 2000 * MS, 2200 * MS);
 }
 
 static void test_other_version(void **state)
@@ -380,23 +185,6 @@ static void test_results_that_are_not_asked_for(void **state)
         assert_non_null(first(a, ACT_LINK_CLOSE));
         assert_null(first(a, ACT_TOKENS));
     }
-}
-
-/* Token 7 for each run that wants one, as the last stage would answer; returns how many. */
-static uint32_t answers_of(const struct msg_step *s, struct msg_run_result *ret_runs)
-{
-    static const int32_t token = 7;
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < s->n_runs; i++) {
-        const struct msg_run *x = &s->runs[i];
-        if (x->n_logits)
-            ret_runs[n++] = (struct msg_run_result){.request = x->request,
-                                                    .attempt = x->attempt,
-                                                    .first_pos = x->first_pos + x->n_rows,
-                                                    .n_tokens = 1,
-                                                    .tokens = &token};
-    }
-    return n;
 }
 
 /* More sequences than a Step has room for: all of them move. */
@@ -474,7 +262,8 @@ static void test_beginnings(void **state)
     a = from(f, 1, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
     assert_int_equal(first(a, ACT_TO_WORKER)->to_worker.msg->type, TO_CONNECT); /* once more */
     (void)from(f, 1, (struct msg_from_worker){.type = FROM_LINKED});
-    for (int i = 0; i < 11; i++) {
+    (void)feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
+    for (int i = 0; i < 6; i++) {
         f->now_ns += 1000 * MS;
         for (uint64_t w = 1; w <= 2; w++)
             (void)from(f, w, (struct msg_from_worker){.type = FROM_HEARTBEAT});
@@ -482,41 +271,7 @@ static void test_beginnings(void **state)
         if (first(a, ACT_LINK_CLOSE)) break;
     }
     assert_non_null(first(a, ACT_LINK_CLOSE));
-    assert_non_null(strstr(first(a, ACT_NOTE)->note, "worker b does not reach"));
-}
-
-/* Composes one Step; sends back token 7 for each run that wants one. False: there was nothing to
- * do. */
-static bool turn(struct fixture *f, struct msg_step *ret_step, struct msg_run *ret_runs)
-{
-    struct msg_run_result runs[8];
-    const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
-    if (!a) return false;
-    *ret_step = *a->step;
-    struct msg_result r = {.epoch = f->epoch, .number = a->step->number, .runs = runs};
-    for (uint32_t i = 0; i < a->step->n_runs; i++) ret_runs[i] = a->step->runs[i];
-    r.n_runs = answers_of(a->step, runs);
-    f->n_new = 0;
-    struct actions out = feed(f, (struct event){.type = EV_RESULT, .result = &r});
-    for (size_t i = 0; i < out.n; i++) f->n_new += out.items[i].type == ACT_TOKENS;
-    return true;
-}
-
-static void reopen(struct fixture *f, struct core_config k)
-{
-    core_close(f->core);
-    f->core = core_open(&k);
-    make_ready(f);
-}
-
-static struct event request(uint64_t id, uint32_t n_prompt, uint32_t max_new, enum priority class)
-{
-    return (struct event){.type = EV_SUBMIT,
-                          .submit = {.request = id,
-                                     .priority = class,
-                                     .tokens = prompt,
-                                     .n_prompt = n_prompt,
-                                     .max_new = max_new}};
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "worker b does not reach the coordinator"));
 }
 
 /* One slot, a low-priority request runs, a critical one arrives: it is in the next Step, and the
@@ -648,7 +403,7 @@ static void test_rides_behind(void **state)
     for (int cancelled = 0; cancelled < 2; cancelled++) {
         struct fixture *f = *state;
         struct core_config k = config();
-        struct msg_step s;
+        struct msg_step s = {.rows = 0};
         struct msg_run r[8];
         k.window = 1;
         k.rows_max = 32;
@@ -923,7 +678,6 @@ int main(void)
         TEST(test_one_request),
         TEST(test_silent_worker),
         TEST(test_overdue_step),
-        TEST(test_patience_with_a_slow_worker),
         TEST(test_other_version),
         TEST(test_probe_digest),
         TEST(test_results_that_are_not_asked_for),

@@ -190,10 +190,14 @@ static void test_control(void **state)
                                  .type = FROM_HEARTBEAT,
                                  .has_epoch = true,
                                  .epoch = {1, 0, 2},
-                                 .heartbeat = {.step_done = 7, .rows = 8}};
+                                 .heartbeat = {.step_done = 7,
+                                               .rows = 8,
+                                               .moves = 9,
+                                               .cpu_wait_ns = 10}};
     wire_put_from_worker(&m, &out);
     assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
     assert_true(r.heartbeat.step_done == 7 && r.heartbeat.rows == 8 && epoch_eq(r.epoch, m.epoch));
+    assert_true(r.heartbeat.moves == 9 && r.heartbeat.cpu_wait_ns == 10);
     struct msg_to_worker t = {.version = 1,
                               .type = TO_ASSIGN,
                               .epoch = {1, 0, 2},
@@ -322,6 +326,29 @@ static int clean_up(void **state)
     return 0;
 }
 
+/* What `status` shows of a worker that has faults and waits for a CPU. */
+static void test_worker_status(void **state)
+{
+    (void)state;
+    static struct msg_status m, r;
+    struct errmsg em = {0};
+    m = (struct msg_status){.model = "m",
+                            .replica = {.name = "a",
+                                        .state = "ready",
+                                        .why = "worker w2 is held down",
+                                        .n_workers = 1,
+                                        .workers = {{.name = "w1",
+                                                     .state = "serving",
+                                                     .isa = "avx2",
+                                                     .cpu_waiting = 0.75,
+                                                     .faults = 3}}}};
+    wire_put_status(&m, &out);
+    assert_int_equal(wire_get_status(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.replica.why, "worker w2 is held down");
+    assert_true(r.replica.workers[0].cpu_waiting == 0.75);
+    assert_int_equal(r.replica.workers[0].faults, 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -330,6 +357,7 @@ int main(void)
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_control),
         cmocka_unit_test(test_names_are_cleaned),
+        cmocka_unit_test(test_worker_status),
         cmocka_unit_test(test_generate),
         cmocka_unit_test(test_mutations),
         cmocka_unit_test(test_gate),

@@ -1,0 +1,287 @@
+/* The workers that are known, what is remembered of their names, and whom a generation is planned
+ * with.
+ *
+ * Faults belong to a worker's name: a worker that crashes and is started again is the same risk. A
+ * certain fault counts two, a suspicion (one of the two ends of a link) one, and each minute of
+ * service takes one away. A plan takes the workers with the fewest faults; a name that never served
+ * counts like one with a suspicion, so that a stranger comes last and is still tried before a
+ * worker that failed for certain. Only among equals does it matter who holds a stage's layers
+ * already.
+ *
+ * A worker that is to blame FLEET_LOSSES times in ten minutes is held down: it is not planned with
+ * for a while, which doubles each time. So it is tried again for ever, but never in a tight loop.
+ */
+#include "coordinator/core_state.h"
+
+#include "common/base/clock.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CERTAIN 2u
+#define FAULTS_MOST 8u
+#define WINDOW_NS (600 * NS_PER_S) /* of the losses that hold a worker down */
+#define HOLD_FIRST_NS (2 * NS_PER_S)
+#define HOLD_MOST_NS (30 * NS_PER_S) /* so that a request may still wait for it */
+#define SERVED_NS (60 * NS_PER_S)    /* of service, for one fault less */
+#define UNHEARD_NS (500 * NS_PER_MS) /* two heartbeats: such a stranger may lose its entry */
+/* A worker that dies is heard of once more at the most: a heartbeat that was on its way. */
+#define LAST_WORDS_NS (500 * NS_PER_MS)
+
+/* ---- names ---- */
+
+static bool in_use(const struct core *c, uint32_t record)
+{
+    for (uint32_t i = 0; i < LIMIT_WORKERS; i++)
+        if (c->workers[i].used && c->workers[i].record == record) return true;
+    return false;
+}
+
+/* Which of two entries is forgotten rather: a free one, one that never served, the older one. */
+static bool rather(const struct record *a, const struct record *b)
+{
+    if (!a->name[0] || !b->name[0]) return !a->name[0];
+    return a->proven != b->proven ? b->proven : a->seen_ns < b->seen_ns;
+}
+
+/* There are more records than workers: one that no worker uses is always found. */
+static uint32_t record_of(struct core *c, const char *name)
+{
+    uint32_t at = FLEET_NAMES;
+    for (uint32_t i = 0; i < FLEET_NAMES; i++)
+        if (c->records[i].name[0] && strcmp(c->records[i].name, name) == 0) return i;
+    for (uint32_t i = 0; i < FLEET_NAMES; i++)
+        if (!in_use(c, i) && (at == FLEET_NAMES || rather(&c->records[i], &c->records[at]))) at = i;
+    c->records[at] = (struct record){.held_until_ns = 0};
+    (void)snprintf(c->records[at].name, sizeof c->records[at].name, "%s", name);
+    return at;
+}
+
+static void add_faults(struct record *x, uint32_t n, const char *why)
+{
+    x->faults = x->faults + n < FAULTS_MOST ? x->faults + n : FAULTS_MOST;
+    (void)snprintf(x->why, sizeof x->why, "%s", why);
+}
+
+static void hold_down(struct core *c, struct record *x)
+{
+    x->hold_ns = x->hold_ns == 0                 ? HOLD_FIRST_NS
+                 : x->hold_ns * 2 < HOLD_MOST_NS ? x->hold_ns * 2
+                                                 : HOLD_MOST_NS;
+    x->held_until_ns = c->now_ns + x->hold_ns;
+    core__note(c, "worker %s is held down for %" PRIu64 " s: to blame %u times in ten minutes",
+               x->name, x->hold_ns / NS_PER_S, FLEET_LOSSES);
+}
+
+static void count_loss(struct core *c, struct record *x)
+{
+    memmove(x->lost_ns + 1, x->lost_ns, (FLEET_LOSSES - 1) * sizeof *x->lost_ns);
+    x->lost_ns[0] = c->now_ns;
+    if (x->n_lost < FLEET_LOSSES) x->n_lost++;
+    if (x->n_lost == FLEET_LOSSES && c->now_ns - x->lost_ns[FLEET_LOSSES - 1] < WINDOW_NS)
+        hold_down(c, x);
+}
+
+void fleet__blame(struct core *c, struct worker *w, const char *why)
+{
+    struct record *x = &c->records[w->record];
+    add_faults(x, CERTAIN, why);
+    count_loss(c, x);
+}
+
+void fleet__blame_name(struct core *c, const char *name, bool certain, const char *why)
+{
+    struct record *x = &c->records[record_of(c, name)];
+    add_faults(x, certain ? CERTAIN : 1, why);
+    if (certain) count_loss(c, x);
+}
+
+void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const char *why)
+{
+    struct worker *ends[] = {from, to};
+    for (int i = 0; i < 2; i++) {
+        add_faults(&c->records[ends[i]->record], 1, why);
+        ends[i]->doubt = ends[1 - i]->record;
+        ends[i]->doubted_ns = c->now_ns;
+    }
+}
+
+bool fleet__settle_doubt(struct core *c, struct worker *w, const char *why)
+{
+    if (w->doubt == NO_WORKER || w->heard_ns > w->doubted_ns + LAST_WORDS_NS) return false;
+    struct record *mine = &c->records[w->record], *other = &c->records[w->doubt];
+    add_faults(mine, CERTAIN - 1, why);
+    count_loss(c, mine);
+    if (other->faults) other->faults--;
+    w->doubt = NO_WORKER;
+    return true;
+}
+
+void fleet__ready(struct core *c)
+{
+    c->replica.served_ns = c->now_ns;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+        c->records[replica__at(c, i)->record].proven = true;
+}
+
+void fleet__served(struct core *c)
+{
+    if (c->replica.state != REPLICA_READY || c->now_ns - c->replica.served_ns < SERVED_NS) return;
+    c->replica.served_ns = c->now_ns;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        struct record *x = &c->records[replica__at(c, i)->record];
+        if (x->faults) x->faults--;
+        if (x->faults == 0) x->hold_ns = 0;
+    }
+}
+
+void fleet__held(const struct core *c, char *ret, size_t size)
+{
+    size_t n = 0;
+    ret[0] = 0;
+    for (uint32_t i = 0; i < FLEET_NAMES && n < size; i++) {
+        const struct record *x = &c->records[i];
+        if (!x->name[0] || c->now_ns >= x->held_until_ns || !in_use(c, i)) continue;
+        uint64_t left_s = (x->held_until_ns - c->now_ns + NS_PER_S - 1) / NS_PER_S;
+        bool told = strcmp(x->why, c->replica.why) == 0; /* beside this text, as the last loss */
+        n += (size_t)snprintf(ret + n, size - n,
+                              "%sworker %s is held down for %" PRIu64
+                              " s more: to blame %u times in ten minutes%s%.160s",
+                              n ? "; " : "", x->name, left_s, FLEET_LOSSES,
+                              told ? "" : ", at last: ", told ? "" : x->why);
+    }
+}
+
+/* ---- workers ---- */
+
+struct worker *fleet__find(struct core *c, struct instance instance)
+{
+    for (uint32_t i = 0; i < LIMIT_WORKERS; i++)
+        if (c->workers[i].used && instance_eq(c->workers[i].instance, instance))
+            return &c->workers[i];
+    return NULL;
+}
+
+/* Whether a name is known to have served. */
+static bool proven(const struct core *c, const char *name)
+{
+    for (uint32_t i = 0; i < FLEET_NAMES; i++)
+        if (strcmp(c->records[i].name, name) == 0) return c->records[i].proven;
+    return false;
+}
+
+/* A free entry; or that of the stranger unheard for longest, for a name that has served, or where
+ * it has missed its heartbeats. A worker that has a stage or has served keeps its own. */
+static struct worker *entry_for(struct core *c, const char *name)
+{
+    struct worker *victim = NULL;
+    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
+        struct worker *w = &c->workers[i];
+        if (!w->used) return w;
+        if (c->records[w->record].proven || replica__stage_of(c, w) != NO_WORKER) continue;
+        if (!victim || w->heard_ns < victim->heard_ns) victim = w;
+    }
+    if (victim && c->now_ns - victim->heard_ns < UNHEARD_NS && !proven(c, name)) return NULL;
+    return victim;
+}
+
+struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, const char *address)
+{
+    struct worker *w = fleet__find(c, m->instance);
+    bool known = w != NULL;
+    if (!w) w = entry_for(c, m->hello.name);
+    if (!w) return NULL;
+    if (known && replica__stage_of(c, w) != NO_WORKER)
+        w->knows = false; /* it may have missed something */
+    if (!known)
+        *w = (struct worker){.doubt = NO_WORKER, .joined_ns = c->now_ns, .moved_ns = c->now_ns};
+    w->instance = m->instance;
+    w->hello = m->hello;
+    w->record = record_of(c, m->hello.name);
+    w->used = true;
+    w->suspect = false;
+    w->heard_ns = c->now_ns;
+    c->records[w->record].seen_ns = c->now_ns;
+    (void)snprintf(w->address, sizeof w->address, "%s", address);
+    if (!known) core__note(c, "worker %s joined from %s", w->hello.name, w->address);
+    return w;
+}
+
+/* ---- the plan ---- */
+
+static bool holds(const struct core *c, const struct worker *w, uint32_t stage)
+{
+    const struct msg_hello *h = &w->hello;
+    return h->holds && h->holding.model_digest == c->cfg.model_digest &&
+           h->holding.layer_first == c->replica.first[stage] &&
+           h->holding.layer_last == c->replica.last[stage];
+}
+
+struct candidate {
+    uint32_t worker, rank;
+    bool taken;
+};
+
+static bool better(const struct core *c, const struct candidate *a, const struct candidate *b)
+{
+    if (a->rank != b->rank) return a->rank < b->rank;
+    return strcmp(c->workers[a->worker].hello.name, c->workers[b->worker].hello.name) < 0;
+}
+
+/* By faults; of equals, those come last that joined since the last generation began and hold
+ * nothing: one of them may be what ended it, started again under another name. */
+static uint32_t rank_of(const struct core *c, const struct worker *w, const struct record *x)
+{
+    uint64_t began_ns = c->replica.began_ns;
+    bool new = began_ns && w->joined_ns > began_ns && !w->hello.holds;
+    return 2 * (x->faults + !x->proven) + new;
+}
+
+/* Who may be planned with, the best first. */
+static uint32_t list_candidates(const struct core *c, struct candidate *list)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
+        const struct worker *w = &c->workers[i];
+        const struct record *x = &c->records[w->record];
+        if (!w->used || w->suspect || c->now_ns < x->held_until_ns) continue;
+        struct candidate new = {.worker = i, .rank = rank_of(c, w, x)};
+        uint32_t at = n++;
+        for (; at && better(c, &new, &list[at - 1]); at--) list[at] = list[at - 1];
+        list[at] = new;
+    }
+    return n;
+}
+
+bool fleet__plan(struct core *c)
+{
+    struct candidate list[LIMIT_WORKERS];
+    struct replica *r = &c->replica;
+    uint32_t n = list_candidates(c, list), left = c->cfg.n_stages, must = 0;
+    if (n < left) return false;
+    /* Those of a better rank than the last that is needed are all taken: `must` of them are left.
+     */
+    uint32_t last_rank = list[left - 1].rank;
+    for (uint32_t i = 0; i < n; i++) must += list[i].rank < last_rank;
+    for (uint32_t s = 0; s < c->cfg.n_stages; s++) { /* whoever holds a stage's layers keeps it */
+        r->stage[s] = NO_WORKER;
+        for (uint32_t i = 0; i < n && list[i].rank <= last_rank; i++) {
+            struct candidate *x = &list[i];
+            if (x->taken || !holds(c, &c->workers[x->worker], s)) continue;
+            if (x->rank == last_rank && left == must) continue;
+            must -= x->rank < last_rank;
+            left--;
+            x->taken = true;
+            r->stage[s] = x->worker;
+            break;
+        }
+    }
+    for (uint32_t s = 0, i = 0; s < c->cfg.n_stages; s++) {
+        if (r->stage[s] != NO_WORKER) continue;
+        while (list[i].taken) i++;
+        list[i].taken = true;
+        r->stage[s] = list[i].worker;
+    }
+    return true;
+}

@@ -1,0 +1,137 @@
+/* Whether a generation computes what others did. Every generation begins with the same probe, and
+ * its logits are a function of the model alone; the slices' contents were verified before. So a
+ * digest that differs means broken hardware or a build that computes otherwise.
+ *
+ * The first digest stands until it is contradicted by better evidence: another one that two
+ * generations agree on that were not made of the same workers. A digest that nobody else has
+ * confirmed also gives way to one that comes VERDICT_TURNS times in a row, over some time, where
+ * those who computed it are not there to do so again: a cluster whose first worker was broken must
+ * not stand still once that one is gone. A digest that was agreed on gives way only to another that
+ * is. */
+#include "coordinator/core_state.h"
+
+#include "common/base/clock.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define VERDICT_TURNS 3u
+#define VERDICT_NS (10 * NS_PER_S) /* time for another worker to come and decide */
+
+static bool among(const struct verdict *v, const char *name)
+{
+    for (uint32_t i = 0; i < v->n_names; i++)
+        if (strcmp(v->names[i], name) == 0) return true;
+    return false;
+}
+
+static const char *name_at(struct core *c, uint32_t stage)
+{
+    return replica__at(c, stage)->hello.name;
+}
+
+static bool in_generation(struct core *c, const char *name)
+{
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+        if (strcmp(name_at(c, i), name) == 0) return true;
+    return false;
+}
+
+static void note_names(struct core *c, struct verdict *v)
+{
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+        if (!among(v, name_at(c, i)) && v->n_names < LIMIT_STAGES)
+            (void)snprintf(v->names[v->n_names++], LIMIT_NAME_BYTES, "%s", name_at(c, i));
+}
+
+/* The entry of a digest; a new one takes the place of one that does not stand. */
+static uint32_t entry_of(struct core *c, uint64_t digest)
+{
+    uint32_t at = VERDICTS;
+    for (uint32_t i = 0; i < VERDICTS; i++)
+        if (c->verdicts[i].used && c->verdicts[i].digest == digest) return i;
+    for (uint32_t i = 0; i < VERDICTS; i++)
+        if (i != c->standing && (at == VERDICTS || !c->verdicts[i].used)) at = i;
+    c->verdicts[at] = (struct verdict){.used = true, .digest = digest};
+    return at;
+}
+
+/* "workers a, b": those of v that are not in `without` too (NULL: all of them); "" for none. */
+static const char *names_of(struct core *c, const struct verdict *v, const struct verdict *without)
+{
+    char list[LIMIT_TEXT_BYTES] = "";
+    uint32_t n_names = 0;
+    size_t n = 0;
+    for (uint32_t i = 0; i < v->n_names && n < 200; i++) {
+        if (without && among(without, v->names[i])) continue;
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "", v->names[i]);
+        n_names++;
+    }
+    return n_names ? core__text(c, "worker%s %s", n_names > 1 ? "s" : "", list) : "";
+}
+
+/* Another digest stands from now on: those who computed only the old one are to blame. */
+static void replace(struct core *c, uint32_t with)
+{
+    struct verdict *old = &c->verdicts[c->standing], *v = &c->verdicts[with];
+    const char *differ = names_of(c, old, v);
+    const char *text = core__text(
+        c,
+        "the probe's logits of %s are right from now on; %s computed others (broken hardware, or "
+        "another build)",
+        names_of(c, v, NULL), differ[0] ? differ : names_of(c, old, NULL));
+    core__note(c, "%s", text);
+    for (uint32_t i = 0; i < old->n_names; i++)
+        if (!among(v, old->names[i])) fleet__blame_name(c, old->names[i], v->agreed, text);
+    *old = (struct verdict){.used = false};
+    c->standing = with;
+}
+
+/* The workers of one side only are suspects; where the standing digest was agreed on, those of the
+ * present generation are to blame for certain. */
+static const char *refuse(struct core *c, const struct verdict *v)
+{
+    const struct verdict *s = &c->verdicts[c->standing];
+    const char *differ = names_of(c, v, s);
+    const char *text = core__text(
+        c,
+        "the probe's logits differ: %s computed others than %s (broken hardware, or another build)",
+        differ[0] ? differ : names_of(c, v, NULL), names_of(c, s, NULL));
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+        if (!differ[0] || !among(s, name_at(c, i)))
+            fleet__blame_name(c, name_at(c, i), s->agreed && differ[0], text);
+    for (uint32_t i = 0; i < s->n_names && !s->agreed; i++)
+        if (!in_generation(c, s->names[i])) fleet__blame_name(c, s->names[i], false, text);
+    return text;
+}
+
+/* Whether the workers that computed the standing digest are all here: then they decide. */
+static bool all_present(struct core *c, const struct verdict *v)
+{
+    for (uint32_t i = 0; i < v->n_names; i++) {
+        bool here = false;
+        for (uint32_t k = 0; k < LIMIT_WORKERS && !here; k++)
+            here = c->workers[k].used && strcmp(c->workers[k].hello.name, v->names[i]) == 0;
+        if (!here) return false;
+    }
+    return true;
+}
+
+const char *verdict__probe(struct core *c, uint64_t digest)
+{
+    uint32_t at = entry_of(c, digest), known = c->verdicts[at].n_names;
+    struct verdict *v = &c->verdicts[at];
+    note_names(c, v);
+    if (known && v->n_names > known) v->agreed = true; /* somebody else computed it too */
+    if (c->standing == VERDICTS) c->standing = at;
+    if (c->standing == at) {
+        for (uint32_t i = 0; i < VERDICTS; i++) c->verdicts[i].in_a_row = 0;
+        return NULL;
+    }
+    const struct verdict *s = &c->verdicts[c->standing];
+    if (v->in_a_row++ == 0) v->since_ns = c->now_ns;
+    bool again = v->in_a_row >= VERDICT_TURNS && c->now_ns - v->since_ns >= VERDICT_NS;
+    if (!v->agreed && (s->agreed || !again || all_present(c, s))) return refuse(c, v);
+    replace(c, at);
+    return NULL;
+}

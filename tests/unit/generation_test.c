@@ -1,0 +1,330 @@
+/* How a generation begins, what it is told, and what its time limits are, event by event. Whom a
+ * fleet is planned with after faults is replica_test.c's. */
+#include "tests/unit/core_fixture.h"
+
+static struct actions tick(struct fixture *f, uint64_t ms)
+{
+    f->now_ns += ms * MS;
+    return feed(f, (struct event){.type = EV_TICK});
+}
+
+/* Both workers speak; their compute threads move, or stand still. */
+static void speak(struct fixture *f, uint64_t moves, uint64_t received, uint64_t done)
+{
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(
+            f, w,
+            (struct msg_from_worker){
+                .type = FROM_HEARTBEAT,
+                .heartbeat = {.moves = moves, .step_received = received, .step_done = done}});
+}
+
+/* ---- plans ---- */
+
+static struct actions hello_holding(struct fixture *f, uint64_t who, const char *name,
+                                    uint32_t layer_first, uint32_t layer_last)
+{
+    struct msg_from_worker m = {.type = FROM_HELLO};
+    (void)snprintf(m.hello.name, sizeof m.hello.name, "%s", name);
+    m.hello.holds = true;
+    m.hello.holding = (struct msg_holding){9, layer_first, layer_last};
+    return from(f, who, m);
+}
+
+/* Which worker is assigned the layers from `layer` on. */
+static uint64_t assigned(struct actions a, uint32_t layer)
+{
+    for (size_t i = 0; i < a.n; i++)
+        if (a.items[i].type == ACT_TO_WORKER && a.items[i].to_worker.msg->type == TO_ASSIGN &&
+            a.items[i].to_worker.msg->assign.layer_first == layer)
+            return a.items[i].to_worker.instance.hi;
+    return 0;
+}
+
+/* A coordinator that comes new to workers with layers in memory costs a probe, not a load. */
+static void test_holders_keep_their_layers(void **state)
+{
+    struct fixture *f = *state;
+    (void)hello_holding(f, 1, "a", 3, 4);
+    struct actions a = hello_holding(f, 2, "b", 0, 2);
+    assert_int_equal(assigned(a, 0), 2);
+    assert_int_equal(assigned(a, 3), 1);
+}
+
+/* A spare whose name comes first does not take the place of one that holds the layers; but one with
+ * a fault gives way to it. */
+static void test_holders_without_faults(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f); /* a and b */
+    (void)hello(f, 3, "0");
+    assert_non_null(
+        first(from(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE}), ACT_LINK_CLOSE));
+    f->now_ns += 200 * MS;
+    struct actions a = hello_holding(f, 4, "c", 3, 4);
+    assert_int_equal(assigned(a, 0), 1);
+    assert_int_equal(assigned(a, 3), 4); /* of two that never served, who holds them */
+    f->epoch = first(a, ACT_TO_WORKER)->to_worker.msg->epoch;
+    (void)from(f, 4, (struct msg_from_worker){.type = FROM_FAULT, .text = "no memory"});
+    a = tick(f, 200);
+    assert_int_equal(assigned(a, 3), 3);
+}
+
+/* Whoever's link broke is not planned with before it speaks. */
+static void test_a_broken_link_suspects(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_FAULT, .downstream = true, .text = "x"});
+    assert_int_equal(tick(f, 200).n, 0);
+    struct actions a = from(f, 2, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    assert_int_equal(a.n, 0);
+    assert_int_equal(assigned(tick(f, 1), 3), 2);
+}
+
+/* ---- beginnings ---- */
+
+/* Failed beginnings follow each other ever more slowly, and after a generation that served at once
+ * again. */
+static void test_pauses(void **state)
+{
+    struct fixture *f = *state;
+    static const uint64_t pauses[] = {100, 200, 400, 800};
+    make_ready(f);
+    for (int again = 0; again < 2; again++) {
+        for (int i = 0; i < 4; i++) {
+            (void)from(f, 1,
+                       (struct msg_from_worker){
+                           .type = FROM_FAULT, .downstream = true, .text = "its link closed"});
+            speak(f, 1, 0, 0);
+            struct actions a = tick(f, pauses[i] - 1);
+            assert_int_equal(assigned(a, 0), 0);
+            a = tick(f, 1);
+            assert_int_equal(assigned(a, 0), 1);
+            f->epoch = first(a, ACT_TO_WORKER)->to_worker.msg->epoch;
+            if (i == 3) begin_generation(f, a);
+        }
+    }
+}
+
+/* A load that moves now and then is waited for; one that does not move for two minutes is not. */
+static void test_slow_loads(void **state)
+{
+    struct fixture *f = *state;
+    struct actions a = {NULL, 0};
+    (void)hello(f, 1, "a");
+    f->epoch = first(hello(f, 2, "b"), ACT_TO_WORKER)->to_worker.msg->epoch;
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    uint64_t s = 0;
+    for (; s < 300; s++) {
+        speak(f, s, 0, 0);
+        if (s % 100 == 99)
+            (void)from(f, 2,
+                       (struct msg_from_worker){
+                           .type = FROM_LOAD_PROGRESS, .bytes_done = s, .bytes_total = 1000});
+        assert_null(first(tick(f, 1000), ACT_LINK_CLOSE));
+    }
+    for (s = 0; s < 130 && !first(a, ACT_LINK_CLOSE); s++) {
+        speak(f, s, 0, 0);
+        a = tick(f, 1000);
+    }
+    assert_in_range(s, 118, 121);
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "worker b does not load its layers"));
+}
+
+static void test_loopback_for_another_host(void **state)
+{
+    struct fixture *f = *state;
+    (void)hello(f, 1, "a");
+    f->epoch = first(hello(f, 2, "b"), ACT_TO_WORKER)->to_worker.msg->epoch;
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    struct actions a =
+        from(f, 2, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://127.0.0.1:5"});
+    assert_non_null(first(a, ACT_LINK_CLOSE));
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "worker b advertises 127.0.0.1"));
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "--advertise"));
+}
+
+/* A worker learns that plaintext is allowed from the cluster file, and from nowhere else. */
+static void test_plaintext(void **state)
+{
+    struct fixture *f = *state;
+    for (int allowed = 0; allowed < 2; allowed++) {
+        struct core_config k = config();
+        k.plaintext = allowed;
+        core_close(f->core);
+        f->core = core_open(&k);
+        (void)hello(f, 1, "a");
+        struct actions a = hello(f, 2, "b");
+        assert_int_equal(first(a, ACT_TO_WORKER)->to_worker.msg->assign.plaintext, allowed);
+    }
+}
+
+/* ---- limits ---- */
+
+/* One row takes a second; 64 rows take a minute, in one layer, and nobody is blamed. */
+static void test_large_steps(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    static const int32_t other[80] = {9};
+    k.window = 1;
+    k.rows_max = 64;
+    k.deadline_ns = 600 * NS_PER_S;
+    reopen(f, k);
+    (void)submit(f, 1, 1, 6);
+    struct msg_run_result runs[8];
+    for (int i = 0; i < 6; i++) {
+        const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+        assert_int_equal(a->step->rows, 1);
+        struct msg_result m = {.epoch = f->epoch, .number = a->step->number, .runs = runs};
+        m.n_runs = answers_of(a->step, runs);
+        f->now_ns += 1000 * MS;
+        speak(f, (uint64_t)i, m.number, m.number);
+        (void)feed(f, (struct event){.type = EV_RESULT, .result = &m});
+    }
+    struct event e = request(2, 64, 2, PRIORITY_NORMAL);
+    e.submit.tokens = other;
+    (void)feed(f, e);
+    const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+    assert_int_equal(a->step->rows, 64);
+    uint64_t number = a->step->number;
+    struct msg_result m = {.epoch = f->epoch, .number = number, .runs = runs};
+    m.n_runs = answers_of(a->step, runs);
+    for (int i = 0; i < 60; i++) {
+        speak(f, 99, number, number - 1);
+        assert_null(first(tick(f, 1000), ACT_LINK_CLOSE));
+    }
+    assert_non_null(first(feed(f, (struct event){.type = EV_RESULT, .result = &m}), ACT_TOKENS));
+    assert_true(turn(f, &s, r));
+}
+
+/* Half a minute in which the loop did not run is no worker's, no Step's and no link's. */
+static void test_lost_time_counts_for_nobody(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)submit(f, 9, 4, 3);
+    uint64_t number = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP)->step->number;
+    speak(f, 1, number, number - 1);
+    f->now_ns += 30000 * MS;
+    struct event stalled = {.type = EV_TICK, .tick = {30000 * MS}};
+    assert_null(first(feed(f, stalled), ACT_LINK_CLOSE));
+    struct actions a = {NULL, 0};
+    uint64_t ms = 0;
+    for (; ms < 5000 && !first(a, ACT_LINK_CLOSE); ms += 100) { /* what stands still from now on */
+        speak(f, 1, number, number - 1);
+        a = tick(f, 100);
+    }
+    assert_in_range(ms, 1900, 2100);
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "compute thread hangs"));
+}
+
+/* The same where a Step had stood for a while before, and nothing is heard right after. */
+static void test_lost_time_after_a_wait(void **state)
+{
+    struct fixture *f = *state;
+    for (int arrived = 0; arrived < 2; arrived++) {
+        if (arrived) {
+            close_fixture(state);
+            open_fixture(state);
+        }
+        make_ready(f);
+        f->now_ns += arrived ? 0 : 1400 * MS; /* since the probe's result */
+        speak(f, 1, 1, 1);
+        (void)submit(f, 9, 4, 3);
+        const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+        uint64_t number = a->step->number;
+        assert_null(first(tick(f, arrived ? 1400 : 1), ACT_LINK_CLOSE));
+        speak(f, 2, number - !arrived, number - 1);
+        f->now_ns += 30000 * MS;
+        struct event stalled = {.type = EV_TICK, .tick = {30000 * MS}};
+        assert_null(first(feed(f, stalled), ACT_LINK_CLOSE));
+        assert_null(first(tick(f, 700), ACT_LINK_CLOSE));
+    }
+}
+
+/* A worker that computes is alive, also while its control connection brings nothing. */
+static void test_results_are_signs_of_life(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)submit(f, 9, 4, 90);
+    struct msg_run_result runs[8];
+    for (int i = 0; i < 10; i++) {
+        const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+        struct msg_result m = {.epoch = f->epoch, .number = a->step->number, .runs = runs};
+        m.n_runs = answers_of(a->step, runs);
+        m.n_timings = 2;
+        for (uint32_t s = 0; s < 2; s++) m.timings[s] = (struct msg_timing){s, 1000, 0};
+        assert_null(first(tick(f, 1000), ACT_LINK_CLOSE));
+        (void)feed(f, (struct event){.type = EV_RESULT, .result = &m});
+    }
+}
+
+/* What a worker says of another generation is not taken for this one's. */
+static void test_old_heartbeats(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    struct epoch old = f->epoch;
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_FAULT, .text = "broken"});
+    begin_generation(f, tick(f, 200));
+    struct epoch now = f->epoch;
+    speak(f, 1, 1, 1);
+    f->epoch = old;
+    speak(f, 2, 900, 900);
+    f->epoch = now;
+    struct msg_status s;
+    core_status(f->core, &s);
+    for (uint32_t i = 0; i < 2; i++) assert_int_equal(s.replica.workers[i].heartbeat.step_done, 1);
+}
+
+/* A machine with more to do than CPUs shows in the status. */
+static void test_waiting_for_cpu(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_status s;
+    struct msg_from_worker m = {.type = FROM_HELLO, .hello = {.name = "a", .threads = 2}};
+    (void)from(f, 1, m);
+    begin_generation(f, hello(f, 2, "b"));
+    m = (struct msg_from_worker){.type = FROM_HEARTBEAT};
+    for (uint64_t i = 0; i < 13; i++) { /* the worker reads its figure each second */
+        m.heartbeat.cpu_wait_ns = i / 4 * 1500 * MS;
+        (void)from(f, 1, m);
+        f->now_ns += 250 * MS;
+    }
+    core_status(f->core, &s);
+    uint32_t a = strcmp(s.replica.workers[0].name, "a") == 0 ? 0 : 1;
+    assert_int_equal((int)(100 * s.replica.workers[a].cpu_waiting + 0.5), 75); /* of two threads */
+    assert_int_equal((int)(100 * s.replica.workers[1 - a].cpu_waiting), 0);
+    for (int i = 0; i < 6; i++) {
+        (void)from(f, 1, m);
+        f->now_ns += 250 * MS;
+    }
+    core_status(f->core, &s);
+    assert_int_equal((int)(100 * s.replica.workers[a].cpu_waiting), 0);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
+    const struct CMUnitTest tests[] = {
+        TEST(test_holders_keep_their_layers),
+        TEST(test_holders_without_faults),
+        TEST(test_a_broken_link_suspects),
+        TEST(test_pauses),
+        TEST(test_slow_loads),
+        TEST(test_loopback_for_another_host),
+        TEST(test_plaintext),
+        TEST(test_large_steps),
+        TEST(test_lost_time_counts_for_nobody),
+        TEST(test_lost_time_after_a_wait),
+        TEST(test_results_are_signs_of_life),
+        TEST(test_old_heartbeats),
+        TEST(test_waiting_for_cpu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
