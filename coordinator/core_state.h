@@ -60,7 +60,7 @@ struct worker {
     struct msg_hello hello;
     char address[LIMIT_NAME_BYTES];
     char endpoint[LIMIT_TEXT_BYTES];
-    uint64_t heard_ns, assigned_ns;
+    uint64_t joined_ns, heard_ns, assigned_ns;
     uint64_t moves,
         moved_ns;       /* its compute thread's counter, and when that was last seen to move */
     uint64_t passed_ns; /* when it was last heard to have finished another Step */
@@ -109,6 +109,7 @@ struct replica {
     struct in_flight flight[LIMIT_WINDOW];
     uint32_t n_flight;
     bool rested;                  /* nothing has run since the last Step came back */
+    uint64_t began_ns;            /* when the present or last generation began; 0: none has */
     uint64_t retry_ns;            /* not before this time is a generation begun */
     uint64_t pause_ns;            /* between failed beginnings; doubles */
     uint64_t moved_ns;            /* when the last result came: Steps wait for those before them */

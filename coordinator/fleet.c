@@ -194,7 +194,8 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     if (!w) return NULL;
     if (known && replica__stage_of(c, w) != NO_WORKER)
         w->knows = false; /* it may have missed something */
-    if (!known) *w = (struct worker){.doubt = NO_WORKER, .moved_ns = c->now_ns};
+    if (!known)
+        *w = (struct worker){.doubt = NO_WORKER, .joined_ns = c->now_ns, .moved_ns = c->now_ns};
     w->instance = m->instance;
     w->hello = m->hello;
     w->record = record_of(c, m->hello.name);
@@ -228,6 +229,15 @@ static bool better(const struct core *c, const struct candidate *a, const struct
     return strcmp(c->workers[a->worker].hello.name, c->workers[b->worker].hello.name) < 0;
 }
 
+/* By faults; of equals, those come last that joined since the last generation began and hold
+ * nothing: one of them may be what ended it, started again under another name. */
+static uint32_t rank_of(const struct core *c, const struct worker *w, const struct record *x)
+{
+    uint64_t began_ns = c->replica.began_ns;
+    bool new = began_ns && w->joined_ns > began_ns && !w->hello.holds;
+    return 2 * (x->faults + !x->proven) + new;
+}
+
 /* Who may be planned with, the best first. */
 static uint32_t list_candidates(const struct core *c, struct candidate *list)
 {
@@ -236,7 +246,7 @@ static uint32_t list_candidates(const struct core *c, struct candidate *list)
         const struct worker *w = &c->workers[i];
         const struct record *x = &c->records[w->record];
         if (!w->used || w->suspect || c->now_ns < x->held_until_ns) continue;
-        struct candidate new = {.worker = i, .rank = x->faults + !x->proven};
+        struct candidate new = {.worker = i, .rank = rank_of(c, w, x)};
         uint32_t at = n++;
         for (; at && better(c, &new, &list[at - 1]); at--) list[at] = list[at - 1];
         list[at] = new;

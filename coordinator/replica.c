@@ -136,6 +136,7 @@ static void begin(struct core *c)
     cut_layers(c);
     if (!fleet__plan(c)) return;
     r->generation++;
+    r->began_ns = c->now_ns;
     r->next_number = 1;
     r->prefilled = 0;
     r->n_flight = 0;

@@ -490,6 +490,20 @@ static void fill(struct core *c, struct draft *d)
     while (c->n_twice) pages_drop(c->pages, c->twice[--c->n_twice]);
 }
 
+/* The decodes that were chosen found no page, and left no time to prompts: without a Step in flight
+ * nothing would change that. The most urgent prompt goes on. */
+static void fill_with_a_prompt(struct core *c, struct draft *d)
+{
+    d->seen_first = false;
+    for (uint32_t i = 0; i < c->n_running && d->n_runs == 0; i++) {
+        struct request *r = running(c, i);
+        if (decoding(r) || !rows_due(r)) continue;
+        d->n_prompts = 1;
+        add_prefill(c, d, r);
+    }
+    while (c->n_twice) pages_drop(c->pages, c->twice[--c->n_twice]);
+}
+
 void sched__compose(struct core *c)
 {
     struct replica *r = &c->replica;
@@ -498,6 +512,7 @@ void sched__compose(struct core *c)
         if (c->n_running == 0) return;
         struct draft d = new_draft(c);
         fill(c, &d);
+        if (d.n_runs == 0 && r->n_flight == 0) fill_with_a_prompt(c, &d);
         if (d.n_runs == 0) return;
         issue(c, &d);
         r->steps++;

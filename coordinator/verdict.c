@@ -56,31 +56,30 @@ static uint32_t entry_of(struct core *c, uint64_t digest)
     return at;
 }
 
-/* "workers a, b": those of v that are, or are not, in `other`; NULL: all of them. "" for none. */
-static const char *names_of(struct core *c, const struct verdict *v, const struct verdict *other,
-                            bool in_other)
+/* "workers a, b": those of v that are not in `without` too (NULL: all of them); "" for none. */
+static const char *names_of(struct core *c, const struct verdict *v, const struct verdict *without)
 {
-    char *text = core__alloc(c, LIMIT_TEXT_BYTES);
+    char list[LIMIT_TEXT_BYTES] = "";
+    uint32_t n_names = 0;
     size_t n = 0;
-    text[0] = 0;
     for (uint32_t i = 0; i < v->n_names && n < 200; i++) {
-        if (other && among(other, v->names[i]) != in_other) continue;
-        n += (size_t)snprintf(text + n, LIMIT_TEXT_BYTES - n, "%s%s", n ? ", " : "worker ",
-                              v->names[i]);
+        if (without && among(without, v->names[i])) continue;
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "", v->names[i]);
+        n_names++;
     }
-    return text;
+    return n_names ? core__text(c, "worker%s %s", n_names > 1 ? "s" : "", list) : "";
 }
 
 /* Another digest stands from now on: those who computed only the old one are to blame. */
 static void replace(struct core *c, uint32_t with)
 {
     struct verdict *old = &c->verdicts[c->standing], *v = &c->verdicts[with];
-    const char *differ = names_of(c, old, v, false);
+    const char *differ = names_of(c, old, v);
     const char *text = core__text(
         c,
         "the probe's logits of %s are right from now on; %s computed others (broken hardware, or "
         "another build)",
-        names_of(c, v, NULL, false), differ[0] ? differ : names_of(c, old, NULL, false));
+        names_of(c, v, NULL), differ[0] ? differ : names_of(c, old, NULL));
     core__note(c, "%s", text);
     for (uint32_t i = 0; i < old->n_names; i++)
         if (!among(v, old->names[i])) fleet__blame_name(c, old->names[i], v->agreed, text);
@@ -93,11 +92,11 @@ static void replace(struct core *c, uint32_t with)
 static const char *refuse(struct core *c, const struct verdict *v)
 {
     const struct verdict *s = &c->verdicts[c->standing];
-    const char *differ = names_of(c, v, s, false);
+    const char *differ = names_of(c, v, s);
     const char *text = core__text(
         c,
         "the probe's logits differ: %s computed others than %s (broken hardware, or another build)",
-        differ[0] ? differ : names_of(c, v, NULL, false), names_of(c, s, NULL, false));
+        differ[0] ? differ : names_of(c, v, NULL), names_of(c, s, NULL));
     for (uint32_t i = 0; i < c->cfg.n_stages; i++)
         if (!differ[0] || !among(s, name_at(c, i)))
             fleet__blame_name(c, name_at(c, i), s->agreed && differ[0], text);

@@ -11,8 +11,9 @@
 #define READY_MOST_NS (90 * NS_PER_S) /* to find out what was left broken, and to begin anew */
 #define SPARE_MOST_NS                                                                              \
     (300 * NS_PER_S) /* the same beside a worker that stays broken: two losses at the most */
-#define IDLE_MOST_NS (100 * NS_PER_MS) /* until a Step is issued where something is due */
-#define LIE_CANCEL_NS (1 * NS_PER_S)   /* how long a client waits that a lie left without one */
+#define HUNG_SLACK_NS (500 * NS_PER_MS) /* two heartbeats */
+#define IDLE_MOST_NS (100 * NS_PER_MS)  /* until a Step is issued where something is due */
+#define LIE_CANCEL_NS (1 * NS_PER_S)    /* how long a client waits that a lie left without one */
 #define ATTEMPTS_MAX 3u
 
 /* ---- tokens and ends ---- */
@@ -219,6 +220,7 @@ static void check_loss(struct world *w)
 {
     uint64_t oldest = w->result_step ? w->result_step : w->flight_first;
     w->lost_now = true;
+    w->hung_ns = 0;
     w->loss_ns = w->now_ns;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
@@ -420,6 +422,15 @@ static void check_idle(struct world *w, bool ready)
                     core_n_sequences(w->core), (w->now_ns - w->idle_ns) / NS_PER_MS);
 }
 
+/* 8. Where nothing else is broken, a hung compute thread is noticed within twice the limit. */
+static void check_hung(struct world *w)
+{
+    bool alone = w->faults == (uint32_t)1 << FAULT_HANG && w->report->generations == 0;
+    if (alone && w->hung_ns && w->now_ns - w->hung_ns > 2 * w->cfg.step_timeout_ns + HUNG_SLACK_NS)
+        world__fail(w, "a compute thread hangs, and nobody noticed in %d ms",
+                    (int)((w->now_ns - w->hung_ns) / NS_PER_MS));
+}
+
 /* 7. */
 static void check_bounds(struct world *w)
 {
@@ -476,6 +487,7 @@ void check__state(struct world *w, const struct event *e)
     order__state(w);
     check_first(w);
     check_waits(w, s.ready);
+    check_hung(w);
     if (e->type == EV_COMPOSE) check_idle(w, s.ready);
     if (e->type == EV_SUBMIT) check_client(w, e->submit.client);
     check_bounds(w);

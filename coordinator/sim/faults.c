@@ -9,6 +9,7 @@
 
 #define FIRST_NS (300 * NS_PER_MS)
 #define MEAN_NS (600 * NS_PER_MS)
+#define SHORT_ROW_NS 50000u
 #define STRANGERS (LIMIT_WORKERS + 6u) /* more than the core can know */
 
 static uint32_t bit(enum fault f)
@@ -70,6 +71,11 @@ static void plan_faults(struct world *w)
         w->cripple = (int)rng_below(&w->rng, w->n_workers);
         name_all(w); /* a name is what is blamed: it must be one worker's */
         cripple(w, (uint32_t)w->cripple, lasting[rng_below(&w->rng, LASTING)]);
+    }
+    if (one_in(w, 16)) { /* compute threads hang, and nothing else breaks: check_hung() */
+        w->faults = bit(FAULT_HANG);
+        w->row_ns = SHORT_ROW_NS;
+        w->faults_end_ns = 12 * NS_PER_S; /* it must be noticed before it is mended */
     }
     if (one_in(w, 8))
         for (uint32_t i = 0; i < STRANGERS; i++) (void)world__schedule(w, i, HAPPEN_STRANGER);
@@ -167,6 +173,7 @@ void fault__break(struct world *w)
     do f = (enum fault)rng_below(&w->rng, N_FAULTS);
     while (!(w->faults & bit(f)));
     w->report->faults++;
+    if (f == FAULT_HANG && w->workers[who].busy && w->was_ready) w->hung_ns = w->now_ns;
     bool lasts = f == FAULT_HANG || f == FAULT_LOAD || f == FAULT_UNREACHABLE || f == FAULT_DAMAGE;
     if (lasts && (f != FAULT_DAMAGE || w->ever_ready))
         cripple(w, who, f);

@@ -91,6 +91,8 @@ void stage__heartbeat(struct world *w, uint32_t who)
     if (!s->hung) s->moves++; /* its compute thread turns, or computes */
     m.heartbeat.moves = s->moves;
     struct msg_from_worker again = s->standing;
+    if (!s->hung) s->moves++; /* its compute thread turns */
+    m.heartbeat.moves = s->moves;
     stage__tell(w, who, &m);
     if (s->stands && s->heartbeat.step_received == 0) stage__tell(w, who, &again);
 }
@@ -297,6 +299,7 @@ static void run(struct world *w, uint32_t who, struct buf *bytes)
         wire_put_step(&m, &s->outgoing);
     }
     s->busy = true;
+    if (s->hung && w->was_ready && !w->hung_ns) w->hung_ns = w->now_ns;
     struct occurrence *o = world__schedule(w, takes_ns, HAPPEN_STAGE_DONE);
     o->who = who;
     o->life = s->life;

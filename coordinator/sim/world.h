@@ -29,7 +29,7 @@
 #define LAW_RESULTS_ARE_COMPARED true   /* a result that lies counts for nobody, strands nobody */
 #define LAW_SLOW_IS_NOT_HUNG true       /* a stage that computes keeps its generation */
 #define LAW_SPARES_ARE_TRIED true       /* a worker that stays broken is replaced by a spare, */
-#define LAW_DAMAGE_IS_FOUND true /* also one whose logits are wrong, another way each time */
+#define LAW_DAMAGE_IS_FOUND true        /* also one whose logits are wrong, another way each time */
 
 /* What is scheduled to happen. */
 enum happening {
@@ -222,6 +222,7 @@ struct world {
     bool probe_wrong;     /* the last probe went through a damaged worker */
     bool lost_now;        /* the generation ended in the present event */
     uint64_t ready_ns;    /* when one was ready last, or might not be */
+    uint64_t hung_ns;     /* a hung stage has a Step since; 0: none has, of a ready generation */
     uint64_t loss_ns;     /* when a generation ended last */
     uint64_t result_step; /* the Step whose result is being taken; 0: none */
     uint64_t unready_ns;  /* since when no replica is ready */

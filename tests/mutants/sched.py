@@ -166,4 +166,9 @@ MUTANTS = [
              "                continue;\n            }\n",
          new="", tests="sched_test",
          why="a request whose first token is on its way counts as decoding"),
+    dict(name="sched-a-decode-without-a-page-blocks", file="coordinator/sched.c",
+         old="if (d.n_runs == 0 && r->n_flight == 0) fill_with_a_prompt(c, &d);",
+         new="if (d.n_runs == 0 && r->n_flight > 99) fill_with_a_prompt(c, &d);",
+         tests="sched_test",
+         why="a chosen decode that finds no page keeps a prompt from every Step"),
 ]

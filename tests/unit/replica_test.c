@@ -24,6 +24,7 @@ enum mode {
 
 struct member {
     bool there, stuck;
+    bool unnamed; /* each of its processes has another name */
     enum mode mode;
     uint64_t digest, instance, back_ns;
     struct epoch epoch;
@@ -87,12 +88,17 @@ static void join(struct fleet *f, uint32_t who, enum mode mode)
     struct msg_from_worker m = {.type = FROM_HELLO, .hello = {.threads = 1}};
     uint32_t assigned = f->m[who].assigned;
     uint64_t digest = f->m[who].digest;
+    bool unnamed = f->m[who].unnamed;
     f->m[who] = (struct member){.there = true,
+                                .unnamed = unnamed,
                                 .mode = mode,
                                 .digest = digest,
                                 .assigned = assigned,
                                 .instance = ++f->instances};
     (void)snprintf(m.hello.name, sizeof m.hello.name, "w%" PRIu32, who);
+    if (unnamed)
+        (void)snprintf(m.hello.name, sizeof m.hello.name, "w%" PRIu32 "-%" PRIu64, who,
+                       f->instances);
     say(f, who, m);
 }
 
@@ -420,6 +426,21 @@ static void test_a_crash_loop_gives_way(void **state)
     drop_fleet(f);
 }
 
+/* Without a name of its own each process is new. It comes behind those that were there already. */
+static void test_a_nameless_crash_loop_gives_way(void **state)
+{
+    (void)state;
+    struct fleet *f = make_fleet(fleet_config());
+    f->m[2].unnamed = true;
+    join(f, 1, FINE);
+    join(f, 2, DIES_LOADING);
+    pass(f, 200);
+    join(f, 3, FINE);
+    assert_in_range(ready_in(f, 60000), 0, 5000);
+    assert_serves(f, 1, 3);
+    drop_fleet(f);
+}
+
 static void test_a_worker_that_takes_nothing_gives_way(void **state)
 {
     (void)state;
@@ -645,7 +666,7 @@ static void test_a_wrong_digest_names_its_worker(void **state)
     join(f, 3, FINE);
     pass(f, 3000);
     assert_false(is_ready(f));
-    assert_said(f, "worker w3 computed others than worker w1, w2");
+    assert_said(f, "worker w3 computed others than workers w1, w2");
     join(f, 4, FINE);
     assert_in_range(ready_in(f, 20000), 0, 15000);
     assert_serves(f, 1, 4);
@@ -750,6 +771,7 @@ int main(void)
         cmocka_unit_test(test_an_unreachable_worker_gives_way),
         cmocka_unit_test(test_the_ends_of_a_link_alternate),
         cmocka_unit_test(test_a_crash_loop_gives_way),
+        cmocka_unit_test(test_a_nameless_crash_loop_gives_way),
         cmocka_unit_test(test_a_worker_that_takes_nothing_gives_way),
         cmocka_unit_test(test_a_dead_link),
         cmocka_unit_test(test_a_killed_worker_clears_its_neighbour),

@@ -184,6 +184,34 @@ static void test_a_like_prompt_rides_behind(void **state)
     core_close(r.core);
 }
 
+/* Beside a decode, a prompt has no time but each window + 1 Steps. When the decode, which is less
+ * urgent, finds no page, there are no Steps to count: the prompt goes on at once. Whenever the
+ * prompt comes, there is a Step in flight until both have ended. */
+static void test_a_decode_without_a_page_holds_up_no_prompt(void **state)
+{
+    (void)state;
+    for (int start = 1; start < 60; start++) {
+        struct core_config k = ready_config();
+        k.n_stages = 1;
+        k.window = 3;
+        k.n_pages = 6;
+        k.ctx = 90;
+        k.share = false;
+        struct ready r = ready_open(k);
+        ready_submit(&r, 1, 3, 15, 70, PRIORITY_LOW);
+        for (int i = 0; r.n_ended < 2; i++) {
+            if (i == start) ready_submit(&r, 2, 4, 30, 1, PRIORITY_HIGH);
+            (void)ready_compose(&r);
+            if (core_n_sequences(r.core) == 0) break;
+            assert_true(r.n_flight > 0);
+            uint64_t ns = r.flight[0].rows * MS;
+            r.now_ns += ns;
+            (void)ready_answer(&r, ns);
+        }
+        core_close(r.core);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -195,6 +223,7 @@ int main(void)
         cmocka_unit_test(test_the_last_place_of_a_step),
         cmocka_unit_test(test_prompts_share_a_step),
         cmocka_unit_test(test_a_like_prompt_rides_behind),
+        cmocka_unit_test(test_a_decode_without_a_page_holds_up_no_prompt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
