@@ -83,11 +83,15 @@ struct asked {
 /* What a generation's probe computed, and which workers took part in such generations. */
 struct verdict {
     bool used, agreed; /* agreed: by two generations that were not made of the same workers */
+    bool contradicted; /* those who computed it computed another one later */
+    uint64_t seen_ns;  /* when it was last computed */
     uint64_t digest;
-    uint32_t in_a_row; /* generations that computed it since the standing one was computed, */
+    uint32_t n_times;  /* generations that computed it since the standing one was computed, */
     uint64_t since_ns; /* and when the first of them did */
     uint32_t n_names;
     char names[LIMIT_STAGES][LIMIT_NAME_BYTES];
+    struct instance
+        instances[LIMIT_STAGES]; /* the processes of these names that computed it last */
 };
 
 struct in_flight {

@@ -3,7 +3,7 @@
  *
  * Faults belong to a worker's name: a worker that crashes and is started again is the same risk. A
  * certain fault counts two, a suspicion (one of the two ends of a link) one, and each minute of
- * service takes one away. A plan takes the workers with the fewest faults; a name that never served
+ * service takes one and a quarter of the rest away. A plan takes the workers with the fewest faults; a name that never served
  * counts like one with a suspicion, so that a stranger comes last and is still tried before a
  * worker that failed for certain. Only among equals does it matter who holds a stage's layers
  * already.
@@ -20,7 +20,7 @@
 #include <string.h>
 
 #define CERTAIN 2u
-#define FAULTS_MOST 8u
+#define FAULTS_MOST 64u /* so many that of several bad workers the worst is still told apart */
 #define WINDOW_NS (600 * NS_PER_S) /* of the losses that hold a worker down */
 #define HOLD_FIRST_NS (2 * NS_PER_S)
 #define HOLD_MOST_NS (30 * NS_PER_S) /* so that a request may still wait for it */
@@ -131,7 +131,7 @@ void fleet__served(struct core *c)
     c->replica.served_ns = c->now_ns;
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
         struct record *x = &c->records[replica__at(c, i)->record];
-        if (x->faults) x->faults--;
+        x->faults -= x->faults ? 1 + x->faults / 4 : 0;
         if (x->faults == 0) x->hold_ns = 0;
     }
 }

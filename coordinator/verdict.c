@@ -4,10 +4,10 @@
  *
  * The first digest stands until it is contradicted by better evidence: another one that two
  * generations agree on that were not made of the same workers. A digest that nobody else has
- * confirmed also gives way to one that comes VERDICT_TURNS times in a row, over some time, where
- * those who computed it are not there to do so again: a cluster whose first worker was broken must
- * not stand still once that one is gone. A digest that was agreed on gives way only to another that
- * is. */
+ * confirmed also gives way to one that comes VERDICT_TURNS times, over some time, where the
+ * processes that computed it are not all there to do so again, or did and computed another: a
+ * cluster whose first worker was broken must not stand still once that one is gone, mended or
+ * caught. A digest that was agreed on gives way only to another that is. */
 #include "coordinator/core_state.h"
 
 #include "common/base/clock.h"
@@ -37,21 +37,30 @@ static bool in_generation(struct core *c, const char *name)
     return false;
 }
 
-static void note_names(struct core *c, struct verdict *v)
+static void note_workers(struct core *c, struct verdict *v)
 {
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        if (!among(v, name_at(c, i)) && v->n_names < LIMIT_STAGES)
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        uint32_t at = 0;
+        while (at < v->n_names && strcmp(v->names[at], name_at(c, i)) != 0) at++;
+        if (at == LIMIT_STAGES) continue;
+        if (at == v->n_names)
             (void)snprintf(v->names[v->n_names++], LIMIT_NAME_BYTES, "%s", name_at(c, i));
+        v->instances[at] = replica__at(c, i)->instance;
+    }
+    v->seen_ns = c->now_ns;
 }
 
-/* The entry of a digest; a new one takes the place of one that does not stand. */
+/* The entry of a digest; a new one takes the place of the one that was not computed for longest, of
+ * those that do not stand. A free one was never computed. */
 static uint32_t entry_of(struct core *c, uint64_t digest)
 {
     uint32_t at = VERDICTS;
     for (uint32_t i = 0; i < VERDICTS; i++)
         if (c->verdicts[i].used && c->verdicts[i].digest == digest) return i;
     for (uint32_t i = 0; i < VERDICTS; i++)
-        if (i != c->standing && (at == VERDICTS || !c->verdicts[i].used)) at = i;
+        if (i != c->standing &&
+            (at == VERDICTS || c->verdicts[i].seen_ns < c->verdicts[at].seen_ns))
+            at = i;
     c->verdicts[at] = (struct verdict){.used = true, .digest = digest};
     return at;
 }
@@ -68,6 +77,23 @@ static const char *names_of(struct core *c, const struct verdict *v, const struc
         n_names++;
     }
     return n_names ? core__text(c, "worker%s %s", n_names > 1 ? "s" : "", list) : "";
+}
+
+/* Whether the present generation is made of workers that computed v, and of no others. */
+static bool only_of(struct core *c, const struct verdict *v)
+{
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+        if (!among(v, name_at(c, i))) return false;
+    return true;
+}
+
+/* Whether the same workers are remembered to have computed another digest than v: one of them does
+ * not repeat itself. */
+static bool erratic(struct core *c, const struct verdict *v)
+{
+    for (uint32_t i = 0; i < VERDICTS; i++)
+        if (c->verdicts[i].used && &c->verdicts[i] != v && only_of(c, &c->verdicts[i])) return true;
+    return false;
 }
 
 /* Another digest stands from now on: those who computed only the old one are to blame. */
@@ -87,8 +113,9 @@ static void replace(struct core *c, uint32_t with)
     c->standing = with;
 }
 
-/* The workers of one side only are suspects; where the standing digest was agreed on, those of the
- * present generation are to blame for certain. */
+/* The workers of one side only are suspects; of a generation that contradicts itself, its own.
+ * Where the standing digest was agreed on, those of the present generation are to blame for
+ * certain. */
 static const char *refuse(struct core *c, const struct verdict *v)
 {
     const struct verdict *s = &c->verdicts[c->standing];
@@ -97,23 +124,21 @@ static const char *refuse(struct core *c, const struct verdict *v)
         c,
         "the probe's logits differ: %s computed others than %s (broken hardware, or another build)",
         differ[0] ? differ : names_of(c, v, NULL), names_of(c, s, NULL));
+    bool itself = erratic(c, v);
     for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        if (!differ[0] || !among(s, name_at(c, i)))
+        if (itself || !differ[0] || !among(s, name_at(c, i)))
             fleet__blame_name(c, name_at(c, i), s->agreed && differ[0], text);
-    for (uint32_t i = 0; i < s->n_names && !s->agreed; i++)
+    for (uint32_t i = 0; i < s->n_names && !s->agreed && !itself; i++)
         if (!in_generation(c, s->names[i])) fleet__blame_name(c, s->names[i], false, text);
     return text;
 }
 
-/* Whether the workers that computed the standing digest are all here: then they decide. */
+/* Whether the processes that computed a digest are all here: then they decide. One that was started
+ * again may be another build, or on mended hardware. */
 static bool all_present(struct core *c, const struct verdict *v)
 {
-    for (uint32_t i = 0; i < v->n_names; i++) {
-        bool here = false;
-        for (uint32_t k = 0; k < LIMIT_WORKERS && !here; k++)
-            here = c->workers[k].used && strcmp(c->workers[k].hello.name, v->names[i]) == 0;
-        if (!here) return false;
-    }
+    for (uint32_t i = 0; i < v->n_names; i++)
+        if (!fleet__find(c, v->instances[i])) return false;
     return true;
 }
 
@@ -121,17 +146,19 @@ const char *verdict__probe(struct core *c, uint64_t digest)
 {
     uint32_t at = entry_of(c, digest), known = c->verdicts[at].n_names;
     struct verdict *v = &c->verdicts[at];
-    note_names(c, v);
+    note_workers(c, v);
     if (known && v->n_names > known) v->agreed = true; /* somebody else computed it too */
     if (c->standing == VERDICTS) c->standing = at;
     if (c->standing == at) {
-        for (uint32_t i = 0; i < VERDICTS; i++) c->verdicts[i].in_a_row = 0;
+        for (uint32_t i = 0; i < VERDICTS; i++) c->verdicts[i].n_times = 0;
         return NULL;
     }
-    const struct verdict *s = &c->verdicts[c->standing];
-    if (v->in_a_row++ == 0) v->since_ns = c->now_ns;
-    bool again = v->in_a_row >= VERDICT_TURNS && c->now_ns - v->since_ns >= VERDICT_NS;
-    if (!v->agreed && (s->agreed || !again || all_present(c, s))) return refuse(c, v);
+    struct verdict *s = &c->verdicts[c->standing];
+    s->contradicted |= only_of(c, s);
+    if (v->n_times++ == 0) v->since_ns = c->now_ns;
+    bool again = v->n_times >= VERDICT_TURNS && c->now_ns - v->since_ns >= VERDICT_NS;
+    bool decides = all_present(c, s) && !s->contradicted;
+    if (!v->agreed && (s->agreed || !again || decides)) return refuse(c, v);
     replace(c, at);
     return NULL;
 }

@@ -178,7 +178,7 @@ MUTANTS = [
          old="    x->held_until_ns = c->now_ns + x->hold_ns;", new="    x->held_until_ns = UINT64_MAX;", tests=FLEET,
          why="a worker without an alternative is locked out"),
     dict(name="faults-stay", file="coordinator/fleet.c",
-         old="        if (x->faults) x->faults--;\n", new="", tests=FLEET, why="time served takes no fault away"),
+         old="        x->faults -= x->faults ? 1 + x->faults / 4 : 0;\n", new="", tests=FLEET, why="time served takes no fault away"),
     dict(name="neighbour-not-cleared", file="coordinator/fleet.c",
          old="    if (other->faults) other->faults--;", new="    (void)other;", tests=FLEET,
          why="who reported that its neighbour died stays a suspect"),

@@ -22,6 +22,8 @@ enum mode {
     HANGS_AT_ONCE /* does not take an assignment */
 };
 
+#define ERRATIC UINT64_MAX /* a member's digest: another one in each generation */
+
 struct member {
     bool there, stuck;
     bool unnamed; /* each of its processes has another name */
@@ -231,8 +233,10 @@ static void run(struct fleet *f, struct pending *p)
         }
         x->done = p->number;
     }
-    for (uint32_t i = 0; i < f->cfg.n_stages; i++)
+    for (uint32_t i = 0; i < f->cfg.n_stages; i++) {
         if (f->m[f->at[i]].digest) digest = f->m[f->at[i]].digest;
+        if (digest == ERRATIC) digest = 1000 + f->generations;
+    }
     struct msg_result r = {
         .epoch = p->epoch, .number = p->number, .n_runs = p->n_runs, .runs = p->runs};
     r.digest = digest;
@@ -696,6 +700,30 @@ static void test_the_first_digest_is_no_dogma(void **state)
     drop_fleet(f);
 }
 
+/* w2's logits are wrong in another way each time, and the first generation was made with it. Its
+ * workers contradict themselves, so that their digest gives way to one that is computed again and
+ * again, although both are there. */
+static void test_a_digest_that_nobody_repeats(void **state)
+{
+    (void)state;
+    struct fleet *f = make_fleet(fleet_config());
+    f->m[2].digest = ERRATIC;
+    join(f, 1, FINE);
+    join(f, 2, FINE);
+    (void)ready_in(f, 2000);
+    say(f, 1, (struct msg_from_worker){.type = FROM_FAULT, .text = "it happens"});
+    join(f, 3, FINE);
+    (void)ready_in(f, 120000);
+    assert_serves(f, 1, 3);
+    assert_said(f, "worker w2 computed others");
+    for (int i = 0; i < 3; i++) { /* and it stays out */
+        say(f, 3, (struct msg_from_worker){.type = FROM_FAULT, .text = "it happens"});
+        (void)ready_in(f, 120000);
+        assert_serves(f, 1, 3);
+    }
+    drop_fleet(f);
+}
+
 /* Nobody else is there to decide, and the first worker is gone for good: the newcomer serves after
  * some pauses. */
 static void test_no_worker_is_locked_out(void **state)
@@ -783,6 +811,7 @@ int main(void)
         cmocka_unit_test(test_goodbyes_charge_nobody),
         cmocka_unit_test(test_a_wrong_digest_names_its_worker),
         cmocka_unit_test(test_the_first_digest_is_no_dogma),
+        cmocka_unit_test(test_a_digest_that_nobody_repeats),
         cmocka_unit_test(test_no_worker_is_locked_out),
         cmocka_unit_test(test_strangers_come_last),
         cmocka_unit_test(test_a_full_table),
