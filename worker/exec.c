@@ -40,6 +40,7 @@ struct exec {
     struct net_sock *pair, *in, *out, *monitor;
     struct gate gate;
     struct msg_assign assign;
+    uint64_t hashes[LIMIT_SLICE_TENSORS]; /* of the assignment */
     struct stage_work *work;
     struct arena arena;
     struct buf header;
@@ -265,6 +266,8 @@ static void take_assign(struct exec *e, const struct msg_to_worker *m)
     close_links(e);
     gate_open(&e->gate, m->epoch);
     e->assign = m->assign;
+    memcpy(e->hashes, m->assign.tensor_hashes, m->assign.n_tensors * sizeof e->hashes[0]);
+    e->assign.tensor_hashes = e->hashes;
     publish_epoch(e);
     int rc = load(e, &em);
     publish_holding(e);
@@ -288,11 +291,12 @@ static void take_command(struct exec *e)
         struct net_frame f = net_msg_frame(&msg, 0);
         bool right = f.bytes == sizeof m; /* an empty one only wakes the thread */
         if (right) memcpy(&m, f.data, sizeof m);
-        net_msg_close(&msg);
-        if (!right) continue;
-        if (m.type == TO_ASSIGN)
+        if (right && m.type == TO_ASSIGN) {
+            m.assign.tensor_hashes = net_msg_frame(&msg, 1).data;
             take_assign(e, &m);
-        else if (m.type == TO_CONNECT && epoch_eq(m.epoch, e->gate.epoch) && e->in && !e->out)
+        }
+        net_msg_close(&msg);
+        if (right && m.type == TO_CONNECT && epoch_eq(m.epoch, e->gate.epoch) && e->in && !e->out)
             connect_out(e, m.text);
     }
 }
@@ -448,8 +452,9 @@ struct net_sock *exec_socket(struct exec *e)
 
 bool exec_command(struct exec *e, const struct msg_to_worker *m)
 {
-    struct net_frame f = {m, sizeof *m};
-    return net_send(e->control, &f, 1) == 0;
+    struct net_frame f[2] = {{m, sizeof *m},
+                             {m->assign.tensor_hashes, m->assign.n_tensors * sizeof(uint64_t)}};
+    return net_send(e->control, f, m->type == TO_ASSIGN ? 2 : 1) == 0;
 }
 
 bool exec_next(struct exec *e, struct msg_from_worker *ret)

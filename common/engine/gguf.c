@@ -227,8 +227,13 @@ static int parse(struct gguf *g, size_t size, struct errmsg *em)
     struct cursor c = {.data = g->header, .size = size};
     int rc = parse_counts(g, &c, em);
     if (rc < 0) return rc;
-    g->kvs = mem_zalloc(g->n_kvs * sizeof *g->kvs);
-    g->tensors = mem_zalloc(g->n_tensors * sizeof *g->tensors);
+    g->kvs = mem_try(g->n_kvs * sizeof *g->kvs);
+    g->tensors = mem_try(g->n_tensors * sizeof *g->tensors);
+    if (!g->kvs || !g->tensors || smap_reserve(&g->by_key, g->n_kvs) < 0 ||
+        smap_reserve(&g->by_name, g->n_tensors) < 0)
+        return err_set(em, ERR_NOMEM, "%zu tensors and %zu keys", g->n_tensors, g->n_kvs);
+    memset(g->kvs, 0, g->n_kvs * sizeof *g->kvs);
+    memset(g->tensors, 0, g->n_tensors * sizeof *g->tensors);
     for (size_t i = 0; i < g->n_kvs; i++)
         if ((rc = parse_kv(g, &c, &g->kvs[i], em)) < 0) return rc;
     if ((rc = read_alignment(g, em)) < 0) return rc;

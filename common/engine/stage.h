@@ -23,13 +23,14 @@ struct engine {
     struct pool *pool;
     enum kv_type kv;
     uint32_t n_pages, rows_max, logits_max;
+    uint64_t ctx;
     uint8_t *pool_kv; /* [layer][page][kv head][keys, values] */
     size_t head_bytes, page_bytes, layer_bytes;
     double *inv_freq[N_REACHES], magnitude[N_REACHES];
     /* the step at hand */
     struct row *rows;
     uint32_t *logit_rows;
-    uint32_t n_rows, n_logits, spans_max;
+    uint32_t n_rows, n_logits;
     uint32_t n_spans[N_REACHES]; /* most that a row has */
     size_t n_parts;
     const uint8_t *in;

@@ -6,7 +6,7 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/io/ring.h"
-#include "tests/lib/gguf_bytes.h"
+#include "tests/lib/tiny_llama.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,94 +18,22 @@
 #include <cmocka.h>
 
 #define LAYERS 2u
-#define HIDDEN 96u /* not heads x head size, nor KV heads x head size */
-#define HEADS 4u
-#define KV_HEADS 2u
-#define HEAD 64u
-#define FFN 160u
-#define VOCAB 48u
+#define KV_HEADS TINY_KV_HEADS
+#define HEAD TINY_HEAD
+#define VOCAB TINY_VOCAB
 #define PAGES 8u
 #define ROWS 16u
 
 static char path[] = "/tmp/flotilla-engine-test-XXXXXX";
 static struct gguf *gguf;
-static struct rng rng = {5};
-
-static void key(struct buf *b, const char *name, uint32_t value)
-{
-    str(b, name);
-    u32(b, GGUF_U32);
-    u32(b, value);
-}
-
-/* One tensor's entry, and its values behind those of the others. */
-static void tensor(struct buf *table, struct buf *data, const char *name, uint32_t k, uint32_t rows)
-{
-    str(table, name);
-    u32(table, rows ? 2 : 1);
-    u64(table, k);
-    if (rows) u64(table, rows);
-    u32(table, QTYPE_F32);
-    u64(table, data->len);
-    for (uint32_t i = 0; i < k * (rows ? rows : 1); i++) {
-        float f = (float)rng_below(&rng, 2001) / 1000.0f - 1.0f;
-        if (!rows) f = 1.0f + f / 10.0f;
-        (void)buf_append(data, &f, sizeof f);
-    }
-    static const char zero[32];
-    (void)buf_append(data, zero, (32 - data->len % 32) % 32);
-}
 
 static int write_model(void **state)
 {
     (void)state;
-    static const char *const names[] = {"attn_norm",   "ffn_norm", "attn_q", "attn_k",  "attn_v",
-                                        "attn_output", "ffn_gate", "ffn_up", "ffn_down"};
-    const uint32_t shapes[][2] = {{HIDDEN, 0},
-                                  {HIDDEN, 0},
-                                  {HIDDEN, HEADS * HEAD},
-                                  {HIDDEN, KV_HEADS * HEAD},
-                                  {HIDDEN, KV_HEADS * HEAD},
-                                  {HEADS * HEAD, HIDDEN},
-                                  {HIDDEN, FFN},
-                                  {HIDDEN, FFN},
-                                  {FFN, HIDDEN}};
-    struct buf b = {0}, table = {0}, data = {0};
-    tensor(&table, &data, "token_embd.weight", HIDDEN, VOCAB);
-    tensor(&table, &data, "output_norm.weight", HIDDEN, 0);
-    for (uint32_t l = 0; l < LAYERS; l++)
-        for (int i = 0; i < 9; i++) {
-            char name[64];
-            (void)snprintf(name, sizeof name, "blk.%u.%s.weight", l, names[i]);
-            tensor(&table, &data, name, shapes[i][0], shapes[i][1]);
-        }
-    (void)buf_append(&b, "GGUF", 4);
-    u32(&b, 3);
-    u64(&b, 2 + 9 * LAYERS);
-    u64(&b, 9);
-    str(&b, "general.architecture");
-    u32(&b, GGUF_STRING);
-    str(&b, "llama");
-    key(&b, "llama.context_length", 128);
-    key(&b, "llama.embedding_length", HIDDEN);
-    key(&b, "llama.block_count", LAYERS);
-    key(&b, "llama.feed_forward_length", FFN);
-    key(&b, "llama.attention.head_count", HEADS);
-    key(&b, "llama.attention.head_count_kv", KV_HEADS);
-    key(&b, "llama.attention.key_length", HEAD);
-    key(&b, "llama.attention.value_length", HEAD);
-    (void)buf_append(&b, table.data, table.len);
-    static const char zero[32];
-    (void)buf_append(&b, zero, (32 - b.len % 32) % 32);
-    (void)buf_append(&b, data.data, data.len);
     struct errmsg em = {0};
-    int fd = mkstemp(path);
-    bool good = fd >= 0 && write(fd, b.data, b.len) == (ssize_t)b.len && close(fd) == 0 &&
-                gguf_open(path, &gguf, &em) == 0;
+    const struct tiny_llama model = {.layers = LAYERS, .seed = 5};
+    bool good = tiny_llama_write(&model, path) && gguf_open(path, &gguf, &em) == 0;
     if (!good) (void)fprintf(stderr, "%s\n", em.text);
-    buf_close(&b);
-    buf_close(&table);
-    buf_close(&data);
     return good ? 0 : -1;
 }
 
