@@ -29,7 +29,7 @@ static int run(const char *path, bool check_only, struct errmsg *em)
     struct model_file model;
     int rc = config_read(path, &config, em);
     if (rc < 0) return rc == ERR_NOTFOUND || rc == ERR_IO ? ERR_CONF : rc;
-    rc = model_file_open(config.model, true, &model, em);
+    rc = model_file_open(config.model, true, config.pre, &model, em);
     if (rc < 0) {
         config_close(&config);
         return ERR_CONF;

@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <pcre2.h>
+#include <stdio.h>
 #include <string.h>
 
 #define PATTERNS_MAX 2
@@ -143,20 +144,25 @@ static int store_merges(const struct vocab *vocab, const struct vocab_spec *s, s
     return rc;
 }
 
+static int refuse_pre(struct vocab_string name, struct errmsg *em)
+{
+    char known[128] = "";
+    for (size_t i = 0; i < sizeof pres / sizeof pres[0]; i++)
+        (void)snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
+                       pres[i].name);
+    return err_set(em, ERR_UNSUPPORTED,
+                   "pre-tokeniser '%.*s' is unknown (known are %s): if one of those cuts a text as "
+                   "the model's does, name it with --pre or key 'pre'",
+                   name.len > 64 ? 64 : (int)name.len, name.len ? name.data : "", known);
+}
+
 static int compile_patterns(struct bpe *v, struct vocab_string name, struct errmsg *em)
 {
     const struct pre *pre = NULL;
     for (size_t i = 0; i < sizeof pres / sizeof pres[0]; i++)
         if (strlen(pres[i].name) == name.len && memcmp(pres[i].name, name.data, name.len) == 0)
             pre = &pres[i];
-    if (em) em->text[0] = 0;
-    if (!pre) {
-        pre = &pres[0];
-        (void)err_set(em, 0,
-                      "pre-tokeniser '%.*s' is unknown, using '%s': the token ids may differ "
-                      "from those the model was trained with",
-                      (int)name.len, name.len ? name.data : "", pre->name);
-    }
+    if (!pre) return refuse_pre(name, em);
     v->whole_first = pre->whole_first;
     for (int i = 0; i < PATTERNS_MAX && pre->patterns[i]; i++) {
         int code;

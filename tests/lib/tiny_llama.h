@@ -24,6 +24,7 @@ struct tiny_llama {
     uint64_t seed;
     const struct buf *keys; /* n_keys more, as their bytes; NULL: none */
     uint32_t n_keys;
+    const char *more; /* name of one tensor more, or NULL */
 };
 
 static inline void tiny_key(struct buf *b, const char *name, uint32_t value)
@@ -82,9 +83,10 @@ static inline void tiny_llama_bytes(const struct tiny_llama *t, struct buf *ret)
             (void)snprintf(name, sizeof name, "blk.%u.%s.weight", l, of_layer[i].name);
             tiny_tensor(&table, &data, &rng, name, of_layer[i].k, of_layer[i].rows);
         }
+    if (t->more) tiny_tensor(&table, &data, &rng, t->more, TINY_HIDDEN, 0);
     (void)buf_append(ret, "GGUF", 4);
     u32(ret, 3);
-    u64(ret, 2 + 9 * t->layers);
+    u64(ret, 2 + 9 * t->layers + (t->more != NULL));
     u64(ret, 9 + t->n_keys);
     str(ret, "general.architecture");
     u32(ret, GGUF_STRING);
