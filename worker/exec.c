@@ -17,6 +17,8 @@
 #define PAIR_HWM 64
 #define BIND_TRIES 50
 #define PROGRESS_NS (200 * NS_PER_MS)
+/* A Step that is passed on may be longer than it came: fields that were left out, its timings. */
+#define ENCODING_BYTES (128u * LIMIT_STEP_RUNS)
 
 /* A message that the socket of the link did not take yet. */
 struct waiting {
@@ -161,10 +163,12 @@ static void flush_queue(struct exec *e)
     }
 }
 
-/* No send blocks: what the socket refuses waits here, at most a window of it. */
+/* Ends the guard: libzmq makes a copy of what it sends. No send blocks: what the socket refuses
+ * waits here, at most a window of it. */
 static void hand_on(struct exec *e, const void *body, size_t body_bytes)
 {
     struct net_frame f[2] = {{e->header.data, e->header.len}, {body, body_bytes}};
+    mem_guard_end();
     if (!e->out) return; /* the link broke: a fault was told */
     if (e->queue_n == 0 && net_send(e->out, f, body_bytes ? 2 : 1) == 0) return;
     if (e->queue_n == LIMIT_WINDOW) {
@@ -321,16 +325,17 @@ static void note_received(struct exec *e, uint64_t number)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* Under the guard from the first line until the result is handed to the socket. */
 static void run_step(struct exec *e, struct msg_step *s, const void *body, size_t body_bytes)
 {
+    mem_guard_begin();
     struct errmsg em = {0};
     struct stage_output out;
     uint64_t start = clock_ns();
     note_received(e, s->number);
-    mem_guard_begin();
     int rc = stage_work_step(e->work, s, body, &out, &em);
-    mem_guard_end();
     if (rc < 0) { /* what follows would run over rows that are missing */
+        mem_guard_end();
         fault(e, false, em.text);
         close_links(e);
         return;
@@ -417,7 +422,9 @@ int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_e
     e->o = *o;
     e->net = net;
     (void)pthread_mutex_init(&e->lock, NULL);
-    int rc = net_socket(net, NET_PAIR, limits, &e->control, em);
+    int rc = buf_reserve(&e->header, LIMIT_STEP_BYTES + ENCODING_BYTES);
+    if (rc < 0) (void)err_set(em, rc, "room for a Step");
+    if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &e->control, em);
     if (rc == 0) rc = net_bind(e->control, "inproc://exec", em);
     if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &e->pair, em);
     if (rc == 0) rc = net_connect(e->pair, "inproc://exec", em);
@@ -426,6 +433,7 @@ int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_e
     if (rc < 0) {
         net_sock_close(e->pair);
         net_sock_close(e->control);
+        buf_close(&e->header);
         mem_free(e);
         return rc;
     }

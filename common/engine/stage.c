@@ -398,8 +398,7 @@ static uint32_t widest(const struct arch_dims *d)
     return q > w ? q : w;
 }
 
-/* Partial results of attention that a step may need at once. */
-static size_t parts_for(const struct arch_dims *d, uint64_t ctx, unsigned threads)
+size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads)
 {
     size_t spans = (size_t)((ctx - 1) / ATTN_SPAN + 1), one = spans * (d->n_heads / d->n_kv_heads);
     size_t few = ROWS_FOR_SPLIT * threads * d->n_heads * spans, many = threads * one;
@@ -446,7 +445,7 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->att_act = e->ffn_act = e->head_act = e->in_act;
     e->scratch_bytes = (kern_scratch_bytes((uint32_t)k) + 63) & ~(size_t)63;
     e->scratch = try_zero(threads, e->scratch_bytes);
-    e->n_parts = parts_for(d, e->ctx, threads);
+    e->n_parts = eng__parts(d, e->ctx, threads);
     e->parts = try_zero(e->n_parts, sizeof *e->parts);
     if (!e->rows || !e->logit_rows || !e->x || !e->norm || !e->qkv || !e->att || !e->gate ||
         !e->up || !e->tmp || !complete || (e->model.last && !e->logits) || !e->in_act.q ||

@@ -45,6 +45,9 @@ struct engine {
     struct stats dispatch[ENG_N_OPS];
 };
 
+/* Partial results of attention that steps may need at once, in a context of so many positions. */
+size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads);
+
 /* Thread `idx` of n takes items [*a, *b) of total. */
 static inline void share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_t *b)
 {
