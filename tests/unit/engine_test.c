@@ -257,9 +257,13 @@ static void test_few_parts(void **state)
     const uint32_t pages[] = {0, 1, 2, 3, 4, 5, 6, 7};
     struct engine *e = open_slice(KV_F16, 0, LAYERS - 1); /* two threads; 16 rows are not split */
     run(e, 0, ROWS, pages, want);
+    size_t beyond = (e->n_parts - HEADS_A_KV_HEAD) * sizeof *e->parts;
     e->n_parts = HEADS_A_KV_HEAD; /* of one thread, one span */
+    uint8_t *rest = (uint8_t *)(e->parts + e->n_parts);
+    memset(rest, 0x5a, beyond);
     run(e, 0, ROWS, pages, got);
     assert_memory_equal(got, want, sizeof want);
+    for (size_t i = 0; i < beyond; i++) assert_int_equal(rest[i], 0x5a);
     eng_close(e);
 }
 
