@@ -21,6 +21,7 @@
 struct tiny_llama {
     uint32_t layers;      /* whose tensors are in the file */
     uint32_t block_count; /* what its metadata says; 0: the same */
+    uint32_t vocab;       /* 0: TINY_VOCAB */
     uint64_t seed;
     const struct buf *keys; /* n_keys more, as their bytes; NULL: none */
     uint32_t n_keys;
@@ -75,7 +76,8 @@ static inline void tiny_llama_bytes(const struct tiny_llama *t, struct buf *ret)
                     {"ffn_down", TINY_FFN, TINY_HIDDEN}};
     struct buf table = {0}, data = {0};
     struct rng rng = {t->seed};
-    tiny_tensor(&table, &data, &rng, "token_embd.weight", TINY_HIDDEN, TINY_VOCAB);
+    tiny_tensor(&table, &data, &rng, "token_embd.weight", TINY_HIDDEN,
+                t->vocab ? t->vocab : TINY_VOCAB);
     tiny_tensor(&table, &data, &rng, "output_norm.weight", TINY_HIDDEN, 0);
     for (uint32_t l = 0; l < t->layers; l++)
         for (size_t i = 0; i < sizeof of_layer / sizeof of_layer[0]; i++) {

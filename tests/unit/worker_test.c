@@ -318,6 +318,7 @@ struct rig {
     struct net *net;
     struct exec *exec;
     struct net_sock *to, *from; /* the stages before and after it */
+    struct net_sock *monitor;   /* of `to` */
     struct epoch epoch;
     struct msg_from_worker heard;
 };
@@ -332,9 +333,10 @@ static void open_rig(struct rig *r, const struct exec_options *o)
 
 static void close_links(struct rig *r)
 {
+    net_monitor_close(r->to, r->monitor);
     net_sock_close(r->to);
     net_sock_close(r->from);
-    r->to = r->from = NULL;
+    r->to = r->from = r->monitor = NULL;
 }
 
 static void close_rig(struct rig *r)
@@ -384,6 +386,7 @@ static void link_up(struct rig *r)
     assert_int_equal(net_bind(r->from, "tcp://127.0.0.1:*", &em), 0);
     assert_int_equal(net_bound(r->from, bound, &em), 0);
     assert_int_equal(net_socket(r->net, NET_PUSH, limits, &r->to, &em), 0);
+    assert_int_equal(net_monitor(r->net, r->to, &r->monitor, &em), 0);
     (void)snprintf(in, sizeof in, "tcp://127.0.0.1%s", strrchr(r->heard.endpoint, ':'));
     assert_int_equal(net_connect(r->to, in, &em), 0);
     struct msg_to_worker m = {.version = PROTO_VERSION, .type = TO_CONNECT, .epoch = r->epoch};
@@ -529,7 +532,16 @@ static void test_nothing_after_a_fault(void **state)
     assert_int_equal(hear(&r), FROM_FAULT);
     assert_false(r.heard.downstream);
     if (!strstr(r.heard.text, "page 64 of 64")) fail_msg("%s", r.heard.text);
-    /* The next assignment is handled after everything that lay before it. */
+    /* It closes the link, and the Step that lay behind is lost with it. */
+    struct net_poll items[] = {{.sock = r.monitor}, {.sock = r.from}};
+    enum net_event event = NET_EVENT_NONE;
+    while (event != NET_EVENT_LOST) {
+        assert_int_equal(net_poll(items, 2, WAIT_MS), 0);
+        if (items[1].readable) fail_msg("a Step was run behind one that could not be");
+        if (!items[0].readable) fail_msg("the link stays open");
+        while (event != NET_EVENT_LOST && (event = net_monitor_next(r.monitor)) != NET_EVENT_NONE)
+            continue;
+    }
     struct msg_heartbeat before = heartbeat(&r);
     assert_true(before.step_done == 0 && before.rows == 0);
     if (assign(&r, &a) != FROM_READY) fail_msg("%s", r.heard.text);
