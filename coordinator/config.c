@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define N_KEYS 26
+#define N_KEYS 27
 
 static void fill_table(struct config *c, struct conf_key *table)
 {
@@ -23,6 +23,7 @@ static void fill_table(struct config *c, struct conf_key *table)
         {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
         {"workers", CONF_U32, &c->workers, 1, LIMIT_STAGES, true},
         {"kv", CONF_STRING, &c->kv, 0, 0, false},
+        {"pre", CONF_STRING, &c->pre, 0, 0, false},
         {"ctx", CONF_U32, &c->ctx, 1, LIMIT_CONTEXT, false},
         {"kv_tokens", CONF_U32, &c->kv_tokens, LIMIT_PAGE, 1u << 30, false},
         {"chunk", CONF_U32, &c->chunk, 1, LIMIT_STEP_ROWS, false},

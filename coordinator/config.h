@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 struct config {
-    char *model, *name, *listen, *kv;
+    char *model, *name, *listen, *kv, *pre;
     uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
     bool plaintext;
     uint32_t workers;

@@ -8,6 +8,7 @@
 #include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/base/progress.h"
 #include "proto/wire.h"
 
 #include <inttypes.h>
@@ -54,12 +55,30 @@ static void learn_route(struct shell *s, struct instance instance, struct net_fr
     memcpy(w->route.bytes, id.data, id.bytes);
 }
 
+/* An Assign as it is sent: the core knows the model by its identity, the shell by its tensors. */
+static void put_assign(struct shell *s, const struct msg_to_worker *m)
+{
+    struct errmsg em = {0};
+    struct msg_to_worker whole = *m;
+    struct msg_assign *a = &whole.assign;
+    uint64_t hashes[LIMIT_SLICE_TENSORS];
+    a->header_digest = s->manifest.header;
+    a->tensor_hashes = hashes;
+    if (manifest_slice(&s->manifest, s->model->gguf, &s->model->dims, a->layer_first, a->layer_last,
+                       hashes, LIMIT_SLICE_TENSORS, &a->n_tensors, &em) < 0)
+        log_error("%s", em.text); /* the worker refuses a slice without hashes */
+    wire_put_to_worker(&whole, &s->out);
+}
+
 static void send_to_worker(struct shell *s, struct instance to, const struct msg_to_worker *m)
 {
     for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
         struct worker_route *w = &s->routes[i];
         if (!instance_eq(w->instance, to) || !w->route.n) continue;
-        wire_put_to_worker(m, &s->out);
+        if (m->type == TO_ASSIGN)
+            put_assign(s, m);
+        else
+            wire_put_to_worker(m, &s->out);
         struct net_frame f[2] = {{w->route.bytes, w->route.n}, {s->out.data, s->out.len}};
         (void)net_send(s->workers, f, 2); /* a worker that is gone is found by its silence */
         return;
@@ -291,6 +310,18 @@ static uint32_t pages_of(const struct config *c, const struct model_file *m)
     return (tokens + LIMIT_PAGE - 1) / LIMIT_PAGE;
 }
 
+/* The first slice and the last are the largest. */
+static int check_slices(const struct config *c, const struct model_file *m, struct errmsg *em)
+{
+    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = m->dims.n_layers;
+    uint32_t most = (layers + c->workers - 1) / c->workers;
+    int rc = eng_slice_tensors(m->gguf, &m->dims, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
+    if (rc == 0)
+        rc = eng_slice_tensors(m->gguf, &m->dims, layers - most, layers - 1, idx,
+                               LIMIT_SLICE_TENSORS, &n, em);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
+}
+
 int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em)
 {
     enum kv_type kv;
@@ -305,7 +336,7 @@ int loop_check(const struct config *config, const struct model_file *model, stru
                        config->workers, model->dims.n_layers);
     /* Also finds a missing tensor or an unsupported type before any worker is asked. */
     int rc = eng_slice_bytes(model->gguf, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : 0;
+    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : check_slices(config, model, em);
 }
 
 /* Rows of a Step that may want logits. */
@@ -336,7 +367,7 @@ void shell__core_config(const struct shell *s, const char *results_endpoint, uin
         .n_layers = m->dims.n_layers,
         .width = m->dims.hidden,
         .vocab = m->dims.vocab,
-        .model_digest = gguf_digest(m->gguf),
+        .model_digest = s->manifest.identity,
         .model_path = m->path,
         .results_endpoint = results_endpoint,
         .eog = eog,
@@ -436,10 +467,31 @@ static void close_all(struct shell *s)
     buf_close(&s->body);
     arena_close(&s->arena);
     arena_close(&s->body_arena);
+    manifest_close(&s->manifest);
     mem_free(s);
 }
 
-int loop_run(const struct config *config, const struct model_file *model, struct errmsg *em)
+static bool on_hashing(void *arg, uint64_t done, uint64_t total)
+{
+    return progress_update(arg, done, total) && !atomic_load(&asked_to_stop);
+}
+
+/* Before any worker can be told what the model is. */
+static int open_manifest(struct shell *s, const char *folder, struct errmsg *em)
+{
+    struct progress progress = {.what = "hashing the model"};
+    struct manifest_options o = {.path = s->model->path,
+                                 .gguf = s->model->gguf,
+                                 .folder = folder,
+                                 .progress = on_hashing,
+                                 .progress_arg = &progress};
+    int rc = manifest_open(&o, &s->manifest, em);
+    if (rc == 0 && s->manifest.notice[0]) log_info("%s", s->manifest.notice);
+    return rc;
+}
+
+int loop_run(const struct config *config, const struct model_file *model, const char *manifests,
+             struct errmsg *em)
 {
     struct sigaction action = {.sa_handler = on_signal};
     (void)sigaction(SIGTERM, &action, NULL);
@@ -448,7 +500,8 @@ int loop_run(const struct config *config, const struct model_file *model, struct
     s->config = config;
     s->model = model;
     s->name = model_name(config, model);
-    int rc = open_all(s, em);
+    int rc = open_manifest(s, manifests, em);
+    if (rc == 0) rc = open_all(s, em);
     if (rc == 0) log_info("serves %s to %s", s->name, s->client_endpoint);
     cores_stay_on(0); /* beside the I/O threads: common/io/net.c says why */
     uint64_t next_tick_ns = clock_ns();
@@ -459,5 +512,5 @@ int loop_run(const struct config *config, const struct model_file *model, struct
         log_info("stops");
     }
     close_all(s);
-    return rc;
+    return rc == ERR_CANCELLED ? 0 : rc; /* stopped while the model was read */
 }

@@ -10,8 +10,10 @@
 /* Whether the file asks for what the model can do: context, pool, workers, KV type. */
 int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em);
 
-/* Until SIGTERM or SIGINT. Prints "listening client=ADDR worker=ADDR" and, each time a replica has
- * become ready, "ready client=ADDR" on stdout. */
-int loop_run(const struct config *config, const struct model_file *model, struct errmsg *em);
+/* Until SIGTERM or SIGINT. Reads the model's content first, unless its hashes are kept in
+ * `manifests` (NULL: nowhere) from a start before. Prints "listening client=ADDR worker=ADDR" and,
+ * each time a replica has become ready, "ready client=ADDR" on stdout. */
+int loop_run(const struct config *config, const struct model_file *model, const char *manifests,
+             struct errmsg *em);
 
 #endif

@@ -5,17 +5,31 @@
 #include "common/base/opts.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 static const char examples[] = "  flotilla-coordinator --config cluster.yaml --check\n"
                                "  flotilla-coordinator --config cluster.yaml\n";
 
+/* The folder below the user's cache where models' hashes are kept; false: there is none. */
+static bool manifest_folder(char *ret, size_t size)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n = -1;
+    if (cache && cache[0] == '/')
+        n = snprintf(ret, size, "%s/flotilla/manifests", cache);
+    else if (home && home[0] == '/')
+        n = snprintf(ret, size, "%s/.cache/flotilla/manifests", home);
+    return n > 0 && (size_t)n < size;
+}
+
 static int run(const char *path, bool check_only, struct errmsg *em)
 {
+    char folder[4096];
     struct config config;
     struct model_file model;
     int rc = config_read(path, &config, em);
     if (rc < 0) return rc == ERR_NOTFOUND || rc == ERR_IO ? ERR_CONF : rc;
-    rc = model_file_open(config.model, true, &model, em);
+    rc = model_file_open(config.model, true, config.pre, &model, em);
     if (rc < 0) {
         config_close(&config);
         return ERR_CONF;
@@ -25,7 +39,7 @@ static int run(const char *path, bool check_only, struct errmsg *em)
     if (rc == 0 && check_only)
         (void)printf("%s: in order\n", path);
     else if (rc == 0)
-        rc = loop_run(&config, &model, em);
+        rc = loop_run(&config, &model, manifest_folder(folder, sizeof folder) ? folder : NULL, em);
     model_file_close(&model);
     config_close(&config);
     return rc;

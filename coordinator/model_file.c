@@ -2,13 +2,26 @@
 
 #include "common/base/mem.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-static int32_t token_id(const struct gguf *g, const char *key)
+/* The id of a special token, -1 where there is none: no such key, a negative number, or -1 as the
+ * file's writer put it into 32 bits without sign. */
+static int token_id(const struct gguf *g, const char *key, int32_t *ret, struct errmsg *em)
 {
-    uint32_t id;
-    return gguf_get_u32(g, key, &id, NULL) == 0 && id < VOCAB_TOKENS_MAX ? (int32_t)id : -1;
+    const struct gguf_kv *kv = gguf_find(g, key);
+    struct gguf_int i;
+    *ret = -1;
+    if (!kv) return 0;
+    if (kv->type == GGUF_ARRAY || !gguf_int_at(kv, 0, &i))
+        return err_set(em, ERR_FORMAT, "key '%s' is not an integer", key);
+    if (i.negative || i.value == UINT32_MAX) return 0;
+    if (i.value >= VOCAB_TOKENS_MAX)
+        return err_set(em, ERR_FORMAT, "key '%s': %" PRIu64 " is no token id (below %u)", key,
+                       i.value, VOCAB_TOKENS_MAX);
+    *ret = (int32_t)i.value;
+    return 0;
 }
 
 /* The strings of an array, pointing into the open file. *ret_n is 0 where there is no such key. */
@@ -33,61 +46,116 @@ static int strings(const struct gguf *g, const char *key, struct vocab_string **
     return 0;
 }
 
-/* n numbers of 4 bytes, one for each token, aligned. *ret stays NULL where there is no such key. */
-static int numbers(const struct gguf *g, const char *key, enum gguf_type type, uint32_t n,
-                   void **ret, struct errmsg *em)
+/* A key whose value is an array of one number for each token; NULL where there is none. */
+static int array_of(const struct gguf *g, const char *key, uint32_t n, const struct gguf_kv **ret,
+                    struct errmsg *em)
 {
-    const struct gguf_kv *kv = gguf_find(g, key);
-    if (!kv) return 0;
-    if (kv->type != GGUF_ARRAY || kv->item_type != type || kv->n_items != n)
-        return err_set(em, ERR_FORMAT, "key '%s' does not fit the tokens", key);
-    *ret = mem_try((size_t)kv->data_bytes + 1);
-    if (!*ret) return err_set(em, ERR_NOMEM, "key '%s'", key);
-    memcpy(*ret, kv->data, (size_t)kv->data_bytes);
+    *ret = gguf_find(g, key);
+    if (*ret && ((*ret)->type != GGUF_ARRAY || (*ret)->n_items != n))
+        return err_set(em, ERR_FORMAT,
+                       "key '%s' is not an array of %" PRIu32 " numbers, one for each token", key,
+                       n);
     return 0;
 }
 
-static void string_of(const struct gguf *g, const char *key, struct vocab_string *ret)
+/* *ret stays NULL where there is no such key; else the caller frees it. */
+static int token_types(const struct gguf *g, uint32_t n, int32_t **ret, struct errmsg *em)
 {
-    *ret = (struct vocab_string){"", 0};
-    (void)gguf_get_string(g, key, &ret->data, &ret->len, NULL);
+    static const char key[] = "tokenizer.ggml.token_type";
+    const struct gguf_kv *kv;
+    int rc = array_of(g, key, n, &kv, em);
+    if (rc < 0 || !kv) return rc;
+    int32_t *types = mem_try(n * sizeof *types);
+    if (!types) return err_set(em, ERR_NOMEM, "key '%s'", key);
+    for (uint32_t i = 0; i < n && rc == 0; i++) {
+        struct gguf_int v;
+        if (!gguf_int_at(kv, i, &v) || v.negative || v.value > INT32_MAX)
+            rc = err_set(em, ERR_FORMAT, "key '%s': item %" PRIu32 " is not a token type", key, i);
+        else
+            types[i] = (int32_t)v.value;
+    }
+    if (rc == 0)
+        *ret = types;
+    else
+        mem_free(types);
+    return rc;
 }
 
-static int open_vocab(struct model_file *f, struct errmsg *em)
+static int token_scores(const struct gguf *g, uint32_t n, float **ret, struct errmsg *em)
+{
+    static const char key[] = "tokenizer.ggml.scores";
+    const struct gguf_kv *kv;
+    int rc = array_of(g, key, n, &kv, em);
+    if (rc < 0 || !kv) return rc;
+    float *scores = mem_try(n * sizeof *scores);
+    if (!scores) return err_set(em, ERR_NOMEM, "key '%s'", key);
+    for (uint32_t i = 0; i < n && rc == 0; i++)
+        if (!gguf_f32_at(kv, i, &scores[i]))
+            rc = err_set(em, ERR_FORMAT, "key '%s': its items are not numbers", key);
+    if (rc == 0)
+        *ret = scores;
+    else
+        mem_free(scores);
+    return rc;
+}
+
+/* Values of a vocabulary that may be missing, but not be of another kind. */
+static int missing_is_fine(int rc)
+{
+    return rc == ERR_NOTFOUND ? 0 : rc;
+}
+
+static int read_scalars(const struct gguf *g, const char *pre, struct vocab_spec *s,
+                        struct errmsg *em)
+{
+    const struct {
+        const char *key;
+        int32_t *id;
+    } ids[] = {{"tokenizer.ggml.bos_token_id", &s->bos},
+               {"tokenizer.ggml.eos_token_id", &s->eos},
+               {"tokenizer.ggml.eot_token_id", &s->eot},
+               {"tokenizer.ggml.eom_token_id", &s->eom},
+               {"tokenizer.ggml.unknown_token_id", &s->unknown}};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0] && rc == 0; i++)
+        rc = token_id(g, ids[i].key, ids[i].id, em);
+    s->model = s->pre = (struct vocab_string){"", 0};
+    if (rc == 0)
+        rc = missing_is_fine(
+            gguf_get_string(g, "tokenizer.ggml.model", &s->model.data, &s->model.len, em));
+    if (rc == 0)
+        rc = missing_is_fine(
+            gguf_get_string(g, "tokenizer.ggml.pre", &s->pre.data, &s->pre.len, em));
+    if (pre) s->pre = (struct vocab_string){pre, strlen(pre)};
+    /* SentencePiece files that do not say want both. */
+    s->add_bos = s->space_prefix = s->model.len == 5 && memcmp(s->model.data, "llama", 5) == 0;
+    if (rc == 0)
+        rc = missing_is_fine(gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &s->add_bos, em));
+    if (rc == 0)
+        rc = missing_is_fine(
+            gguf_get_bool(g, "tokenizer.ggml.add_space_prefix", &s->space_prefix, em));
+    return rc;
+}
+
+static int open_vocab(struct model_file *f, const char *pre, struct errmsg *em)
 {
     const struct gguf *g = f->gguf;
-    struct vocab_spec s = {.bos = token_id(g, "tokenizer.ggml.bos_token_id"),
-                           .eos = token_id(g, "tokenizer.ggml.eos_token_id"),
-                           .eot = token_id(g, "tokenizer.ggml.eot_token_id"),
-                           .eom = token_id(g, "tokenizer.ggml.eom_token_id"),
-                           .unknown = token_id(g, "tokenizer.ggml.unknown_token_id")};
-    string_of(g, "tokenizer.ggml.model", &s.model);
-    string_of(g, "tokenizer.ggml.pre", &s.pre);
-    /* SentencePiece files that do not say want both. */
-    s.add_bos = s.space_prefix = s.model.len == 5 && memcmp(s.model.data, "llama", 5) == 0;
-    (void)gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &s.add_bos, NULL);
-    (void)gguf_get_bool(g, "tokenizer.ggml.add_space_prefix", &s.space_prefix, NULL);
-    struct vocab_string *tokens, *merges = NULL;
+    struct vocab_spec s = {0};
+    struct vocab_string *tokens = NULL, *merges = NULL;
     int32_t *types = NULL;
     float *scores = NULL;
-    int rc = strings(g, "tokenizer.ggml.tokens", &tokens, &s.n_tokens, em);
+    int rc = read_scalars(g, pre, &s, em);
+    if (rc == 0 && pre && (s.model.len != 4 || memcmp(s.model.data, "gpt2", 4) != 0))
+        rc = err_set(em, ERR_CONF, "a pre-tokeniser is named, but this vocabulary uses none");
+    if (rc == 0) rc = strings(g, "tokenizer.ggml.tokens", &tokens, &s.n_tokens, em);
     if (rc == 0) rc = strings(g, "tokenizer.ggml.merges", &merges, &s.n_merges, em);
-    if (rc == 0)
-        rc = numbers(g, "tokenizer.ggml.token_type", GGUF_I32, s.n_tokens, (void **)&types, em);
-    if (rc == 0)
-        rc = numbers(g, "tokenizer.ggml.scores", GGUF_F32, s.n_tokens, (void **)&scores, em);
-    struct errmsg warning = {0};
+    if (rc == 0) rc = token_types(g, s.n_tokens, &types, em);
+    if (rc == 0) rc = token_scores(g, s.n_tokens, &scores, em);
     s.tokens = tokens;
     s.merges = merges;
     s.types = types;
     s.scores = scores;
-    if (rc == 0) {
-        rc = vocab_open(&s, &f->vocab, &warning);
-        if (rc < 0)
-            (void)err_set(em, rc, "%s", warning.text);
-        else
-            (void)snprintf(f->warning, sizeof f->warning, "%.250s", warning.text);
-    }
+    if (rc == 0) rc = vocab_open(&s, &f->vocab, em);
     mem_free(tokens);
     mem_free(merges);
     mem_free(types);
@@ -95,13 +163,17 @@ static int open_vocab(struct model_file *f, struct errmsg *em)
     return rc;
 }
 
-int model_file_open(const char *path, bool with_model, struct model_file *ret, struct errmsg *em)
+int model_file_open(const char *path, bool with_model, const char *pre, struct model_file *ret,
+                    struct errmsg *em)
 {
     struct model_file f = {0};
+    struct errmsg unread = {0};
     int rc = gguf_open(path, &f.gguf, em);
     if (rc < 0) return rc;
     if (with_model) rc = arch_read(f.gguf, &f.dims, em);
-    if (rc == 0) rc = open_vocab(&f, em);
+    if (rc == 0 && with_model && arch_unread(f.gguf, &unread) > 0)
+        (void)snprintf(f.warning, sizeof f.warning, "%.500s", unread.text);
+    if (rc == 0) rc = open_vocab(&f, pre, em);
     if (rc < 0) {
         model_file_close(&f);
         return err_wrap(em, rc, "%s", path);

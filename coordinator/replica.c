@@ -104,6 +104,7 @@ void replica__assign(struct core *c, uint32_t stage)
     a->layer_last = c->replica.last[stage];
     a->kv_type = c->cfg.kv_type;
     a->n_pages = c->cfg.n_pages;
+    a->ctx = c->cfg.ctx;
     a->rows_max = c->cfg.rows_max;
     a->logits_max = c->cfg.logits_max;
     a->window = c->cfg.window;

@@ -9,6 +9,7 @@
 #include "coordinator/answer.h"
 #include "coordinator/config.h"
 #include "coordinator/core.h"
+#include "coordinator/manifest.h"
 #include "coordinator/metrics.h"
 #include "coordinator/model_file.h"
 #include "coordinator/textjob.h"
@@ -59,6 +60,7 @@ struct worker_route {
 struct shell {
     const struct config *config;
     const struct model_file *model;
+    struct manifest manifest;
     const char *name; /* of the model, as served */
     struct net *net, *client_net;
     struct net_sock *clients, *workers, *results;

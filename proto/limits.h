@@ -28,6 +28,7 @@
 #define LIMIT_NAME_BYTES 64u
 #define LIMIT_TEXT_BYTES 512u /* of an error's text, an endpoint, a path is twice that */
 #define LIMIT_PATH_BYTES 1024u
+#define LIMIT_SLICE_TENSORS 4096u /* whose hashes an Assign carries: 32 KiB */
 #define LIMIT_PROMPT_BYTES (16u << 20)
 #define LIMIT_MAX_TOKENS LIMIT_CONTEXT
 

@@ -164,7 +164,11 @@ enum to_worker { TO_ASSIGN, TO_CONNECT, TO_REFUSE, TO_WHO };
 
 struct msg_assign {
     char model_path[LIMIT_PATH_BYTES];
-    uint64_t model_digest;
+    uint64_t model_digest;         /* of header and tensors */
+    uint64_t header_digest;        /* of the header alone */
+    const uint64_t *tensor_hashes; /* n_tensors, of those of the slice, as the engine lists them */
+    uint32_t n_tensors;            /* to LIMIT_SLICE_TENSORS */
+    uint32_t ctx;                  /* positions of a sequence */
     uint32_t layer_first, layer_last, kv_type, n_pages, rows_max, logits_max, window;
     bool plaintext;
 };

@@ -478,6 +478,10 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
         SET(&assign, logits_max, m->assign.logits_max);
         SET(&assign, window, m->assign.window);
         SET(&assign, plaintext, m->assign.plaintext);
+        SET(&assign, header_digest, m->assign.header_digest);
+        SET(&assign, ctx, m->assign.ctx);
+        assign.n_tensor_hashes = m->assign.n_tensors;
+        assign.tensor_hashes = (uint64_t *)(uintptr_t)m->assign.tensor_hashes;
         t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_ASSIGN;
         t.assign = &assign;
         break;
@@ -517,6 +521,12 @@ static int get_assign(const Flotilla__Cluster__Assign *p, struct msg_to_worker *
     a->logits_max = p->logits_max;
     a->window = p->window;
     a->plaintext = p->plaintext;
+    a->header_digest = p->header_digest;
+    a->ctx = p->ctx;
+    if (p->n_tensor_hashes > LIMIT_SLICE_TENSORS) return wire__bad(em, "tensor_hashes");
+    a->n_tensors = (uint32_t)p->n_tensor_hashes;
+    a->tensor_hashes = p->tensor_hashes;
+    if (a->ctx == 0 || a->ctx > LIMIT_CONTEXT) return wire__bad(em, "ctx");
     if (a->layer_first > a->layer_last) return wire__bad(em, "layers");
     if (a->n_pages == 0) return wire__bad(em, "n_pages");
     if (a->rows_max == 0 || a->rows_max > LIMIT_STEP_ROWS) return wire__bad(em, "rows_max");

@@ -19,6 +19,8 @@
 #define PROGRESS_NS (200 * NS_PER_MS)
 /* An idle thread turns this often, so that the coordinator can tell it from one that hangs. */
 #define IDLE_TURN_MS 100
+/* A Step that is passed on may be longer than it came: fields that were left out, its timings. */
+#define ENCODING_BYTES (128u * LIMIT_STEP_RUNS)
 
 /* A message that the socket of the link did not take yet. */
 struct waiting {
@@ -43,6 +45,7 @@ struct exec {
     struct net_sock *pair, *in, *out, *monitor;
     struct gate gate;
     struct msg_assign assign;
+    uint64_t hashes[LIMIT_SLICE_TENSORS]; /* of the assignment */
     struct stage_work *work;
     struct arena arena;
     struct buf header;
@@ -163,10 +166,12 @@ static void flush_queue(struct exec *e)
     }
 }
 
-/* No send blocks: what the socket refuses waits here, at most a window of it. */
+/* Ends the guard: libzmq makes a copy of what it sends. No send blocks: what the socket refuses
+ * waits here, at most a window of it. */
 static void hand_on(struct exec *e, const void *body, size_t body_bytes)
 {
     struct net_frame f[2] = {{e->header.data, e->header.len}, {body, body_bytes}};
+    mem_guard_end();
     if (!e->out) return; /* the link broke: a fault was told */
     if (e->queue_n == 0 && net_send(e->out, f, body_bytes ? 2 : 1) == 0) return;
     if (e->queue_n == LIMIT_WINDOW) {
@@ -270,6 +275,8 @@ static void take_assign(struct exec *e, const struct msg_to_worker *m)
     close_links(e);
     gate_open(&e->gate, m->epoch);
     e->assign = m->assign;
+    memcpy(e->hashes, m->assign.tensor_hashes, m->assign.n_tensors * sizeof e->hashes[0]);
+    e->assign.tensor_hashes = e->hashes;
     publish_epoch(e);
     int rc = load(e, &em);
     publish_holding(e);
@@ -293,11 +300,12 @@ static void take_command(struct exec *e)
         struct net_frame f = net_msg_frame(&msg, 0);
         bool right = f.bytes == sizeof m; /* an empty one only wakes the thread */
         if (right) memcpy(&m, f.data, sizeof m);
-        net_msg_close(&msg);
-        if (!right) continue;
-        if (m.type == TO_ASSIGN)
+        if (right && m.type == TO_ASSIGN) {
+            m.assign.tensor_hashes = net_msg_frame(&msg, 1).data;
             take_assign(e, &m);
-        else if (m.type == TO_CONNECT && epoch_eq(m.epoch, e->gate.epoch) && e->in && !e->out)
+        }
+        net_msg_close(&msg);
+        if (right && m.type == TO_CONNECT && epoch_eq(m.epoch, e->gate.epoch) && e->in && !e->out)
             connect_out(e, m.text);
     }
 }
@@ -322,16 +330,17 @@ static void note_received(struct exec *e, uint64_t number)
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* Under the guard from the first line until the result is handed to the socket. */
 static void run_step(struct exec *e, struct msg_step *s, const void *body, size_t body_bytes)
 {
+    mem_guard_begin();
     struct errmsg em = {0};
     struct stage_output out;
     uint64_t start = clock_ns();
     note_received(e, s->number);
-    mem_guard_begin();
     int rc = stage_work_step(e->work, s, body, &out, &em);
-    mem_guard_end();
     if (rc < 0) { /* what follows would run over rows that are missing */
+        mem_guard_end();
         fault(e, false, em.text);
         close_links(e);
         return;
@@ -419,7 +428,9 @@ int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_e
     e->o = *o;
     e->net = net;
     (void)pthread_mutex_init(&e->lock, NULL);
-    int rc = net_socket(net, NET_PAIR, limits, &e->control, em);
+    int rc = buf_reserve(&e->header, LIMIT_STEP_BYTES + ENCODING_BYTES);
+    if (rc < 0) (void)err_set(em, rc, "room for a Step");
+    if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &e->control, em);
     if (rc == 0) rc = net_bind(e->control, "inproc://exec", em);
     if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &e->pair, em);
     if (rc == 0) rc = net_connect(e->pair, "inproc://exec", em);
@@ -428,6 +439,7 @@ int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_e
     if (rc < 0) {
         net_sock_close(e->pair);
         net_sock_close(e->control);
+        buf_close(&e->header);
         mem_free(e);
         return rc;
     }
@@ -454,8 +466,9 @@ struct net_sock *exec_socket(struct exec *e)
 
 bool exec_command(struct exec *e, const struct msg_to_worker *m)
 {
-    struct net_frame f = {m, sizeof *m};
-    return net_send(e->control, &f, 1) == 0;
+    struct net_frame f[2] = {{m, sizeof *m},
+                             {m->assign.tensor_hashes, m->assign.n_tensors * sizeof(uint64_t)}};
+    return net_send(e->control, f, m->type == TO_ASSIGN ? 2 : 1) == 0;
 }
 
 bool exec_next(struct exec *e, struct msg_from_worker *ret)

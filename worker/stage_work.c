@@ -30,13 +30,15 @@ struct logprobs {
     float top[LIMIT_STEP_LOGITS * LIMIT_TOP_LOGPROBS];
 };
 
+#define SLOTS (2u * LIMIT_LIVE)
+
 struct stage_work {
-    struct msg_assign assign;
+    struct msg_assign assign; /* without the hashes */
     struct engine *engine;
     struct eng_run runs[LIMIT_STEP_RUNS];
     struct msg_run_result results[LIMIT_STEP_RUNS];
     int32_t tokens[LIMIT_STEP_LOGITS];
-    struct sampler *samplers; /* 2 * LIMIT_LIVE slots */
+    struct sampler *samplers; /* SLOTS of them */
     uint32_t *free_samplers, n_free;
     struct imap by_request;
     struct sample_candidate *candidates;
@@ -62,7 +64,7 @@ static void find_path(const struct stage_work_options *o, char *ret, size_t size
 static int open_engine(struct stage_work *w, const struct stage_work_options *o, const char *path,
                        const struct gguf *g, struct errmsg *em)
 {
-    if (gguf_digest(g) != o->assign->model_digest)
+    if (gguf_digest(g) != o->assign->header_digest)
         return err_set(em, ERR_FORMAT, "%s is not the coordinator's model", path);
     if (o->assign->kv_type >= KV_N_TYPES)
         return err_set(em, ERR_UNSUPPORTED, "KV type %" PRIu32, o->assign->kv_type);
@@ -73,6 +75,9 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
                             .layer_last = o->assign->layer_last,
                             .kv = (enum kv_type)o->assign->kv_type,
                             .n_pages = o->assign->n_pages,
+                            .ctx = o->assign->ctx,
+                            .hashes = o->assign->tensor_hashes,
+                            .n_hashes = o->assign->n_tensors,
                             .rows_max = o->assign->rows_max,
                             .logits_max = o->assign->logits_max,
                             .threads = o->threads,
@@ -85,6 +90,31 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
     return eng_open(&e, &w->engine, em);
 }
 
+/* Zeroed; NULL where there is no room. Sizes follow from the file and the assignment. */
+static void *try_zero(size_t n, size_t size)
+{
+    void *p = n <= SIZE_MAX / size ? mem_try(n * size) : NULL;
+    return p ? memset(p, 0, n * size) : NULL;
+}
+
+static int open_tables(struct stage_work *w, struct errmsg *em)
+{
+    uint32_t vocab = eng_dims(w->engine)->vocab;
+    w->samplers = try_zero(SLOTS, sizeof *w->samplers);
+    w->free_samplers = try_zero(SLOTS, sizeof *w->free_samplers);
+    w->candidates = try_zero(vocab, sizeof *w->candidates);
+    w->page_tokens = try_zero((size_t)w->assign.n_pages * LIMIT_PAGE, sizeof *w->page_tokens);
+    w->seen.count = try_zero(vocab, sizeof *w->seen.count);
+    w->seen.ids = try_zero(vocab, sizeof *w->seen.ids);
+    w->adjusted = try_zero(vocab, sizeof *w->adjusted);
+    w->logprobs = try_zero(1, sizeof *w->logprobs);
+    if (!w->samplers || !w->free_samplers || !w->candidates || !w->page_tokens || !w->seen.count ||
+        !w->seen.ids || !w->adjusted || !w->logprobs || imap_reserve(&w->by_request, SLOTS) < 0)
+        return err_set(em, ERR_NOMEM, "sampling state for %" PRIu32 " tokens and %" PRIu32 " pages",
+                       vocab, w->assign.n_pages);
+    return 0;
+}
+
 int stage_work_open(const struct stage_work_options *o, struct stage_work **ret, struct errmsg *em)
 {
     char path[2 * LIMIT_PATH_BYTES];
@@ -95,20 +125,13 @@ int stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
     struct stage_work *w = mem_zalloc(sizeof *w);
     w->assign = *o->assign;
     rc = open_engine(w, o, path, g, em);
+    w->assign.tensor_hashes = NULL; /* the caller's */
     gguf_close(g);
+    if (rc == 0) rc = open_tables(w, em);
     if (rc < 0) {
-        mem_free(w);
+        stage_work_close(w);
         return rc;
     }
-    w->samplers = mem_zalloc(2 * LIMIT_LIVE * sizeof *w->samplers);
-    w->free_samplers = mem_zalloc(2 * LIMIT_LIVE * sizeof *w->free_samplers);
-    uint32_t vocab = eng_dims(w->engine)->vocab;
-    w->candidates = mem_zalloc(vocab * sizeof *w->candidates);
-    w->page_tokens = mem_zalloc((size_t)o->assign->n_pages * LIMIT_PAGE * sizeof *w->page_tokens);
-    w->seen.count = mem_zalloc(vocab * sizeof *w->seen.count);
-    w->seen.ids = mem_zalloc(vocab * sizeof *w->seen.ids);
-    w->adjusted = mem_zalloc(vocab * sizeof *w->adjusted);
-    w->logprobs = mem_zalloc(sizeof *w->logprobs);
     stage_work_reset(w);
     *ret = w;
     return 0;
@@ -135,14 +158,13 @@ bool stage_work_fits(const struct stage_work *w, const struct msg_assign *a)
     const struct msg_assign *b = &w->assign;
     return a->model_digest == b->model_digest && a->layer_first == b->layer_first &&
            a->layer_last == b->layer_last && a->kv_type == b->kv_type && a->n_pages == b->n_pages &&
-           a->rows_max == b->rows_max && a->logits_max == b->logits_max;
+           a->ctx == b->ctx && a->rows_max == b->rows_max && a->logits_max == b->logits_max;
 }
 
 void stage_work_reset(struct stage_work *w)
 {
-    imap_close(&w->by_request);
-    imap_reserve(&w->by_request, 2 * LIMIT_LIVE);
-    w->n_free = 2 * LIMIT_LIVE;
+    imap_clear(&w->by_request);
+    w->n_free = SLOTS;
     for (uint32_t i = 0; i < w->n_free; i++) w->free_samplers[i] = i;
 }
 

@@ -20,6 +20,19 @@ int buf_append(struct buf *b, const void *data, size_t n)
     return 0;
 }
 
+int buf_reserve(struct buf *b, size_t n)
+{
+    if (n + 1 <= b->cap) return 0;
+    char *data = mem_try(n + 1);
+    if (!data) return ERR_NOMEM;
+    if (b->len) memcpy(data, b->data, b->len);
+    data[b->len] = 0;
+    mem_free(b->data);
+    b->data = data;
+    b->cap = n + 1;
+    return 0;
+}
+
 void buf_drop(struct buf *b, size_t n)
 {
     if (n == 0) return;

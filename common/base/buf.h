@@ -13,6 +13,8 @@ struct buf {
 
 /* 0, or ERR_LIMIT. */
 int buf_append(struct buf *b, const void *data, size_t n);
+/* Room for n bytes and their NUL, so that appending up to them allocates nothing. ERR_NOMEM. */
+int buf_reserve(struct buf *b, size_t n);
 /* Drops the first n bytes (n <= len). */
 void buf_drop(struct buf *b, size_t n);
 void buf_close(struct buf *b);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,6 +28,16 @@ int err_from_errno(int errno_value)
     }
 }
 
+/* Texts end up on terminals and in logs, and names in them come from files and peers: what steers a
+ * terminal (C0, DEL, and C1 as UTF-8) becomes '?'. */
+static void clean(char *text)
+{
+    for (uint8_t *s = (uint8_t *)text; *s; s++) {
+        if (*s < 0x20 || *s == 0x7f) *s = '?';
+        if (*s == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0) s[0] = s[1] = '?';
+    }
+}
+
 int err_set(struct errmsg *em, int code, const char *format, ...)
 {
     if (em) {
@@ -34,6 +45,7 @@ int err_set(struct errmsg *em, int code, const char *format, ...)
         va_start(args, format);
         (void)vsnprintf(em->text, sizeof em->text, format, args);
         va_end(args);
+        clean(em->text);
     }
     return code;
 }
@@ -51,6 +63,7 @@ int err_wrap(struct errmsg *em, int code, const char *format, ...)
         (void)snprintf(em->text, sizeof em->text, "%s", outer);
         (void)snprintf(em->text + used, sizeof em->text - used, "%s%s", inner[0] ? ": " : "",
                        inner);
+        clean(em->text);
     }
     return code;
 }

@@ -37,7 +37,8 @@ const char *err_text(int code);
 /* Negative ERR_* for an errno value. */
 int err_from_errno(int errno_value);
 
-/* Replaces the text and returns `code`, so that `return err_set(em, ERR_IO, ...)` reads well. */
+/* Replaces the text and returns `code`, so that `return err_set(em, ERR_IO, ...)` reads well.
+ * Control characters become '?', here and below. */
 int err_set(struct errmsg *em, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

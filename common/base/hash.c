@@ -1,5 +1,6 @@
 #include "common/base/hash.h"
 
+#include "common/base/err.h"
 #include "common/base/mem.h"
 
 #include <string.h>
@@ -44,29 +45,52 @@ uint32_t *imap_get(const struct imap *m, uint64_t key)
     return s->used ? &s->value : NULL;
 }
 
-static void resize(struct imap *m, size_t cap)
+/* Slots for n keys at 1/2 load, at least `least`; 0: more than memory can have. */
+static size_t slots_for(size_t n, size_t least)
+{
+    size_t cap = least;
+    while (cap / 2 < n + 1 && cap <= SIZE_MAX / 4) cap *= 2;
+    return cap / 2 < n + 1 ? 0 : cap;
+}
+
+/* Zeroed; NULL when there is no room. */
+static void *try_slots(size_t cap, size_t size)
+{
+    void *p = cap && cap <= SIZE_MAX / size ? mem_try(cap * size) : NULL;
+    return p ? memset(p, 0, cap * size) : NULL;
+}
+
+static int resize(struct imap *m, size_t cap)
 {
     struct imap old = *m;
+    struct imap_slot *slots = try_slots(cap, sizeof *slots);
+    if (!slots) return ERR_NOMEM;
     m->cap = cap;
-    m->slots = mem_zalloc(cap * sizeof *m->slots);
+    m->slots = slots;
     for (size_t i = 0; i < old.cap; i++)
         if (old.slots[i].used) *imap_find(m, old.slots[i].key) = old.slots[i];
     mem_free(old.slots);
+    return 0;
 }
 
-void imap_reserve(struct imap *m, size_t n)
+int imap_reserve(struct imap *m, size_t n)
 {
-    size_t cap = 16;
-    while (cap / 2 < n + 1) cap *= 2;
-    if (cap > m->cap) resize(m, cap);
+    size_t cap = slots_for(n, 16);
+    return cap && cap <= m->cap ? 0 : resize(m, cap);
 }
 
 void imap_put(struct imap *m, uint64_t key, uint32_t value)
 {
-    if (m->used * 2 >= m->cap) resize(m, m->cap ? m->cap * 2 : 16);
+    if (m->used * 2 >= m->cap && resize(m, m->cap ? m->cap * 2 : 16) < 0) mem_none();
     struct imap_slot *s = imap_find(m, key);
     if (!s->used) m->used++;
     *s = (struct imap_slot){.key = key, .value = value, .used = true};
+}
+
+void imap_clear(struct imap *m)
+{
+    if (m->cap) memset(m->slots, 0, m->cap * sizeof *m->slots);
+    m->used = 0;
 }
 
 /* Backward-shift deletion (Knuth, TAOCP 3, 6.4 algorithm R): no tombstones. */
@@ -110,18 +134,30 @@ static struct smap_slot *smap_find(const struct smap *m, const char *key, size_t
     }
 }
 
+static int smap_resize(struct smap *m, size_t cap)
+{
+    struct smap old = *m;
+    struct smap_slot *slots = try_slots(cap, sizeof *slots);
+    if (!slots) return ERR_NOMEM;
+    m->cap = cap;
+    m->slots = slots;
+    for (size_t i = 0; i < old.cap; i++) {
+        struct smap_slot *s = &old.slots[i];
+        if (s->key) *smap_find(m, s->key, s->len, s->hash) = *s;
+    }
+    mem_free(old.slots);
+    return 0;
+}
+
+int smap_reserve(struct smap *m, size_t n)
+{
+    size_t cap = slots_for(n, 64);
+    return cap && cap <= m->cap ? 0 : smap_resize(m, cap);
+}
+
 bool smap_put(struct smap *m, const char *key, size_t len, uint32_t value)
 {
-    if (m->used * 2 >= m->cap) {
-        struct smap old = *m;
-        m->cap = old.cap ? old.cap * 2 : 64;
-        m->slots = mem_zalloc(m->cap * sizeof *m->slots);
-        for (size_t i = 0; i < old.cap; i++) {
-            struct smap_slot *s = &old.slots[i];
-            if (s->key) *smap_find(m, s->key, s->len, s->hash) = *s;
-        }
-        mem_free(old.slots);
-    }
+    if (m->used * 2 >= m->cap && smap_resize(m, m->cap ? m->cap * 2 : 64) < 0) mem_none();
     uint64_t hash = hash_bytes(key, len, 0);
     struct smap_slot *s = smap_find(m, key, len, hash);
     if (s->key) return false;

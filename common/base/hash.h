@@ -13,7 +13,11 @@ struct hash128 {
 uint64_t hash_bytes(const void *data, size_t n, uint64_t seed);
 struct hash128 hash128_bytes(const void *data, size_t n, uint64_t seed);
 
-/* u64 -> u32, open addressing, grows at 1/2 load. Zero-initialise; owned by one thread. */
+/* Both maps are open-addressed, grow at 1/2 load, begin as zeros, and are owned by one thread. A
+ * put that grows a map aborts when there is no memory: who puts as many keys as a file or a peer
+ * says reserves room for them first. */
+
+/* u64 -> u32 */
 struct imap {
     struct imap_slot *slots; /* private */
     size_t cap, used;        /* private */
@@ -23,9 +27,11 @@ struct imap {
 uint32_t *imap_get(const struct imap *m, uint64_t key);
 /* Inserts or overwrites. */
 void imap_put(struct imap *m, uint64_t key, uint32_t value);
-/* Room for n keys, so that putting them allocates nothing. */
-void imap_reserve(struct imap *m, size_t n);
+/* Room for n keys in all, so that putting them allocates nothing. ERR_NOMEM: nothing changed. */
+int imap_reserve(struct imap *m, size_t n);
 void imap_remove(struct imap *m, uint64_t key);
+/* Removes all keys and keeps the room. */
+void imap_clear(struct imap *m);
 void imap_close(struct imap *m);
 
 /* Byte string -> u32. Keys are borrowed and must outlive the map. The first value of a key stays:
@@ -36,6 +42,7 @@ struct smap {
 };
 
 bool smap_put(struct smap *m, const char *key, size_t len, uint32_t value);
+int smap_reserve(struct smap *m, size_t n); /* as imap_reserve */
 const uint32_t *smap_get(const struct smap *m, const char *key, size_t len);
 void smap_close(struct smap *m);
 

@@ -25,9 +25,15 @@ bool mem_guard_active(void)
     return guard_depth > 0;
 }
 
-static void die(const char *why, size_t bytes)
+static _Noreturn void die(const char *why, size_t bytes)
 {
     (void)fprintf(stderr, "flotilla: %s (%zu bytes)\n", why, bytes);
+    abort();
+}
+
+void mem_none(void)
+{
+    (void)fprintf(stderr, "flotilla: out of memory\n");
     abort();
 }
 

@@ -15,6 +15,8 @@ void *mem_zalloc(size_t bytes);
 void *mem_realloc(void *old, size_t bytes);
 void *mem_try(size_t bytes);
 char *mem_strdup(const char *s);
+/* Ends the process: memory of a size that this program chose is not to be had. */
+_Noreturn void mem_none(void);
 void mem_free(void *p);
 
 /* NULL when the address space is not to be had. Freed with mem_pages_free and the same size. */

@@ -1,5 +1,6 @@
 #include "common/engine/arch.h"
 
+#include "common/base/mem.h"
 #include "common/engine/kern.h"
 
 #include <inttypes.h>
@@ -59,12 +60,16 @@ struct reader {
     const struct gguf *g;
     const struct arch *arch;
     struct errmsg *em;
-    int rc; /* the first error; later reads do nothing */
+    int rc;     /* the first error; later reads do nothing */
+    bool *read; /* by index of the key, those that were asked for; or NULL */
 };
 
+/* The whole name of a key that is about to be read. */
 static void key_of(const struct reader *r, const char *name, char *key, size_t size)
 {
     (void)snprintf(key, size, "%s.%s", r->arch->name, name);
+    const struct gguf_kv *kv = r->read ? gguf_find(r->g, key) : NULL;
+    if (kv) r->read[kv - gguf_kv_at(r->g, 0)] = true;
 }
 
 /* A count in 1..max; `fallback` where the key is missing, 0 meaning that it is needed. */
@@ -162,6 +167,10 @@ static void read_rope(struct reader *r, struct arch_dims *d)
     d->rope[REACH_ALL].base = read_float(r, "rope.freq_base", 10000.0f);
     read_rope_scaling(r, &d->rope[REACH_ALL]);
     d->rope[REACH_WINDOW].base = read_float(r, "rope.freq_base_swa", r->arch->window_base);
+    if (r->rc == 0 && d->rope[REACH_ALL].scaling == ROPE_YARN && d->rope[REACH_ALL].base <= 1.0f)
+        r->rc =
+            err_set(r->em, ERR_FORMAT, "key '%s.rope.freq_base' is %g: YaRN needs a base above 1",
+                    r->arch->name, (double)d->rope[REACH_ALL].base);
     for (int i = 0; i < N_REACHES && r->rc == 0; i++)
         if ((i == REACH_ALL || d->window) && d->rope[i].base < 1.0f)
             r->rc = err_set(r->em, ERR_FORMAT, "key '%s.rope.freq_base%s' is below 1",
@@ -198,16 +207,38 @@ static bool known_of_layer(const struct arch *arch, const char *name)
     return false;
 }
 
+/* The layer of "blk.N.REST", N as this engine writes it; false for another name. */
+static bool layer_of(const char *name, uint32_t *ret_layer, const char **ret_rest)
+{
+    const char *at = name + strlen("blk.");
+    uint32_t layer = 0;
+    if (strncmp(name, "blk.", 4) != 0 || *at < '0' || *at > '9' || (*at == '0' && at[1] != '.'))
+        return false;
+    for (; *at >= '0' && *at <= '9' && layer <= ARCH_LAYERS_MAX; at++)
+        layer = layer * 10 + (uint32_t)(*at - '0');
+    *ret_layer = layer;
+    *ret_rest = at + 1;
+    return *at == '.';
+}
+
 /* A tensor that this engine would leave out would make the answer another one. */
-static void refuse_unknown_tensors(struct reader *r)
+static void refuse_unknown_tensors(struct reader *r, uint32_t n_layers)
 {
     static const char *const known[] = {"token_embd.weight", "output_norm.weight", "output.weight",
                                         "rope_freqs.weight"};
     for (size_t i = 0; i < gguf_n_tensors(r->g) && r->rc == 0; i++) {
         const char *name = gguf_tensor_at(r->g, i)->name, *rest;
+        uint32_t layer;
         bool found = false;
-        if (strncmp(name, "blk.", 4) == 0 && (rest = strchr(name + 4, '.')))
-            found = known_of_layer(r->arch, rest + 1);
+        if (layer_of(name, &layer, &rest)) {
+            found = known_of_layer(r->arch, rest);
+            if (found && layer >= n_layers) {
+                r->rc = err_set(r->em, ERR_FORMAT,
+                                "tensor '%s' belongs to no layer: key '%s.block_count' is %" PRIu32,
+                                name, r->arch->name, n_layers);
+                return;
+            }
+        }
         for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
             found = found || strcmp(name, known[k]) == 0;
         if (!found)
@@ -217,7 +248,7 @@ static void refuse_unknown_tensors(struct reader *r)
 }
 
 /* What a file may ask for and this engine does not compute. */
-static void refuse_variants(struct reader *r)
+static void refuse_variants(struct reader *r, uint32_t n_layers)
 {
     char key[128];
     key_of(r, "expert_count", key, sizeof key);
@@ -229,11 +260,14 @@ static void refuse_variants(struct reader *r)
         r->rc = err_set(
             r->em, ERR_UNSUPPORTED,
             "key 'split.count' is %" PRIu32 ": models in several files are not supported", n);
-    if (r->rc == 0) refuse_unknown_tensors(r);
+    if (r->rc == 0) refuse_unknown_tensors(r, n_layers);
 }
 
 static void read_vocab(struct reader *r, struct arch_dims *d)
 {
+    char key[128];
+    key_of(r, "vocab_size", key, sizeof key);
+    uint32_t said = read_number(r, key);
     if (r->rc < 0) return;
     const struct gguf_tensor *t = gguf_tensor(r->g, "token_embd.weight");
     const struct gguf_kv *tokens = gguf_find(r->g, "tokenizer.ggml.tokens");
@@ -249,6 +283,10 @@ static void read_vocab(struct reader *r, struct arch_dims *d)
                         "tensor 'token_embd.weight' has %" PRIu64 " rows, the vocabulary %" PRIu64
                         " tokens",
                         t->dims[1], tokens->n_items);
+    } else if (said && said != t->dims[1]) {
+        r->rc = err_set(r->em, ERR_FORMAT,
+                        "tensor 'token_embd.weight' has %" PRIu64 " rows, key '%s' is %" PRIu32,
+                        t->dims[1], key, said);
     } else {
         d->vocab = (uint32_t)t->dims[1];
     }
@@ -293,34 +331,73 @@ static int check_heads(const struct arch_dims *d, uint32_t value_size, struct er
     return 0;
 }
 
+static void read_dims(struct reader *r, struct arch_dims *d)
+{
+    d->arch = r->arch;
+    d->n_layers = read_count(r, "block_count", ARCH_LAYERS_MAX, 0);
+    d->hidden = read_count(r, "embedding_length", ARCH_WIDTH_MAX, 0);
+    d->ffn = read_count(r, "feed_forward_length", ARCH_WIDTH_MAX, 0);
+    d->ctx_train = read_count(r, "context_length", 1u << 30, 0);
+    d->n_heads = read_count(r, "attention.head_count", 4096, 0);
+    d->n_kv_heads = read_count(r, "attention.head_count_kv", 4096, d->n_heads);
+    d->head_size = read_count(r, "attention.key_length", HEAD_SIZE_MAX,
+                              d->hidden / d->n_heads ? d->hidden / d->n_heads : 1);
+    uint32_t value_size = read_count(r, "attention.value_length", HEAD_SIZE_MAX, d->head_size);
+    d->rope_dims = read_count(r, "rope.dimension_count", HEAD_SIZE_MAX, d->head_size);
+    read_window(r, d);
+    read_rope(r, d);
+    d->norm_eps = read_float(r, "attention.layer_norm_rms_epsilon", 1e-5f);
+    d->embd_scale = d->arch->scaled_embd ? sqrtf((float)d->hidden) : 1.0f;
+    d->q_scale = query_scale(d);
+    d->score_softcap = read_float(r, "attn_logit_softcapping", 0.0f);
+    d->logit_softcap = read_float(r, "final_logit_softcapping", 0.0f);
+    read_vocab(r, d);
+    refuse_variants(r, d->n_layers);
+    if (r->rc == 0) r->rc = check_heads(d, value_size, r->em);
+}
+
 int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em)
 {
     struct arch_dims d = {0};
-    int rc = find_arch(g, &d.arch, em);
+    struct reader r = {.g = g, .em = em};
+    int rc = find_arch(g, &r.arch, em);
     if (rc < 0) return rc;
-    struct reader r = {.g = g, .arch = d.arch, .em = em};
-    d.n_layers = read_count(&r, "block_count", ARCH_LAYERS_MAX, 0);
-    d.hidden = read_count(&r, "embedding_length", ARCH_WIDTH_MAX, 0);
-    d.ffn = read_count(&r, "feed_forward_length", ARCH_WIDTH_MAX, 0);
-    d.ctx_train = read_count(&r, "context_length", 1u << 30, 0);
-    d.n_heads = read_count(&r, "attention.head_count", 4096, 0);
-    d.n_kv_heads = read_count(&r, "attention.head_count_kv", 4096, d.n_heads);
-    d.head_size = read_count(&r, "attention.key_length", HEAD_SIZE_MAX,
-                             d.hidden / d.n_heads ? d.hidden / d.n_heads : 1);
-    uint32_t value_size = read_count(&r, "attention.value_length", HEAD_SIZE_MAX, d.head_size);
-    d.rope_dims = read_count(&r, "rope.dimension_count", HEAD_SIZE_MAX, d.head_size);
-    read_window(&r, &d);
-    read_rope(&r, &d);
-    d.norm_eps = read_float(&r, "attention.layer_norm_rms_epsilon", 1e-5f);
-    d.embd_scale = d.arch->scaled_embd ? sqrtf((float)d.hidden) : 1.0f;
-    d.q_scale = query_scale(&d);
-    d.score_softcap = read_float(&r, "attn_logit_softcapping", 0.0f);
-    d.logit_softcap = read_float(&r, "final_logit_softcapping", 0.0f);
-    read_vocab(&r, &d);
-    refuse_variants(&r);
-    if (r.rc < 0) return r.rc;
-    rc = check_heads(&d, value_size, em);
-    if (rc < 0) return rc;
-    *ret = d;
-    return 0;
+    read_dims(&r, &d);
+    if (r.rc == 0) *ret = d;
+    return r.rc;
+}
+
+/* Adds a name to a list that may be too long for its text. */
+static void list_name(struct errmsg *to, const struct gguf_kv *kv)
+{
+    size_t at = strlen(to->text), room = sizeof to->text - at;
+    int n = snprintf(to->text + at, room, "%s'%.*s'", at ? ", " : "", (int)kv->key_len, kv->key);
+    if (n >= (int)room) to->text[at] = 0;
+}
+
+size_t arch_unread(const struct gguf *g, struct errmsg *ret)
+{
+    struct arch_dims d = {0};
+    struct errmsg ignored, names = {0};
+    struct reader r = {.g = g, .em = &ignored};
+    size_t n = 0;
+    if (find_arch(g, &r.arch, &ignored) < 0) return 0;
+    r.read = mem_try(gguf_n_kvs(g) * sizeof *r.read);
+    if (!r.read) return 0;
+    memset(r.read, 0, gguf_n_kvs(g) * sizeof *r.read);
+    read_dims(&r, &d);
+    size_t prefix = strlen(r.arch->name);
+    for (size_t i = 0; i < gguf_n_kvs(g); i++) {
+        const struct gguf_kv *kv = gguf_kv_at(g, i);
+        if (r.read[i] || kv->key_len <= prefix || memcmp(kv->key, r.arch->name, prefix) != 0 ||
+            kv->key[prefix] != '.')
+            continue;
+        list_name(&names, kv);
+        n++;
+    }
+    mem_free(r.read);
+    if (n)
+        (void)err_set(ret, 0, "%zu key%s of the model without effect here: %s", n,
+                      n == 1 ? " is" : "s are", names.text);
+    return n;
 }

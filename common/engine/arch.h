@@ -78,6 +78,10 @@ static inline enum arch_reach arch_reach(const struct arch_dims *d, uint32_t lay
  * shapes that contradict each other. */
 int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em);
 
+/* The keys of the model's architecture that arch_read does not look at: how many, and a text that
+ * names them, if any. */
+size_t arch_unread(const struct gguf *g, struct errmsg *ret);
+
 /* Tensor name of a layer's matrix or vector ("attn_q"), and its shape [rows][k]. */
 const char *arch_mat_name(enum arch_mat m);
 const char *arch_vec_name(enum arch_vec v);

@@ -60,15 +60,18 @@ static void join_spans(const struct worker *w, uint32_t layer)
                       e->att + ((size_t)r * d->n_heads + h) * d->head_size);
 }
 
-/* Rows interleave over the threads: later rows of a prompt are longer. */
+/* Rows interleave over the threads: later rows of a prompt are longer. In a very long context only
+ * some threads have room for partial results. */
 static void attend_rows(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
     enum arch_reach reach = reach_of(e, layer);
     uint32_t group = d->n_heads / d->n_kv_heads;
-    struct attn_part *parts = e->parts + (size_t)w->idx * group * e->n_spans[reach];
-    for (uint32_t r = w->idx; r < e->n_rows; r += w->n) {
+    size_t each = (size_t)group * e->n_spans[reach], room = e->n_parts / each;
+    uint32_t n = room < w->n ? (uint32_t)room : w->n;
+    struct attn_part *parts = e->parts + w->idx * each;
+    for (uint32_t r = w->idx; w->idx < n && r < e->n_rows; r += n) {
         struct sight s = sight_of(d, e->rows[r].pos, reach);
         for (uint32_t head = 0; head < d->n_kv_heads; head++) {
             for (uint32_t i = 0; i < s.n_spans; i++)

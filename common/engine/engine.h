@@ -29,12 +29,17 @@ struct eng_options {
                                          the output head */
     enum kv_type kv;
     uint32_t n_pages;    /* KV pages of KV_PAGE positions */
+    uint32_t ctx;        /* positions of one sequence; 0, or more than the pages: all of them */
     uint32_t rows_max;   /* rows of a step, 1..ENG_ROWS_MAX */
     uint32_t logits_max; /* rows of a step that want logits, 1..rows_max */
     unsigned threads;
     const char *isa;     /* NULL: the best */
     source_read_fn read; /* reads extents of `path`; read_ctx is its first argument */
     void *read_ctx;
+    /* What each tensor of the slice must be (content.h), in the order of eng_slice_tensors. A
+     * tensor that is not ends the load with ERR_FORMAT. NULL: whatever the file has. */
+    const uint64_t *hashes;
+    uint32_t n_hashes;
     /* Called while loading, from the loading thread; false ends it with ERR_CANCELLED. May be NULL.
      */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
@@ -97,6 +102,12 @@ int eng_kv_check(const struct arch_dims *d, enum kv_type kv, struct errmsg *em);
 size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_layers);
 /* "f32", "f16", "q8_0" or "q4_0"; false for another name. */
 bool eng_kv_parse(const char *name, enum kv_type *ret);
+/* The tensors that a slice needs, each once, as indices into the file's table. ERR_FORMAT,
+ * ERR_UNSUPPORTED: one is missing, or has a shape or type that this engine does not compute;
+ * ERR_LIMIT: more than idx_max. */
+int eng_slice_tensors(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+                      uint32_t layer_last, uint32_t *ret_idx, uint32_t idx_max, uint32_t *ret_n,
+                      struct errmsg *em);
 /* Bytes in the file of the tensors that a slice needs. */
 int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);

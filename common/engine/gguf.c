@@ -227,8 +227,13 @@ static int parse(struct gguf *g, size_t size, struct errmsg *em)
     struct cursor c = {.data = g->header, .size = size};
     int rc = parse_counts(g, &c, em);
     if (rc < 0) return rc;
-    g->kvs = mem_zalloc(g->n_kvs * sizeof *g->kvs);
-    g->tensors = mem_zalloc(g->n_tensors * sizeof *g->tensors);
+    g->kvs = mem_try(g->n_kvs * sizeof *g->kvs);
+    g->tensors = mem_try(g->n_tensors * sizeof *g->tensors);
+    if (!g->kvs || !g->tensors || smap_reserve(&g->by_key, g->n_kvs) < 0 ||
+        smap_reserve(&g->by_name, g->n_tensors) < 0)
+        return err_set(em, ERR_NOMEM, "%zu tensors and %zu keys", g->n_tensors, g->n_kvs);
+    memset(g->kvs, 0, g->n_kvs * sizeof *g->kvs);
+    memset(g->tensors, 0, g->n_tensors * sizeof *g->tensors);
     for (size_t i = 0; i < g->n_kvs; i++)
         if ((rc = parse_kv(g, &c, &g->kvs[i], em)) < 0) return rc;
     if ((rc = read_alignment(g, em)) < 0) return rc;
@@ -380,28 +385,62 @@ static int find_kv(const struct gguf *g, const char *key, const struct gguf_kv *
     return *ret ? 0 : err_set(em, ERR_NOTFOUND, "key '%s' is missing", key);
 }
 
-int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *ret, struct errmsg *em)
+bool gguf_int_at(const struct gguf_kv *kv, uint64_t idx, struct gguf_int *ret)
+{
+    enum gguf_type type = kv->item_type;
+    size_t width = type_bytes[type];
+    struct cursor c = {.data = kv->data + idx * width, .size = width};
+    int64_t v = 0;
+    switch (type) {
+    case GGUF_U8: v = cursor_u8(&c); break;
+    case GGUF_U16: v = cursor_u16(&c); break;
+    case GGUF_U32: v = cursor_u32(&c); break;
+    case GGUF_U64: *ret = (struct gguf_int){false, cursor_u64(&c)}; return true;
+    case GGUF_I8: v = (int8_t)cursor_u8(&c); break;
+    case GGUF_I16: v = (int16_t)cursor_u16(&c); break;
+    case GGUF_I32: v = (int32_t)cursor_u32(&c); break;
+    case GGUF_I64: v = (int64_t)cursor_u64(&c); break;
+    default: return false;
+    }
+    *ret = (struct gguf_int){v < 0, (uint64_t)v};
+    return true;
+}
+
+bool gguf_f32_at(const struct gguf_kv *kv, uint64_t idx, float *ret)
+{
+    struct gguf_int i;
+    double d;
+    if (kv->item_type == GGUF_F32) {
+        memcpy(ret, kv->data + idx * sizeof *ret, sizeof *ret);
+    } else if (kv->item_type == GGUF_F64) {
+        memcpy(&d, kv->data + idx * sizeof d, sizeof d);
+        *ret = (float)d;
+    } else if (gguf_int_at(kv, idx, &i)) {
+        *ret = i.negative ? (float)(int64_t)i.value : (float)i.value;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static int find_int(const struct gguf *g, const char *key, struct gguf_int *ret, struct errmsg *em)
 {
     const struct gguf_kv *kv;
     int rc = find_kv(g, key, &kv, em);
     if (rc < 0) return rc;
-    struct cursor c = {.data = kv->data, .size = (size_t)kv->data_bytes};
-    uint64_t v = 0;
-    bool negative = false;
-    switch (kv->type) {
-    case GGUF_U8: v = cursor_u8(&c); break;
-    case GGUF_U16: v = cursor_u16(&c); break;
-    case GGUF_U32: v = cursor_u32(&c); break;
-    case GGUF_U64: v = cursor_u64(&c); break;
-    case GGUF_I8: v = cursor_u8(&c), negative = v >> 7; break;
-    case GGUF_I16: v = cursor_u16(&c), negative = v >> 15; break;
-    case GGUF_I32: v = cursor_u32(&c), negative = v >> 31; break;
-    case GGUF_I64: v = cursor_u64(&c), negative = v >> 63; break;
-    default: return err_set(em, ERR_FORMAT, "key '%s' is not an integer", key);
-    }
-    if (negative || v > UINT32_MAX)
+    if (kv->type == GGUF_ARRAY || !gguf_int_at(kv, 0, ret))
+        return err_set(em, ERR_FORMAT, "key '%s' is not an integer", key);
+    return 0;
+}
+
+int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *ret, struct errmsg *em)
+{
+    struct gguf_int i;
+    int rc = find_int(g, key, &i, em);
+    if (rc < 0) return rc;
+    if (i.negative || i.value > UINT32_MAX)
         return err_set(em, ERR_FORMAT, "key '%s' does not fit 32 bits without sign", key);
-    *ret = (uint32_t)v;
+    *ret = (uint32_t)i.value;
     return 0;
 }
 
@@ -410,25 +449,24 @@ int gguf_get_f32(const struct gguf *g, const char *key, float *ret, struct errms
     const struct gguf_kv *kv;
     int rc = find_kv(g, key, &kv, em);
     if (rc < 0) return rc;
-    if (kv->type == GGUF_F32) {
-        memcpy(ret, kv->data, sizeof *ret);
-    } else if (kv->type == GGUF_F64) {
-        double d;
-        memcpy(&d, kv->data, sizeof d);
-        *ret = (float)d;
-    } else {
-        return err_set(em, ERR_FORMAT, "key '%s' is not a floating-point number", key);
-    }
+    if (kv->type == GGUF_ARRAY || !gguf_f32_at(kv, 0, ret))
+        return err_set(em, ERR_FORMAT, "key '%s' is not a number", key);
     return 0;
 }
 
 int gguf_get_bool(const struct gguf *g, const char *key, bool *ret, struct errmsg *em)
 {
     const struct gguf_kv *kv;
+    struct gguf_int i;
     int rc = find_kv(g, key, &kv, em);
     if (rc < 0) return rc;
-    if (kv->type != GGUF_BOOL) return err_set(em, ERR_FORMAT, "key '%s' is not a boolean", key);
-    *ret = kv->data[0] != 0;
+    if (kv->type == GGUF_BOOL) {
+        *ret = kv->data[0] != 0;
+        return 0;
+    }
+    if (kv->type == GGUF_ARRAY || !gguf_int_at(kv, 0, &i) || i.negative || i.value > 1)
+        return err_set(em, ERR_FORMAT, "key '%s' is not a boolean", key);
+    *ret = i.value != 0;
     return 0;
 }
 

@@ -69,8 +69,20 @@ size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t idx);
 const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name);
 
+/* An integer of whatever type the file gave it: writers differ in that. */
+struct gguf_int {
+    bool negative;
+    uint64_t value; /* negative: as int64_t */
+};
+
+/* Item idx (below n_items) of an array, or the value itself with idx 0. False: no integer. */
+bool gguf_int_at(const struct gguf_kv *kv, uint64_t idx, struct gguf_int *ret);
+/* The same for floating-point numbers, and integers, which are rounded to one. */
+bool gguf_f32_at(const struct gguf_kv *kv, uint64_t idx, float *ret);
+
 /* Values by key. 0; ERR_NOTFOUND when there is no such key (em is then still filled, for who needs
- * it); ERR_FORMAT when it has another type or does not fit. */
+ * it); ERR_FORMAT when it is of another kind or does not fit. Integers and floating-point numbers
+ * may have any width; a boolean may be an integer that is 0 or 1. */
 int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *ret, struct errmsg *em);
 int gguf_get_f32(const struct gguf *g, const char *key, float *ret, struct errmsg *em);
 int gguf_get_bool(const struct gguf *g, const char *key, bool *ret, struct errmsg *em);

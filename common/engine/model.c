@@ -1,14 +1,16 @@
 /* Binding and loading. A *piece* is one tensor's place in the weights block; pieces are cut into
- * extents of whole panels, and each extent is packed as soon as its bytes arrive, while others are
- * still being read. */
+ * extents of whole panels, and each extent is hashed and packed as soon as its bytes arrive, while
+ * others are still being read. When all of a tensor is there its hash is compared. */
 #include "common/engine/model.h"
 
 #include "common/base/mem.h"
+#include "common/engine/content.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
-#define EXTENT_BYTES ((uint64_t)2 << 20)
+#define N_ENDS 4u /* tensors that bind_ends may bind */
 
 struct piece {
     const struct gguf_tensor *tensor;
@@ -22,8 +24,8 @@ struct piece {
 
 struct binding {
     const struct gguf *g;
-    struct piece *pieces;
-    uint32_t n, cap;
+    struct piece *pieces; /* room for all of a slice */
+    uint32_t n;
     size_t bytes; /* of the weights block so far */
 };
 
@@ -51,10 +53,6 @@ static int bind_tensor(struct binding *b, const char *name, uint32_t rows, uint3
     if (vec && !qtype_is_float(t->type))
         return err_set(em, ERR_UNSUPPORTED, "tensor '%s': a vector of type %s", name,
                        qtype_info((uint32_t)t->type)->name);
-    if (b->n == b->cap) {
-        b->cap = b->cap ? b->cap * 2 : 64;
-        b->pieces = mem_realloc(b->pieces, b->cap * sizeof *b->pieces);
-    }
     size_t panels = ((size_t)rows + TILE_ROWS - 1) / TILE_ROWS;
     size_t bytes = vec ? (size_t)k * sizeof(float) : panels * tile_panel_bytes(t->type, k);
     b->pieces[b->n++] = (struct piece){.tensor = t,
@@ -111,7 +109,10 @@ static int bind_ends(struct binding *b, struct model *m, struct errmsg *em)
 static int bind_slice(struct binding *b, struct model *m, struct errmsg *em)
 {
     uint32_t n = m->layer_last - m->layer_first + 1;
-    m->layers = mem_zalloc(n * sizeof *m->layers);
+    b->pieces = mem_try((N_ENDS + (size_t)n * (N_VECS + N_MATS)) * sizeof *b->pieces);
+    m->layers = mem_try(n * sizeof *m->layers);
+    if (!b->pieces || !m->layers) return err_set(em, ERR_NOMEM, "%" PRIu32 " layers", n);
+    memset(m->layers, 0, n * sizeof *m->layers);
     int rc = bind_ends(b, m, em);
     for (uint32_t i = 0; i < n && rc == 0; i++)
         rc = bind_layer(b, &m->dims, m->layer_first + i, &m->layers[i], em);
@@ -119,6 +120,13 @@ static int bind_slice(struct binding *b, struct model *m, struct errmsg *em)
 }
 
 /* ---- loading ---- */
+
+/* How far a piece has come. */
+struct arrival {
+    uint64_t left; /* bytes */
+    uint64_t hash; /* of those that have come */
+    bool finite;
+};
 
 struct load {
     struct model *m;
@@ -129,44 +137,69 @@ struct load {
     } * of;
     size_t n;
     const struct piece *pieces;
+    struct arrival *arrivals; /* one for each piece */
     uint64_t total;
 };
 
 static void cut(struct load *l, const struct piece *p, uint32_t piece_idx)
 {
-    uint64_t row_bytes = p->tensor->bytes / p->rows;
-    uint64_t rows = EXTENT_BYTES / (row_bytes * TILE_ROWS) * TILE_ROWS;
-    if (rows == 0) rows = TILE_ROWS;
+    uint64_t row_bytes = p->tensor->bytes / p->rows, rows = content_part_rows(p->tensor);
     for (uint64_t row = 0; row < p->rows; row += rows) {
         uint64_t n = p->rows - row < rows ? p->rows - row : rows;
         l->extents[l->n] = (struct extent){p->tensor->offset + row * row_bytes, n * row_bytes};
         l->of[l->n++] = (struct extent_of){piece_idx, (uint32_t)row, (uint32_t)n};
         l->total += n * row_bytes;
     }
+    l->arrivals[piece_idx] = (struct arrival){.left = p->tensor->bytes, .finite = true};
 }
 
-static int pack(void *arg, size_t idx, const uint8_t *data, struct errmsg *em)
+/* False: a scale is infinite or not a number. */
+static bool pack(const struct load *l, const struct extent_of *of, const uint8_t *data)
 {
-    struct load *l = arg;
-    const struct extent_of *of = &l->of[idx];
     const struct piece *p = &l->pieces[of->piece_idx];
     uint8_t *to = l->m->weights + p->at;
     uint64_t row_bytes = p->tensor->bytes / p->rows;
+    size_t panel_bytes = tile_panel_bytes(p->tensor->type, p->k);
     bool finite = true;
     if (p->vector) {
         quant_dequantise(p->tensor->type, data, p->k, (float *)(void *)to);
-    } else {
-        size_t panel_bytes = tile_panel_bytes(p->tensor->type, p->k);
-        for (uint32_t r = 0; r < of->n_rows; r += TILE_ROWS) {
-            uint32_t n = of->n_rows - r < TILE_ROWS ? of->n_rows - r : TILE_ROWS;
-            finite &= tile_pack(p->tensor->type, data + r * row_bytes, n, p->k,
-                                to + (of->row0 + r) / TILE_ROWS * panel_bytes);
-        }
+        return true;
     }
-    if (!finite)
-        return err_set(em, ERR_FORMAT, "tensor '%s': a scale is infinite or not a number",
-                       p->tensor->name);
-    l->m->read_bytes += l->extents[idx].bytes;
+    for (uint32_t r = 0; r < of->n_rows; r += TILE_ROWS) {
+        uint32_t n = of->n_rows - r < TILE_ROWS ? of->n_rows - r : TILE_ROWS;
+        finite &= tile_pack(p->tensor->type, data + r * row_bytes, n, p->k,
+                            to + (of->row0 + r) / TILE_ROWS * panel_bytes);
+    }
+    return finite;
+}
+
+/* A damaged tensor is told as such also where the damage made its scales infinite. */
+static int check_content(const struct load *l, uint32_t piece_idx, struct errmsg *em)
+{
+    const struct arrival *a = &l->arrivals[piece_idx];
+    const char *name = l->pieces[piece_idx].tensor->name;
+    if (a->left) return 0;
+    if (l->o->hashes && a->hash != l->o->hashes[piece_idx])
+        return err_set(em, ERR_FORMAT, "tensor '%s' differs from the coordinator's", name);
+    if (!a->finite)
+        return err_set(em, ERR_FORMAT, "tensor '%s': a scale is infinite or not a number", name);
+    return 0;
+}
+
+static int take_extent(void *arg, size_t idx, const uint8_t *data, struct errmsg *em)
+{
+    struct load *l = arg;
+    const struct extent_of *of = &l->of[idx];
+    const struct extent *x = &l->extents[idx];
+    struct arrival *a = &l->arrivals[of->piece_idx];
+    if (l->o->hashes)
+        a->hash += content_hash(data, (size_t)x->bytes,
+                                x->offset - l->pieces[of->piece_idx].tensor->offset);
+    a->finite &= pack(l, of, data);
+    a->left -= x->bytes;
+    int rc = check_content(l, of->piece_idx, em);
+    if (rc < 0) return rc;
+    l->m->read_bytes += x->bytes;
     if (l->o->progress && !l->o->progress(l->o->progress_arg, l->m->read_bytes, l->total))
         return err_set(em, ERR_CANCELLED, "loading was cancelled");
     return 0;
@@ -176,18 +209,20 @@ static int load_pieces(struct model *m, const struct eng_options *o, const struc
                        struct errmsg *em)
 {
     size_t n = 0;
-    for (uint32_t i = 0; i < b->n; i++) {
-        const struct piece *p = &b->pieces[i];
-        uint64_t panel = p->tensor->bytes / p->rows * TILE_ROWS;
-        n += p->rows / TILE_ROWS / (EXTENT_BYTES / panel ? EXTENT_BYTES / panel : 1) + 2;
-    }
+    for (uint32_t i = 0; i < b->n; i++)
+        n += b->pieces[i].rows / content_part_rows(b->pieces[i].tensor) + 1;
     struct load l = {.m = m, .o = o, .pieces = b->pieces};
-    l.extents = mem_alloc(n * sizeof *l.extents);
-    l.of = mem_alloc(n * sizeof *l.of);
-    for (uint32_t i = 0; i < b->n; i++) cut(&l, &b->pieces[i], i);
-    int rc = o->read(o->read_ctx, l.extents, l.n, pack, &l, em);
+    l.extents = mem_try(n * sizeof *l.extents);
+    l.of = mem_try(n * sizeof *l.of);
+    l.arrivals = mem_try(b->n * sizeof *l.arrivals);
+    int rc = 0;
+    if (!l.extents || !l.of || !l.arrivals)
+        rc = err_set(em, ERR_NOMEM, "a list of %zu parts to read", n);
+    for (uint32_t i = 0; i < b->n && rc == 0; i++) cut(&l, &b->pieces[i], i);
+    if (rc == 0) rc = o->read(o->read_ctx, l.extents, l.n, take_extent, &l, em);
     mem_free(l.extents);
     mem_free(l.of);
+    mem_free(l.arrivals);
     return rc;
 }
 
@@ -225,6 +260,11 @@ int model_load(const struct eng_options *o, struct model *ret, struct errmsg *em
         m.last = o->layer_last == m.dims.n_layers - 1;
         rc = bind_slice(&b, &m, em);
     }
+    if (rc == 0 && o->hashes && o->n_hashes != b.n)
+        rc = err_set(em, ERR_PROTO,
+                     "%" PRIu32 " hashes came for the %" PRIu32 " tensors of layers %" PRIu32
+                     "..%" PRIu32,
+                     o->n_hashes, b.n, o->layer_first, o->layer_last);
     if (rc == 0) {
         m.weights_bytes = b.bytes;
         m.weights = mem_pages(b.bytes);
@@ -252,12 +292,39 @@ void model_close(struct model *m)
     *m = (struct model){0};
 }
 
+static struct model slice_of(const struct arch_dims *d, uint32_t layer_first, uint32_t layer_last)
+{
+    return (struct model){.dims = *d,
+                          .layer_first = layer_first,
+                          .layer_last = layer_last,
+                          .first = layer_first == 0,
+                          .last = layer_last == d->n_layers - 1};
+}
+
+int eng_slice_tensors(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+                      uint32_t layer_last, uint32_t *ret_idx, uint32_t idx_max, uint32_t *ret_n,
+                      struct errmsg *em)
+{
+    struct model m = slice_of(d, layer_first, layer_last);
+    struct binding b = {.g = g};
+    int rc = bind_slice(&b, &m, em);
+    if (rc == 0 && b.n > idx_max)
+        rc = err_set(em, ERR_LIMIT,
+                     "layers %" PRIu32 "..%" PRIu32 " have %" PRIu32
+                     " tensors, more than the %" PRIu32 " of a slice",
+                     layer_first, layer_last, b.n, idx_max);
+    for (uint32_t i = 0; i < b.n && rc == 0; i++)
+        ret_idx[i] = (uint32_t)(b.pieces[i].tensor - gguf_tensor_at(g, 0));
+    if (rc == 0) *ret_n = b.n;
+    mem_free(b.pieces);
+    model_close(&m);
+    return rc;
+}
+
 int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em)
 {
-    struct model m = {.dims = *d, .layer_first = layer_first, .layer_last = layer_last};
-    m.first = layer_first == 0;
-    m.last = layer_last == d->n_layers - 1;
+    struct model m = slice_of(d, layer_first, layer_last);
     struct binding b = {.g = g};
     int rc = bind_slice(&b, &m, em);
     uint64_t bytes = 0;

@@ -21,8 +21,10 @@
 #include <math.h>
 #include <unistd.h>
 
-/* Most memory for partial results of rows that are split so. */
+/* Most memory for partial results of attention: where rows are split by spans, and in all. Threads
+ * that have no room for theirs leave the rows to the others. */
 #define PARTS_BYTES ((size_t)32 << 20)
+#define ALL_PARTS_BYTES ((size_t)256 << 20)
 
 static size_t round16(size_t n)
 {
@@ -283,8 +285,9 @@ static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *
     uint64_t end = (uint64_t)run->first_pos + run->n_rows;
     if (run->n_rows == 0 || run->n_rows > e->rows_max - e->n_rows)
         return err_set(em, ERR_RANGE, "a step of more than %" PRIu32 " rows", e->rows_max);
-    if (end > (uint64_t)e->n_pages * KV_PAGE || end / ATTN_SPAN >= e->spans_max)
-        return err_set(em, ERR_RANGE, "position %" PRIu64 " is beyond the pool", end - 1);
+    if (end > e->ctx)
+        return err_set(em, ERR_RANGE, "position %" PRIu64 " is beyond the context of %" PRIu64,
+                       end - 1, e->ctx);
     if (run->n_logits > run->n_rows || run->n_logits > e->logits_max - e->n_logits ||
         (run->n_logits && !e->model.last))
         return err_set(em, ERR_RANGE, "logits of %" PRIu32 " rows", run->n_logits);
@@ -396,6 +399,17 @@ static uint32_t widest(const struct arch_dims *d)
     return q > w ? q : w;
 }
 
+size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads)
+{
+    size_t spans = (size_t)((ctx - 1) / ATTN_SPAN + 1), one = spans * (d->n_heads / d->n_kv_heads);
+    size_t few = ROWS_FOR_SPLIT * threads * d->n_heads * spans, many = threads * one;
+    if (few > PARTS_BYTES / sizeof(struct attn_part)) few = PARTS_BYTES / sizeof(struct attn_part);
+    if (many > ALL_PARTS_BYTES / sizeof(struct attn_part))
+        many = ALL_PARTS_BYTES / sizeof(struct attn_part);
+    if (many < one) many = one;
+    return few > many ? few : many;
+}
+
 /* Everything a step needs, for the largest step. */
 static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
 {
@@ -432,11 +446,7 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->att_act = e->ffn_act = e->head_act = e->in_act;
     e->scratch_bytes = (kern_scratch_bytes((uint32_t)k) + 63) & ~(size_t)63;
     e->scratch = try_zero(threads, e->scratch_bytes);
-    e->spans_max = e->n_pages * KV_PAGE / ATTN_SPAN + 2;
-    size_t few = (size_t)(ROWS_FOR_SPLIT * threads) * d->n_heads * e->spans_max;
-    size_t many = (size_t)threads * (d->n_heads / d->n_kv_heads) * e->spans_max;
-    if (few > PARTS_BYTES / sizeof *e->parts) few = PARTS_BYTES / sizeof *e->parts;
-    e->n_parts = few > many ? few : many;
+    e->n_parts = eng__parts(d, e->ctx, threads);
     e->parts = try_zero(e->n_parts, sizeof *e->parts);
     if (!e->rows || !e->logit_rows || !e->x || !e->norm || !e->qkv || !e->att || !e->gate ||
         !e->up || !e->tmp || !complete || (e->model.last && !e->logits) || !e->in_act.q ||
@@ -459,6 +469,8 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
     e->kv = o->kv;
     e->moves = o->moves;
     e->n_pages = o->n_pages;
+    e->ctx = (uint64_t)o->n_pages * KV_PAGE;
+    if (o->ctx && o->ctx < e->ctx) e->ctx = o->ctx;
     e->rows_max = o->rows_max;
     e->logits_max = o->logits_max;
     int rc = cpu_kern(o->isa, &e->kern, em);

@@ -23,13 +23,14 @@ struct engine {
     struct pool *pool;
     enum kv_type kv;
     uint32_t n_pages, rows_max, logits_max;
+    uint64_t ctx;
     uint8_t *pool_kv; /* [layer][page][kv head][keys, values] */
     size_t head_bytes, page_bytes, layer_bytes;
     double *inv_freq[N_REACHES], magnitude[N_REACHES];
     /* the step at hand */
     struct row *rows;
     uint32_t *logit_rows;
-    uint32_t n_rows, n_logits, spans_max;
+    uint32_t n_rows, n_logits;
     uint32_t n_spans[N_REACHES]; /* most that a row has */
     size_t n_parts;
     const uint8_t *in;
@@ -44,6 +45,9 @@ struct engine {
     atomic_ullong *moves; /* of eng_options, or NULL */
     struct stats dispatch[ENG_N_OPS];
 };
+
+/* Partial results of attention that steps may need at once, in a context of so many positions. */
+size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads);
 
 /* Thread `idx` of n takes items [*a, *b) of total. */
 static inline void share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_t *b)

@@ -2,7 +2,11 @@
  * starts and ends on ALIGN boundaries around the extent. A slot is one buffer and one read:
  *
  *   free --take--> (cached: sink at once) --or--> in flight --completion--> sink --> free
- *                                                     ^---- short read: the rest ---' */
+ *                                                     ^---- short read: the rest ---'
+ *
+ * A kernel may give a ring and refuse its use: system calls that a container's filter forbids, an
+ * operation that it does not know. Whatever goes wrong with the ring, what it has not delivered is
+ * read by pread; only an error of pread is an error of the file. */
 #include "common/io/ring.h"
 
 #include "common/base/mem.h"
@@ -26,7 +30,8 @@ struct slot {
     uint64_t want;  /* bytes of buf to fill */
     uint64_t have;
     bool direct;
-    bool busy;
+    bool busy;   /* in flight */
+    bool undone; /* given up by the ring, not delivered */
 };
 
 struct reading {
@@ -41,6 +46,7 @@ struct reading {
     uint8_t *buffers; /* of all slots */
     size_t buffers_bytes;
     unsigned in_flight;
+    int refused; /* why the ring is not used further, an errno value; 0: it is */
     struct errmsg *em;
 };
 
@@ -110,6 +116,22 @@ static bool whole(const struct reading *r, const struct slot *s)
     return s->start + s->have >= x->offset + x->bytes;
 }
 
+static int open_buffers(struct reading *r, unsigned n)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; i < r->n; i++)
+        if (r->extents[i].bytes > most) most = r->extents[i].bytes;
+    if (most > RING_EXTENT_BYTES_MAX)
+        return err_set(r->em, ERR_LIMIT, "%s: a read of %" PRIu64 " bytes, the limit is %" PRIu64,
+                       r->f->path, most, RING_EXTENT_BYTES_MAX);
+    size_t bytes = (size_t)(most / ALIGN + 3) * ALIGN;
+    r->buffers_bytes = n * bytes;
+    r->buffers = mem_pages(r->buffers_bytes);
+    if (!r->buffers) return err_set(r->em, ERR_NOMEM, "read buffers");
+    for (unsigned i = 0; i < n; i++) r->slots[i].buf = r->buffers + i * bytes;
+    return 0;
+}
+
 /* ---- io_uring ---- */
 
 static void submit(struct reading *r, struct io_uring *ring, struct slot *s)
@@ -155,8 +177,10 @@ static int complete(struct reading *r, struct io_uring *ring, struct slot *s, in
         res = 0;
     } else if (res == -EINTR || res == -EAGAIN) {
         res = 0;
-    } else if (res < 0) {
-        return io_error(r, x, -res);
+    } else if (res < 0) { /* absent or forbidden, or the file's error, which pread will meet too */
+        r->refused = -res;
+        s->undone = true;
+        return 0;
     } else if (res == 0) {
         uint64_t at = s->start + s->have;
         return cut_error(r, x, at > x->offset ? at - x->offset : 0);
@@ -174,8 +198,9 @@ static int complete(struct reading *r, struct io_uring *ring, struct slot *s, in
     return 0;
 }
 
-/* The kernel owns buffers of reads in flight: wait for all, also after an error. */
-static void drain(struct reading *r, struct io_uring *ring)
+/* The kernel owns the buffers of reads in flight: wait for all, also after an error. False: it does
+ * not let us wait, and the buffers stay its own. */
+static bool drain(struct reading *r, struct io_uring *ring)
 {
     struct io_uring_cqe *cqe;
     int rc;
@@ -184,68 +209,60 @@ static void drain(struct reading *r, struct io_uring *ring)
     while (r->in_flight) {
         rc = io_uring_wait_cqe(ring, &cqe);
         if (rc == -EINTR) continue; /* a signal, or a process that was stopped and goes on */
-        if (rc < 0) break;
+        if (rc < 0) return false;
         io_uring_cqe_seen(ring, cqe);
         r->in_flight--;
     }
+    return true;
 }
 
+/* Until all is delivered, or until the ring is refused: then what was in flight is undone. */
 static int run_uring(struct reading *r, struct io_uring *ring)
 {
     int rc = fill(r, ring);
-    while (rc == 0 && r->in_flight) {
+    while (rc == 0 && r->in_flight && !r->refused) {
         struct io_uring_cqe *cqe;
         int n = io_uring_submit_and_wait(ring, 1);
         if (n == -EINTR) continue;
-        if (n < 0) rc = io_error(r, &r->extents[0], -n);
-        while (rc == 0 && io_uring_peek_cqe(ring, &cqe) == 0) {
+        if (n < 0) r->refused = -n;
+        while (rc == 0 && !r->refused && io_uring_peek_cqe(ring, &cqe) == 0) {
             struct slot *s = io_uring_cqe_get_data(cqe);
             int res = cqe->res;
             io_uring_cqe_seen(ring, cqe);
             rc = complete(r, ring, s, res);
         }
-        if (rc == 0) rc = fill(r, ring);
+        if (rc == 0 && !r->refused) rc = fill(r, ring);
     }
-    drain(r, ring);
+    for (unsigned i = 0; i < RING_DEPTH; i++) r->slots[i].undone |= r->slots[i].busy;
+    if (!drain(r, ring)) r->buffers = NULL; /* never freed: the kernel may yet write to them */
     return rc;
 }
 
 /* ---- pread ---- */
 
-static int run_pread(struct reading *r)
+static int pread_extent(struct reading *r, struct slot *s, size_t idx)
 {
-    struct slot *s = &r->slots[0];
-    for (; r->next < r->n; r->next++) {
-        const struct extent *x = &r->extents[r->next];
-        *s = (struct slot){.buf = s->buf, .idx = r->next, .start = x->offset};
-        while (s->have < x->bytes) {
-            ssize_t n = pread(r->fd, s->buf + s->have, (size_t)(x->bytes - s->have),
-                              (off_t)(x->offset + s->have));
-            if (n < 0 && errno == EINTR) continue;
-            if (n < 0) return io_error(r, x, errno);
-            if (n == 0) return cut_error(r, x, s->have);
-            s->have += (uint64_t)n;
-        }
-        int rc = deliver(r, s);
-        if (rc < 0) return rc;
+    const struct extent *x = &r->extents[idx];
+    *s = (struct slot){.buf = s->buf, .idx = idx, .start = x->offset};
+    while (s->have < x->bytes) {
+        ssize_t n = pread(r->fd, s->buf + s->have, (size_t)(x->bytes - s->have),
+                          (off_t)(x->offset + s->have));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return io_error(r, x, errno);
+        if (n == 0) return cut_error(r, x, s->have);
+        s->have += (uint64_t)n;
     }
-    return 0;
+    return deliver(r, s);
 }
 
-static int open_buffers(struct reading *r, unsigned n)
+/* All that is left. */
+static int run_pread(struct reading *r)
 {
-    uint64_t most = 0;
-    for (size_t i = 0; i < r->n; i++)
-        if (r->extents[i].bytes > most) most = r->extents[i].bytes;
-    if (most > RING_EXTENT_BYTES_MAX)
-        return err_set(r->em, ERR_LIMIT, "%s: a read of %" PRIu64 " bytes, the limit is %" PRIu64,
-                       r->f->path, most, RING_EXTENT_BYTES_MAX);
-    size_t bytes = (size_t)(most / ALIGN + 3) * ALIGN;
-    r->buffers_bytes = n * bytes;
-    r->buffers = mem_pages(r->buffers_bytes);
-    if (!r->buffers) return err_set(r->em, ERR_NOMEM, "read buffers");
-    for (unsigned i = 0; i < n; i++) r->slots[i].buf = r->buffers + i * bytes;
-    return 0;
+    int rc = r->buffers ? 0 : open_buffers(r, RING_DEPTH);
+    for (unsigned i = 0; i < RING_DEPTH && rc == 0; i++)
+        if (r->slots[i].undone) rc = pread_extent(r, &r->slots[i], r->slots[i].idx);
+    while (rc == 0 && r->next < r->n) rc = pread_extent(r, &r->slots[0], r->next++);
+    return rc;
 }
 
 /* To who neither owns a file nor may write it, mincore says that all of it is cached (Linux 5.2).
@@ -260,19 +277,21 @@ static bool may_ask(const struct reading *r)
 static int run(struct reading *r)
 {
     struct io_uring ring;
-    int failed = r->f->mode == RING_PREAD ? -ENOSYS : io_uring_queue_init(RING_DEPTH, &ring, 0);
-    r->f->used_uring = failed == 0;
-    if (failed < 0 && r->f->mode == RING_URING)
-        return err_set(r->em, ERR_UNSUPPORTED, "io_uring: %s", strerror(-failed));
-    int rc = open_buffers(r, failed < 0 ? 1 : RING_DEPTH);
-    if (failed < 0) return rc < 0 ? rc : run_pread(r);
-    r->fd_direct = open(r->f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
-    r->direct = r->fd_direct >= 0;
-    r->may_ask = may_ask(r);
-    if (rc == 0) rc = run_uring(r, &ring);
-    io_uring_queue_exit(&ring);
-    if (r->fd_direct >= 0) (void)close(r->fd_direct);
-    return rc;
+    int rc = open_buffers(r, RING_DEPTH);
+    if (rc < 0) return rc;
+    r->refused = r->f->mode == RING_PREAD ? ENOSYS : -io_uring_queue_init(RING_DEPTH, &ring, 0);
+    if (!r->refused) {
+        r->fd_direct = open(r->f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+        r->direct = r->fd_direct >= 0;
+        r->may_ask = may_ask(r);
+        rc = run_uring(r, &ring);
+        io_uring_queue_exit(&ring);
+        if (r->fd_direct >= 0) (void)close(r->fd_direct);
+    }
+    r->f->used_uring = !r->refused;
+    if (rc == 0 && r->refused && r->f->mode == RING_URING)
+        return err_set(r->em, ERR_UNSUPPORTED, "io_uring: %s", strerror(r->refused));
+    return rc == 0 && r->refused ? run_pread(r) : rc;
 }
 
 int ring_read(void *ctx, const struct extent *extents, size_t n_extents, source_sink_fn sink,

@@ -14,8 +14,8 @@
 #define RING_EXTENT_BYTES_MAX ((uint64_t)64 << 20)
 
 enum ring_mode {
-    RING_AUTO,  /* io_uring where the kernel gives it, else pread */
-    RING_URING, /* ERR_UNSUPPORTED where it does not */
+    RING_AUTO,  /* io_uring as long as the kernel lets us, pread for what is left */
+    RING_URING, /* ERR_UNSUPPORTED where it does not let us */
     RING_PREAD,
 };
 
@@ -23,7 +23,7 @@ struct ring_file {
     const char *path;                    /* public: set before the call */
     enum ring_mode mode;                 /* public */
     uint64_t direct_bytes, cached_bytes; /* results: read past the cache; through it */
-    bool used_uring;                     /* result */
+    bool used_uring;                     /* result: io_uring alone delivered all */
 };
 
 /* A source_read_fn; ctx is a struct ring_file. An extent that ends beyond the file gives ERR_FORMAT

@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <pcre2.h>
+#include <stdio.h>
 #include <string.h>
 
 #define PATTERNS_MAX 2
@@ -98,7 +99,12 @@ static int store_merges(const struct vocab *vocab, const struct vocab_spec *s, s
     struct bpe *v = vocab->bpe;
     struct smap by_text = {0};
     v->merge = mem_try((s->n_merges ? s->n_merges : 1) * sizeof *v->merge);
-    if (!v->merge) return err_set(em, ERR_NOMEM, "%" PRIu32 " merges", s->n_merges);
+    if (!v->merge || smap_reserve(&by_text, s->n_tokens) < 0 ||
+        imap_reserve(&v->merges, s->n_merges) < 0) {
+        smap_close(&by_text);
+        return err_set(em, ERR_NOMEM, "%" PRIu32 " tokens and %" PRIu32 " merges", s->n_tokens,
+                       s->n_merges);
+    }
     for (uint32_t i = 0; i < s->n_tokens; i++)
         if (vocab__is_text(vocab, i))
             (void)smap_put(&by_text, s->tokens[i].data, s->tokens[i].len, i);
@@ -115,7 +121,12 @@ static int store_merges(const struct vocab *vocab, const struct vocab_spec *s, s
         size_t left = (size_t)(space - m.data), right = m.len - left - 1;
         if (left + right > cap) {
             cap = (left + right) * 2;
-            joined = mem_realloc(joined, cap);
+            mem_free(joined);
+            joined = mem_try(cap);
+        }
+        if (!joined) {
+            rc = err_set(em, ERR_NOMEM, "merge %" PRIu32 " of %zu bytes", i, left + right);
+            break;
         }
         memcpy(joined, m.data, left);
         memcpy(joined + left, space + 1, right);
@@ -133,20 +144,25 @@ static int store_merges(const struct vocab *vocab, const struct vocab_spec *s, s
     return rc;
 }
 
+static int refuse_pre(struct vocab_string name, struct errmsg *em)
+{
+    char known[128] = "";
+    for (size_t i = 0; i < sizeof pres / sizeof pres[0]; i++)
+        (void)snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
+                       pres[i].name);
+    return err_set(em, ERR_UNSUPPORTED,
+                   "pre-tokeniser '%.*s' is unknown (known are %s): if one of those cuts a text as "
+                   "the model's does, name it with --pre or key 'pre'",
+                   name.len > 64 ? 64 : (int)name.len, name.len ? name.data : "", known);
+}
+
 static int compile_patterns(struct bpe *v, struct vocab_string name, struct errmsg *em)
 {
     const struct pre *pre = NULL;
     for (size_t i = 0; i < sizeof pres / sizeof pres[0]; i++)
         if (strlen(pres[i].name) == name.len && memcmp(pres[i].name, name.data, name.len) == 0)
             pre = &pres[i];
-    if (em) em->text[0] = 0;
-    if (!pre) {
-        pre = &pres[0];
-        (void)err_set(em, 0,
-                      "pre-tokeniser '%.*s' is unknown, using '%s': the token ids may differ "
-                      "from those the model was trained with",
-                      (int)name.len, name.len ? name.data : "", pre->name);
-    }
+    if (!pre) return refuse_pre(name, em);
     v->whole_first = pre->whole_first;
     for (int i = 0; i < PATTERNS_MAX && pre->patterns[i]; i++) {
         int code;
@@ -163,12 +179,15 @@ static int compile_patterns(struct bpe *v, struct vocab_string name, struct errm
     return 0;
 }
 
-static void store_words(const struct vocab *v)
+static int store_words(const struct vocab *v, struct errmsg *em)
 {
+    if (smap_reserve(&v->bpe->words, v->n) < 0)
+        return err_set(em, ERR_NOMEM, "%" PRIu32 " words", v->n);
     for (uint32_t i = 0; i < v->n; i++) {
         struct vocab_string p = vocab_piece(v, (int32_t)i);
         if (p.len && v->type[i] == TOKEN_NORMAL) (void)smap_put(&v->bpe->words, p.data, p.len, i);
     }
+    return 0;
 }
 
 struct bpe *bpe__new(void)
@@ -182,7 +201,7 @@ int bpe__open(struct vocab *v, const struct vocab_spec *s, struct errmsg *em)
 {
     int rc = store_merges(v, s, em);
     if (rc == 0) rc = compile_patterns(v->bpe, s->pre, em);
-    if (rc == 0 && v->bpe->whole_first) store_words(v);
+    if (rc == 0 && v->bpe->whole_first) rc = store_words(v, em);
     return rc;
 }
 

@@ -74,7 +74,8 @@ int spm__open(struct vocab *v, const struct vocab_spec *s, struct errmsg *em)
     m->space_prefix = s->space_prefix;
     m->texts = mem_try(total + 1);
     m->order = mem_try(s->n_tokens * sizeof *m->order);
-    if (!m->texts || !m->order) return err_set(em, ERR_NOMEM, "token texts of %zu bytes", total);
+    if (!m->texts || !m->order || smap_reserve(&m->by_text, s->n_tokens) < 0)
+        return err_set(em, ERR_NOMEM, "token texts of %zu bytes", total);
     for (uint32_t i = 0; i < s->n_tokens; i++) {
         struct vocab_string t = s->tokens[i];
         m->order[i] = order_of(s->scores[i]);

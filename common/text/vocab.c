@@ -129,7 +129,6 @@ int vocab_open(const struct vocab_spec *spec, struct vocab **ret_vocab, struct e
     v->bos = spec->bos;
     v->unknown = spec->unknown;
     v->add_bos = spec->add_bos && spec->bos >= 0;
-    if (em) em->text[0] = 0;
     if (model_is(spec, "gpt2"))
         v->bpe = bpe__new();
     else

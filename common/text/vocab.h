@@ -47,7 +47,7 @@ struct vocab_spec {
 
 struct vocab;
 
-/* On success em holds a warning, or is empty: an unknown pre-tokeniser is replaced by gpt-2's. */
+/* ERR_UNSUPPORTED names an unknown kind of vocabulary or pre-tokeniser. */
 int vocab_open(const struct vocab_spec *spec, struct vocab **ret_vocab, struct errmsg *em);
 void vocab_close(struct vocab *v);
 

@@ -15,7 +15,7 @@
 #define READ_BYTES ((size_t)1 << 30)
 
 struct bench {
-    const char *path, *isa, *kv;
+    const char *path, *isa, *kv, *pre;
     uint32_t prompt, tokens, threads, chunk, depth;
     double prompt_rate, decode_rate, read_gb_per_s;
     const char *used_isa;
@@ -99,7 +99,7 @@ static int run(struct bench *b, struct errmsg *em)
 {
     struct model_file f = {0};
     struct whole w = {0};
-    int rc = model_file_open(b->path, true, &f, em);
+    int rc = model_file_open(b->path, true, b->pre, &f, em);
     if (rc < 0) return rc;
     uint32_t end = b->depth + b->tokens;
     struct whole_options o = {.isa = b->isa,
@@ -182,6 +182,7 @@ int cmd_bench(int argc, char **argv)
          "N  position at which decoding starts (0)"},
         {"--chunk", 0, OPT_U32, &b.chunk, 1, 4096, NULL, "N  prompt tokens computed at once (512)"},
         {"--threads", 't', OPT_U32, &b.threads, 1, 256, NULL, "N  threads (all cores)"},
+        {"--pre", 0, OPT_STRING, &b.pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
         {"--isa", 0, OPT_STRING, &b.isa, 0, 0, NULL, "NAME  force scalar, avx2 or avx512"},
         {"--kv", 0, OPT_STRING, &b.kv, 0, 0, NULL,
          "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)"},

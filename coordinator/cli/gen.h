@@ -28,7 +28,7 @@ struct gen_options {
     struct opt_list stops;
     /* of the engine alone */
     uint32_t threads, ctx, chunk;
-    const char *isa, *kv;
+    const char *isa, *kv, *pre;
     uint32_t sample;     /* which of several answers this is, of the engine alone */
     uint32_t deadline_s; /* of a cluster's request, like what follows */
     uint32_t priority;   /* enum priority, and one; 0: not given */

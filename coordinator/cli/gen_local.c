@@ -191,7 +191,7 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
         l.sampling.seed >>= 11; /* a JSON number holds 53 bits exactly */
     }
     ret->seed = l.sampling.seed;
-    int rc = model_file_open(o->model, true, &l.file, em);
+    int rc = model_file_open(o->model, true, o->pre, &l.file, em);
     if (rc == 0 && l.file.warning[0]) log_error("%s", l.file.warning);
     if (rc == 0) rc = encode_prompt(&l, em);
     if (rc == 0) rc = open_engine(&l, em);

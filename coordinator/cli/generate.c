@@ -89,10 +89,11 @@ static int check(struct gen_options *o, const char *priority, struct errmsg *em)
     if (!o->model == !o->cluster || !o->prompt == !o->prompt_tokens)
         return err_set(em, ERR_CONF,
                        "needs --prompt or --prompt-tokens, and one of --model and --cluster");
-    if (o->cluster && (o->threads || o->ctx || o->chunk || o->isa || o->kv))
-        return err_set(em, ERR_CONF,
-                       "--threads, --ctx, --chunk, --isa and --kv are the cluster's own: they go "
-                       "with --model");
+    if (o->cluster && (o->threads || o->ctx || o->chunk || o->isa || o->kv || o->pre))
+        return err_set(
+            em, ERR_CONF,
+            "--threads, --ctx, --chunk, --isa, --kv and --pre are the cluster's own: they go "
+            "with --model");
     if (o->model && (o->deadline_s || o->samples || priority))
         return err_set(em, ERR_CONF, "--deadline, --samples and --priority go with --cluster");
     if (o->cluster && o->sample) return err_set(em, ERR_CONF, "--sample goes with --model");
@@ -208,6 +209,8 @@ int cmd_generate(int argc, char **argv)
          "NAME  force scalar, avx2 or avx512; the best if not given (--model)"},
         {"--kv", 0, OPT_STRING, &o.kv, 0, 0, NULL,
          "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16, --model)"},
+        {"--pre", 0, OPT_STRING, &o.pre, 0, 0, NULL,
+         "NAME  pre-tokeniser in place of the file's (--model)"},
         {"--deadline", 0, OPT_U32, &o.deadline_s, 1, 86400, NULL,
          "S  end the request after S seconds (600, --cluster)"},
         {"--priority", 0, OPT_STRING, &priority, 0, 0, NULL,

@@ -4,6 +4,7 @@
 #include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/text/json.h"
+#include "common/text/utf8.h"
 #include "coordinator/model_file.h"
 
 #include <inttypes.h>
@@ -12,24 +13,32 @@
 
 #define STRING_SHOWN 120
 
-static double number_of(const struct gguf_kv *kv)
+/* What steers a terminal is shown as \xNN: control characters, DEL, C1 as UTF-8 has them, and bytes
+ * that are no UTF-8. */
+static void print_safe(const char *text, size_t n)
 {
-    struct cursor c = {.data = kv->data, .size = (size_t)kv->data_bytes};
-    float f;
-    double d;
-    switch (kv->type) {
-    case GGUF_U8:
-    case GGUF_BOOL: return cursor_u8(&c);
-    case GGUF_I8: return (int8_t)cursor_u8(&c);
-    case GGUF_U16: return cursor_u16(&c);
-    case GGUF_I16: return (int16_t)cursor_u16(&c);
-    case GGUF_U32: return cursor_u32(&c);
-    case GGUF_I32: return (int32_t)cursor_u32(&c);
-    case GGUF_U64: return (double)cursor_u64(&c);
-    case GGUF_I64: return (double)(int64_t)cursor_u64(&c);
-    case GGUF_F32: memcpy(&f, kv->data, sizeof f); return (double)f;
-    default: memcpy(&d, kv->data, sizeof d); return d;
+    for (size_t i = 0; i < n;) {
+        int32_t c = 0;
+        size_t used = utf8_char(text + i, n - i, &c);
+        if (used && c >= 0x20 && c != 0x7f && (c < 0x80 || c >= 0xa0)) {
+            (void)fwrite(text + i, 1, used, stdout);
+        } else {
+            used = used ? used : 1;
+            for (size_t k = 0; k < used; k++) (void)printf("\\x%02x", (uint8_t)text[i + k]);
+        }
+        i += used;
     }
+}
+
+static double real_of(const struct gguf_kv *kv)
+{
+    double d = 0.0;
+    float f = 0.0f;
+    if (kv->type == GGUF_F64)
+        memcpy(&d, kv->data, sizeof d);
+    else if (gguf_f32_at(kv, 0, &f))
+        d = (double)f;
+    return d;
 }
 
 static const char *type_name(enum gguf_type t)
@@ -43,6 +52,7 @@ static const char *type_name(enum gguf_type t)
 static void kv_json(struct json *to, const struct gguf_kv *kv)
 {
     char key[GGUF_NAME_BYTES_MAX + 1];
+    struct gguf_int i;
     (void)snprintf(key, sizeof key, "%.*s", (int)kv->key_len, kv->key);
     if (kv->type == GGUF_ARRAY) {
         char text[64];
@@ -52,25 +62,40 @@ static void kv_json(struct json *to, const struct gguf_kv *kv)
     } else if (kv->type == GGUF_STRING) {
         json_put_string(to, key, (const char *)kv->data, (size_t)kv->data_bytes);
     } else if (kv->type == GGUF_BOOL) {
-        json_put_bool(to, key, number_of(kv) != 0.0);
-    } else if (kv->type == GGUF_F32 || kv->type == GGUF_F64) {
-        json_put_real(to, key, number_of(kv));
+        json_put_bool(to, key, kv->data[0] != 0);
+    } else if (gguf_int_at(kv, 0, &i)) {
+        /* jansson's integers end at 2^63 - 1. */
+        if (i.negative || i.value <= INT64_MAX)
+            json_put_int(to, key, (int64_t)i.value);
+        else
+            json_put_real(to, key, (double)i.value);
     } else {
-        json_put_int(to, key, (int64_t)number_of(kv));
+        json_put_real(to, key, real_of(kv));
     }
 }
 
 static void print_kv(const struct gguf_kv *kv)
 {
-    (void)printf("%.*s = ", (int)kv->key_len, kv->key);
-    if (kv->type == GGUF_ARRAY)
+    struct gguf_int i;
+    print_safe(kv->key, kv->key_len);
+    (void)printf(" = ");
+    if (kv->type == GGUF_ARRAY) {
         (void)printf("%s[%" PRIu64 "]\n", type_name(kv->item_type), kv->n_items);
-    else if (kv->type == GGUF_STRING)
-        (void)printf("\"%.*s\"%s\n",
-                     kv->data_bytes > STRING_SHOWN ? STRING_SHOWN : (int)kv->data_bytes, kv->data,
-                     kv->data_bytes > STRING_SHOWN ? "..." : "");
-    else
-        (void)printf("%.9g\n", number_of(kv));
+    } else if (kv->type == GGUF_STRING) {
+        bool cut = kv->data_bytes > STRING_SHOWN;
+        (void)printf("\"");
+        print_safe((const char *)kv->data, cut ? STRING_SHOWN : (size_t)kv->data_bytes);
+        (void)printf("\"%s\n", cut ? "..." : "");
+    } else if (kv->type == GGUF_BOOL) {
+        (void)printf("%s\n", kv->data[0] ? "true" : "false");
+    } else if (gguf_int_at(kv, 0, &i)) {
+        if (i.negative)
+            (void)printf("%" PRId64 "\n", (int64_t)i.value);
+        else
+            (void)printf("%" PRIu64 "\n", i.value);
+    } else {
+        (void)printf("%.9g\n", real_of(kv));
+    }
 }
 
 static void inspect_json(const struct gguf *g)
@@ -102,7 +127,9 @@ static void inspect_text(const struct gguf *g)
     for (size_t i = 0; i < gguf_n_kvs(g); i++) print_kv(gguf_kv_at(g, i));
     for (size_t i = 0; i < gguf_n_tensors(g); i++) {
         const struct gguf_tensor *t = gguf_tensor_at(g, i);
-        (void)printf("%-40s %-5s", t->name, qtype_info((uint32_t)t->type)->name);
+        print_safe(t->name, strlen(t->name));
+        (void)printf("%*s %-5s", strlen(t->name) < 40 ? 40 - (int)strlen(t->name) : 0, "",
+                     qtype_info((uint32_t)t->type)->name);
         for (uint32_t d = 0; d < t->n_dims; d++)
             (void)printf("%s%" PRIu64, d ? " x " : " ", t->dims[d]);
         (void)printf("  %" PRIu64 " bytes at %" PRIu64 "\n", t->bytes, t->offset);
@@ -148,13 +175,14 @@ static int read_all(FILE *from, struct buf *to, struct errmsg *em)
 
 int cmd_tokenize(int argc, char **argv)
 {
-    const char *path = NULL;
+    const char *path = NULL, *pre = NULL;
     bool json = false, special = false;
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &path, 0, 0, NULL,
          "FILE  a GGUF file; one with a vocabulary alone will do"},
         {"--special", 0, OPT_FLAG, &special, 0, 0, NULL,
          "names of control tokens are those tokens"},
+        {"--pre", 0, OPT_STRING, &pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
         {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
         {0},
     };
@@ -172,7 +200,7 @@ int cmd_tokenize(int argc, char **argv)
     struct model_file f = {0};
     struct buf text = {0};
     struct tokens t = {0};
-    int rc = model_file_open(path, false, &f, &em);
+    int rc = model_file_open(path, false, pre, &f, &em);
     if (rc == 0 && f.warning[0]) (void)fprintf(stderr, "flotilla tokenize: %s\n", f.warning);
     if (rc == 0) rc = read_all(stdin, &text, &em);
     if (rc == 0) rc = vocab_encode(f.vocab, text.data ? text.data : "", text.len, special, &t, &em);

@@ -28,7 +28,7 @@
 #define ROWS 32u /* positions whose logits are held at once */
 
 struct quality {
-    const char *model, *text, *baseline, *isa, *kv, *baseline_kv;
+    const char *model, *text, *baseline, *isa, *kv, *baseline_kv, *pre;
     uint32_t window, threads;
     struct model_file file, base_file;
     struct whole whole, base;
@@ -232,7 +232,7 @@ static int open_model(struct quality *q, const char *path, const char *kv, struc
                               .positions = q->window,
                               .chunk = ROWS,
                               .logits = ROWS};
-    int rc = model_file_open(path, true, file, em);
+    int rc = model_file_open(path, true, q->pre, file, em);
     if (rc == 0) rc = whole_open(file, &o, whole, em);
     return rc;
 }
@@ -319,6 +319,7 @@ int cmd_quality(int argc, char **argv)
         {"--window", 0, OPT_U32, &q.window, 4, 1 << 20, NULL,
          "N  tokens of a window, whose second half is scored (512)"},
         {"--threads", 't', OPT_U32, &q.threads, 1, 256, NULL, "N  threads; all cores if not given"},
+        {"--pre", 0, OPT_STRING, &q.pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
         {"--isa", 0, OPT_STRING, &q.isa, 0, 0, NULL, "NAME  force scalar, avx2 or avx512"},
         {"--kv", 0, OPT_STRING, &q.kv, 0, 0, NULL,
          "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)"},

@@ -20,7 +20,7 @@
 #define WORKERS_MAX 32
 
 struct up {
-    const char *model, *kv, *isa;
+    const char *model, *kv, *isa, *pre;
     uint32_t workers, replicas, threads, ctx, kv_tokens, chunk, replica_wait, max_requests;
     bool replica_wait_given;
     struct opt_list keys; /* KEY=VALUE of the cluster file */
@@ -82,6 +82,7 @@ static void write_config(const struct up *u, FILE *f)
     (void)fprintf(f, "ports: {clients: 0, workers: 0, results: 0, metrics: 0}\n");
     (void)fprintf(f, "workers: %" PRIu32 "\nchunk: %" PRIu32 "\n", u->workers, u->chunk);
     if (u->kv) put_quoted(f, "kv", u->kv);
+    if (u->pre) put_quoted(f, "pre", u->pre);
     if (u->ctx) (void)fprintf(f, "ctx: %" PRIu32 "\n", u->ctx);
     if (u->kv_tokens) (void)fprintf(f, "kv_tokens: %" PRIu32 "\n", u->kv_tokens);
     if (u->max_requests) (void)fprintf(f, "max_requests: %" PRIu32 "\n", u->max_requests);
@@ -187,6 +188,7 @@ int cmd_up(int argc, char **argv)
          "N  tokens the KV pool has room for (2 contexts)"},
         {"--kv", 0, OPT_STRING, &u.kv, 0, 0, NULL,
          "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)"},
+        {"--pre", 0, OPT_STRING, &u.pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
         {"--chunk", 0, OPT_U32, &u.chunk, 1, 4096, NULL, "N  rows of a Step (512)"},
         {"--max-requests", 0, OPT_U32, &u.max_requests, 1, 4096, NULL, "N  live requests (256)"},
         {"--isa", 0, OPT_STRING, &u.isa, 0, 0, NULL,

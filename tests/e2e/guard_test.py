@@ -8,12 +8,18 @@ GUARD = os.path.join(BIN, "..", "lib", "libguard_malloc.so")
 
 
 class Guard(unittest.TestCase):
+    def probe(self, how):
+        return subprocess.run([os.path.join(BIN, "guard_probe"), how], env={**os.environ, "LD_PRELOAD": GUARD},
+                              stderr=subprocess.PIPE)
+
     def test_the_guard_bites(self):
-        for how in ("direct", "mem"):
-            r = subprocess.run([os.path.join(BIN, "guard_probe"), how], env={**os.environ, "LD_PRELOAD": GUARD},
-                               stderr=subprocess.PIPE)
-            self.assertEqual(r.returncode, -signal.SIGABRT)
+        for how in ("malloc", "calloc", "realloc", "reallocarray", "posix_memalign", "aligned_alloc", "mmap", "mremap",
+                    "mem", "mem_pages"):
+            r = self.probe(how)
+            self.assertEqual(r.returncode, -signal.SIGABRT, how)
             self.assertIn(b"guarded compute path", r.stderr)
+        self.assertEqual(self.probe("outside").returncode, 0)
+        self.assertEqual(self.probe("nothing").returncode, 0)
 
     def test_workers_under_guard(self):
         want = local("Once upon a time", tokens=200, temp=0.9, top_k=40, top_p=0.9, seed=4)["tokens"]

@@ -1,5 +1,5 @@
 """A worker reads and holds only its slice, and says so in figures that the kernel confirms."""
-import json, os, signal, subprocess, sys, tempfile, unittest
+import json, os, shutil, signal, subprocess, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import GEMMA, MODEL, Cluster, local, program, run
@@ -126,6 +126,42 @@ class Slices(unittest.TestCase):
                 pool = sum(w["kv_bytes"] for w in c.workers())
                 self.assertEqual(pool, 1024 * self.kv_heads * self.head * 2 * self.layers * per_value)
                 self.assertEqual(len(c.generate("Hello", tokens=4, ignore_eos=True)["tokens"]), 4)
+
+
+class Damaged(unittest.TestCase):
+    def test_a_damaged_copy_is_named(self):
+        """One byte of one worker's copy is another: the cluster is not ready, and says whose and where."""
+        tensor = next(t for t in json.loads(run("inspect", MODEL, "--json").stdout)["tensors"]
+                      if t["name"] == "blk.20.ffn_up.weight")
+        with tempfile.TemporaryDirectory() as d:
+            shutil.copy(MODEL, d)
+            with open(os.path.join(d, os.path.basename(MODEL)), "r+b") as f:
+                f.seek(tensor["offset"] + tensor["bytes"] // 2)
+                byte = f.read(1)[0]
+                f.seek(-1, os.SEEK_CUR)
+                f.write(bytes([byte ^ 1]))
+            config = f"model: {MODEL}\nworkers: 1\nkv_tokens: 1024\n" \
+                     "ports: {clients: 0, workers: 0, results: 0, metrics: 0}\n"
+            c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            c.stdin.write(config)
+            c.stdin.close()
+            words = dict(w.split("=") for w in c.stdout.readline().split()[1:])
+            w = subprocess.Popen([program("flotilla-worker"), "--coordinator", words["worker"], "--name", "rotten",
+                                  "--models", d], stderr=subprocess.DEVNULL)
+            try:
+                said = next(line for line in c.stderr if "ended" in line or "is ready" in line)
+                self.assertIn("worker rotten", said)
+                self.assertIn("tensor 'blk.20.ffn_up.weight' differs from the coordinator's", said)
+                status = json.loads(run("status", "--cluster", words["client"], "--json").stdout)
+                self.assertFalse(status["ready"])
+            finally:
+                for p in (w, c):
+                    p.send_signal(signal.SIGTERM)
+                for p in (w, c):
+                    self.assertEqual(p.wait(timeout=20), 0)
+                c.stdout.close()
+                c.stderr.close()
 
 
 class GemmaSlices(Slices):

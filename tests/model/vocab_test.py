@@ -1,9 +1,10 @@
 """Tokenizers against other people's expected outputs: five vocabularies with the texts and ids that
 llama.cpp's source carries, and Gemma 3's against ids recorded from llama-cpp-python (record.py);
 random Unicode round-trips through Gemma's."""
-import json, os, random, sys, unittest
+import json, os, random, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import rawgguf
 from cluster import GEMMA, LLAMA_SOURCE, run
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -71,6 +72,36 @@ class Vocabularies(unittest.TestCase):
         self.assertGreater(len(encode(path, data)), 3)
         r = run("tokenize", "--model", path, "--special", "--json", input=data)
         self.assertEqual(json.loads(r.stdout)["tokens"][0], 128000)
+
+
+class Inspect(unittest.TestCase):
+    """What a file says is shown as it is, and steers no terminal."""
+
+    def show(self, *kvs):
+        with tempfile.TemporaryDirectory() as d:
+            path = os.path.join(d, "x.gguf")
+            with open(path, "wb") as f:
+                f.write(rawgguf.gguf([rawgguf.kv(*x) for x in kvs], [rawgguf.tinfo(b"t\x1b]0;x\x07", [1], 0, 0)], bytes(32)))
+            text, js = run("inspect", path), run("inspect", path, "--json")
+        self.assertEqual((text.returncode, js.returncode), (0, 0), text.stderr)
+        return text.stdout, json.loads(js.stdout)["metadata"]
+
+    def test_whole_numbers(self):
+        values = {"u": (rawgguf.U64, 2**64 - 1), "v": (rawgguf.U64, 2**63 - 1), "i": (rawgguf.I64, -2**63),
+                  "w": (rawgguf.U64, 2**53 + 1), "b": (rawgguf.I8, -1), "t": (rawgguf.BOOL, 1)}
+        text, metadata = self.show(*((k, *tv) for k, tv in values.items()))
+        for k, (t, v) in values.items():
+            self.assertIn(f"{k} = {'true' if k == 't' else v}\n".encode(), text)
+            if k == "u":  # integers of JSON end at 2^63 - 1 here: beyond them a real, of nine digits
+                self.assertAlmostEqual(metadata[k] / v, 1, places=7)
+            else:
+                self.assertEqual(metadata[k], v)
+
+    def test_escapes(self):
+        text, _ = self.show(("a\x1b[31m", rawgguf.STR, b"x\x1b[2J\xc2\x9b\x7f\xff\r\xc3\xa9"))
+        self.assertIn(rb'a\x1b[31m = "x\x1b[2J\xc2\x9b\x7f\xff\x0d' + "\u00e9\"\n".encode(), text)
+        self.assertIn(rb"t\x1b]0;x\x07 ", text)
+        self.assertEqual([b for b in text if b < 32 and b != 10 or b == 127], [])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 #include "common/base/err.h"
 #include "common/base/fmath.h"
 #include "common/base/hash.h"
+#include "common/base/mem.h"
 #include "common/base/opts.h"
 #include "common/base/pool.h"
 #include "common/base/rng.h"
@@ -117,6 +118,36 @@ static void test_smap(void **state)
     assert_int_equal(*smap_get(&m, "k17", 3), 17);
     assert_null(smap_get(&m, "k17", 2 + 5));
     smap_close(&m);
+}
+
+/* Room for as many keys as a file says: an error where there is none, and what is in stays. */
+static void test_reserve(void **state)
+{
+    (void)state;
+    static char keys[1000][8];
+    struct imap m = {0};
+    struct smap s = {0};
+    imap_put(&m, 5, 50);
+    assert_true(smap_put(&s, "five", 4, 50));
+    assert_int_equal(imap_reserve(&m, SIZE_MAX / 2), ERR_NOMEM);
+    assert_int_equal(smap_reserve(&s, SIZE_MAX / 2), ERR_NOMEM);
+    assert_int_equal(imap_reserve(&m, 1001), 0);
+    assert_int_equal(smap_reserve(&s, 1001), 0);
+    mem_guard_begin(); /* from here on nothing is allocated */
+    for (uint32_t i = 0; i < 1000; i++) {
+        (void)snprintf(keys[i], sizeof keys[i], "k%u", i);
+        imap_put(&m, 100 + i, i);
+        assert_true(smap_put(&s, keys[i], strlen(keys[i]), i));
+    }
+    assert_int_equal(*imap_get(&m, 5), 50);
+    assert_int_equal(*smap_get(&s, "five", 4), 50);
+    imap_clear(&m);
+    assert_null(imap_get(&m, 5));
+    imap_put(&m, 5, 51);
+    mem_guard_end();
+    assert_int_equal(*imap_get(&m, 5), 51);
+    imap_close(&m);
+    smap_close(&s);
 }
 
 /* Known answers of the authors' own test suite (Random123, kat_vectors). */
@@ -343,10 +374,11 @@ int main(void)
         cmocka_unit_test(test_err),           cmocka_unit_test(test_cursor),
         cmocka_unit_test(test_arena),         cmocka_unit_test(test_buf),
         cmocka_unit_test(test_imap),          cmocka_unit_test(test_smap),
-        cmocka_unit_test(test_philox),        cmocka_unit_test(test_fmath),
-        cmocka_unit_test(test_pool),          cmocka_unit_test(test_pool_cores),
-        cmocka_unit_test(test_stats_buckets), cmocka_unit_test(test_stats_figures),
-        cmocka_unit_test(test_stats_threads), cmocka_unit_test(test_opts),
+        cmocka_unit_test(test_reserve),       cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_fmath),         cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_pool_cores),    cmocka_unit_test(test_stats_buckets),
+        cmocka_unit_test(test_stats_figures), cmocka_unit_test(test_stats_threads),
+        cmocka_unit_test(test_opts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,15 @@
 /* The engine's door on a small random llama: what is out of range is refused and leaves no trace;
  * KV pages may be anywhere and be used again; the size of a page follows from heads and KV type. */
 #include "common/engine/engine.h"
+#include "common/engine/stage.h"
 
 #include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/io/ring.h"
-#include "tests/lib/gguf_bytes.h"
+#include "tests/lib/tiny_llama.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,94 +20,36 @@
 #include <cmocka.h>
 
 #define LAYERS 2u
-#define HIDDEN 96u /* not heads x head size, nor KV heads x head size */
-#define HEADS 4u
-#define KV_HEADS 2u
-#define HEAD 64u
-#define FFN 160u
-#define VOCAB 48u
+#define KV_HEADS TINY_KV_HEADS
+#define HEAD TINY_HEAD
+#define VOCAB TINY_VOCAB
 #define PAGES 8u
 #define ROWS 16u
 
+#define HEADS_A_KV_HEAD (TINY_HEADS / TINY_KV_HEADS)
+
+/* The largest allocation since it was set to 0; linked with --wrap. */
+static size_t largest_alloc;
+
+void *__real_mem_try(size_t bytes);
+void *__wrap_mem_try(size_t bytes);
+
+void *__wrap_mem_try(size_t bytes)
+{
+    if (bytes > largest_alloc) largest_alloc = bytes;
+    return __real_mem_try(bytes);
+}
+
 static char path[] = "/tmp/flotilla-engine-test-XXXXXX";
 static struct gguf *gguf;
-static struct rng rng = {5};
-
-static void key(struct buf *b, const char *name, uint32_t value)
-{
-    str(b, name);
-    u32(b, GGUF_U32);
-    u32(b, value);
-}
-
-/* One tensor's entry, and its values behind those of the others. */
-static void tensor(struct buf *table, struct buf *data, const char *name, uint32_t k, uint32_t rows)
-{
-    str(table, name);
-    u32(table, rows ? 2 : 1);
-    u64(table, k);
-    if (rows) u64(table, rows);
-    u32(table, QTYPE_F32);
-    u64(table, data->len);
-    for (uint32_t i = 0; i < k * (rows ? rows : 1); i++) {
-        float f = (float)rng_below(&rng, 2001) / 1000.0f - 1.0f;
-        if (!rows) f = 1.0f + f / 10.0f;
-        (void)buf_append(data, &f, sizeof f);
-    }
-    static const char zero[32];
-    (void)buf_append(data, zero, (32 - data->len % 32) % 32);
-}
 
 static int write_model(void **state)
 {
     (void)state;
-    static const char *const names[] = {"attn_norm",   "ffn_norm", "attn_q", "attn_k",  "attn_v",
-                                        "attn_output", "ffn_gate", "ffn_up", "ffn_down"};
-    const uint32_t shapes[][2] = {{HIDDEN, 0},
-                                  {HIDDEN, 0},
-                                  {HIDDEN, HEADS * HEAD},
-                                  {HIDDEN, KV_HEADS * HEAD},
-                                  {HIDDEN, KV_HEADS * HEAD},
-                                  {HEADS * HEAD, HIDDEN},
-                                  {HIDDEN, FFN},
-                                  {HIDDEN, FFN},
-                                  {FFN, HIDDEN}};
-    struct buf b = {0}, table = {0}, data = {0};
-    tensor(&table, &data, "token_embd.weight", HIDDEN, VOCAB);
-    tensor(&table, &data, "output_norm.weight", HIDDEN, 0);
-    for (uint32_t l = 0; l < LAYERS; l++)
-        for (int i = 0; i < 9; i++) {
-            char name[64];
-            (void)snprintf(name, sizeof name, "blk.%u.%s.weight", l, names[i]);
-            tensor(&table, &data, name, shapes[i][0], shapes[i][1]);
-        }
-    (void)buf_append(&b, "GGUF", 4);
-    u32(&b, 3);
-    u64(&b, 2 + 9 * LAYERS);
-    u64(&b, 9);
-    str(&b, "general.architecture");
-    u32(&b, GGUF_STRING);
-    str(&b, "llama");
-    key(&b, "llama.context_length", 128);
-    key(&b, "llama.embedding_length", HIDDEN);
-    key(&b, "llama.block_count", LAYERS);
-    key(&b, "llama.feed_forward_length", FFN);
-    key(&b, "llama.attention.head_count", HEADS);
-    key(&b, "llama.attention.head_count_kv", KV_HEADS);
-    key(&b, "llama.attention.key_length", HEAD);
-    key(&b, "llama.attention.value_length", HEAD);
-    (void)buf_append(&b, table.data, table.len);
-    static const char zero[32];
-    (void)buf_append(&b, zero, (32 - b.len % 32) % 32);
-    (void)buf_append(&b, data.data, data.len);
     struct errmsg em = {0};
-    int fd = mkstemp(path);
-    bool good = fd >= 0 && write(fd, b.data, b.len) == (ssize_t)b.len && close(fd) == 0 &&
-                gguf_open(path, &gguf, &em) == 0;
+    const struct tiny_llama model = {.layers = LAYERS, .seed = 5};
+    bool good = tiny_llama_write(&model, path) && gguf_open(path, &gguf, &em) == 0;
     if (!good) (void)fprintf(stderr, "%s\n", em.text);
-    buf_close(&b);
-    buf_close(&table);
-    buf_close(&data);
     return good ? 0 : -1;
 }
 
@@ -241,11 +185,126 @@ static void test_out_of_range(void **state)
     assert_int_equal(eng_open(&o, &e, &em), ERR_RANGE);
 }
 
+/* The last page of a table counts although it is not full. */
+static void test_last_page(void **state)
+{
+    (void)state;
+    static float want[ROWS * VOCAB], got[ROWS * VOCAB];
+    const uint32_t good[] = {0, 1}, partial[] = {0, PAGES}, huge[] = {UINT32_MAX};
+    const float *out;
+    struct errmsg em;
+    struct engine *e = open_slice(KV_F16, 0, LAYERS - 1);
+    run(e, 0, ROWS, good, want);
+    for (uint32_t n = 1; n < KV_PAGE; n++) {
+        const struct eng_run r = {KV_PAGE, n, 1, tokens, partial}, first = {0, n, 1, tokens, huge};
+        assert_int_equal(eng_step(e, &r, 1, NULL, &out, &em), ERR_RANGE);
+        assert_non_null(strstr(em.text, "page 8 of 8"));
+        assert_int_equal(eng_step(e, &first, 1, NULL, &out, &em), ERR_RANGE);
+    }
+    run(e, 0, ROWS, good, got);
+    assert_memory_equal(got, want, sizeof want);
+    eng_close(e);
+}
+
+/* Memory of partial results follows the context of a sequence, not the pool of all; and what a
+ * sequence may not have is refused. */
+static void test_context(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    struct ring_file file = {.path = path};
+    struct eng_options o = {.path = path,
+                            .gguf = gguf,
+                            .layer_first = 0,
+                            .layer_last = 0,
+                            .kv = KV_Q4_0,
+                            .n_pages = 8192,
+                            .rows_max = 1,
+                            .logits_max = 1,
+                            .threads = 4,
+                            .read = ring_read,
+                            .read_ctx = &file};
+    size_t largest[2];
+    for (int i = 0; i < 2; i++) {
+        struct engine *e = NULL;
+        o.ctx = i ? 4096 : 0;
+        largest_alloc = 0;
+        if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
+        largest[i] = largest_alloc;
+        uint32_t *pages = mem_zalloc(o.n_pages * sizeof *pages);
+        const float *out;
+        struct eng_run within = {4095, 1, 0, tokens, pages}, beyond = {4096, 1, 0, tokens, pages};
+        assert_int_equal(eng_step(e, &within, 1, NULL, &out, &em), 0);
+        assert_int_equal(eng_step(e, &beyond, 1, NULL, &out, &em), i ? ERR_RANGE : 0);
+        mem_free(pages);
+        eng_close(e);
+    }
+    assert_true(largest[0] > ((size_t)4 << 20) && largest[1] < ((size_t)2 << 20));
+    /* 64 threads and a million positions: bounded. */
+    o.ctx = 0;
+    o.threads = 64;
+    o.n_pages = 65536;
+    assert_true(eng__parts(&(struct arch_dims){.n_heads = 64, .n_kv_heads = 8}, 1u << 20, 64) *
+                    sizeof(struct attn_part) <=
+                (size_t)256 << 20);
+}
+
+/* Threads that have no room for partial results leave the rows to the others: the same bits. */
+static void test_few_parts(void **state)
+{
+    (void)state;
+    static float want[ROWS * VOCAB], got[ROWS * VOCAB];
+    const uint32_t pages[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    struct engine *e = open_slice(KV_F16, 0, LAYERS - 1); /* two threads; 16 rows are not split */
+    run(e, 0, ROWS, pages, want);
+    size_t beyond = (e->n_parts - HEADS_A_KV_HEAD) * sizeof *e->parts;
+    e->n_parts = HEADS_A_KV_HEAD; /* of one thread, one span */
+    uint8_t *rest = (uint8_t *)(e->parts + e->n_parts);
+    memset(rest, 0x5a, beyond);
+    run(e, 0, ROWS, pages, got);
+    assert_memory_equal(got, want, sizeof want);
+    for (size_t i = 0; i < beyond; i++) assert_int_equal(rest[i], 0x5a);
+    eng_close(e);
+}
+
+/* YaRN by its definition, in libm: the ramp from floor to ceil, and the file's factor of the
+ * magnitude. */
+static void test_yarn(void **state)
+{
+    (void)state;
+    const double pi2 = 6.283185307179586;
+    for (uint32_t n = 16; n <= 128; n += 16)
+        for (int k = 0; k < 20; k++) {
+            struct rope_params p = {.scaling = ROPE_YARN,
+                                    .base = (float)(10000 * (1 + k)),
+                                    .factor = (float)(1 + k),
+                                    .ctx_orig = (float)(512 << (k % 6)),
+                                    .attn_factor = 0.5f + (float)k / 8.0f,
+                                    .beta_fast = 32,
+                                    .beta_slow = 1};
+            double inv[64], magnitude, base = (double)p.base;
+            rope_frequencies(&p, n, NULL, inv, &magnitude);
+            double want = (double)p.attn_factor * (1 + 0.1 * log((double)p.factor));
+            assert_true(fabs(magnitude - want) < 1e-12);
+            double fast = n * log((double)p.ctx_orig / (32 * pi2)) / (2 * log(base));
+            double slow = n * log((double)p.ctx_orig / pi2) / (2 * log(base));
+            double lo = fmax(floor(fast), 0), hi = fmin(ceil(slow), n - 1.0);
+            for (uint32_t i = 0; i < n / 2; i++) {
+                double ramp = fmin(fmax((i - lo) / fmax(hi - lo, 0.001), 0), 1);
+                double f = pow(base, -2.0 * i / n);
+                double right = f / (double)p.factor * ramp + f * (1 - ramp);
+                if (fabs(inv[i] - right) > 1e-12 * right)
+                    fail_msg("n %u, case %d, pair %u: %.17g is not %.17g", n, k, i, inv[i], right);
+            }
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_page_bytes),
-        cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_last_page),    cmocka_unit_test(test_context),
+        cmocka_unit_test(test_few_parts),    cmocka_unit_test(test_yarn),
+        cmocka_unit_test(test_page_bytes),   cmocka_unit_test(test_pages),
         cmocka_unit_test(test_out_of_range),
     };
     return cmocka_run_group_tests(tests, write_model, remove_model);

@@ -5,7 +5,7 @@
 #include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
-#include "tests/lib/gguf_bytes.h"
+#include "tests/lib/tiny_llama.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -148,9 +148,237 @@ static void test_damage(void **state)
     buf_close(&good);
 }
 
+/* ---- what a model's metadata means ---- */
+
+static void put_number(struct buf *b, enum gguf_type type, int64_t v)
+{
+    double d = (double)v;
+    float f = (float)v;
+    static const size_t bytes[GGUF_N_TYPES] = {
+        [GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2, [GGUF_I16] = 2, [GGUF_U32] = 4,
+        [GGUF_I32] = 4, [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_BOOL] = 1};
+    if (type == GGUF_F32)
+        (void)buf_append(b, &f, sizeof f);
+    else if (type == GGUF_F64)
+        (void)buf_append(b, &d, sizeof d);
+    else
+        (void)buf_append(b, &v, bytes[type]); /* little-endian, as the file */
+}
+
+static const enum gguf_type integers[] = {GGUF_U8,  GGUF_I8,  GGUF_U16, GGUF_I16,
+                                          GGUF_U32, GGUF_I32, GGUF_U64, GGUF_I64};
+static const enum gguf_type floats[] = {GGUF_F32, GGUF_F64};
+
+/* One key "k" alone. */
+static struct gguf *one_key(enum gguf_type type, int64_t v)
+{
+    struct buf b = {0};
+    struct gguf *g;
+    struct errmsg em;
+    (void)buf_append(&b, "GGUF", 4);
+    u32(&b, 3);
+    u64(&b, 0);
+    u64(&b, 1);
+    str(&b, "k");
+    u32(&b, type);
+    put_number(&b, type, v);
+    if (gguf_parse((const uint8_t *)b.data, b.len, b.len, &g, &em) < 0) fail_msg("%s", em.text);
+    buf_close(&b);
+    return g;
+}
+
+/* A value is the same in whatever type of integer the file has it, as far as it fits. */
+static void test_integers(void **state)
+{
+    (void)state;
+    const int64_t values[] = {0, 1, 2, 100, 127};
+    struct errmsg em;
+    for (size_t t = 0; t < sizeof integers / sizeof integers[0]; t++)
+        for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+            struct gguf *g = one_key(integers[t], values[i]);
+            uint32_t u = 7;
+            float f = 7;
+            bool b = false;
+            assert_int_equal(gguf_get_u32(g, "k", &u, &em), 0);
+            assert_int_equal(u, values[i]);
+            assert_int_equal(gguf_get_f32(g, "k", &f, &em), 0);
+            assert_true(f == (float)values[i]);
+            assert_int_equal(gguf_get_bool(g, "k", &b, &em), values[i] > 1 ? ERR_FORMAT : 0);
+            assert_true(values[i] > 1 || b == (values[i] == 1));
+            gguf_close(g);
+        }
+    for (size_t t = 1; t < sizeof integers / sizeof integers[0]; t += 2) { /* the signed ones */
+        struct gguf *g = one_key(integers[t], -3);
+        struct gguf_int x;
+        uint32_t u;
+        float f;
+        bool b;
+        assert_true(gguf_int_at(gguf_find(g, "k"), 0, &x));
+        assert_true(x.negative && (int64_t)x.value == -3);
+        assert_int_equal(gguf_get_u32(g, "k", &u, &em), ERR_FORMAT);
+        assert_int_equal(gguf_get_f32(g, "k", &f, &em), 0);
+        assert_true(f == -3.0f);
+        assert_int_equal(gguf_get_bool(g, "k", &b, &em), ERR_FORMAT);
+        assert_non_null(strstr(em.text, "'k'"));
+        gguf_close(g);
+    }
+    struct gguf *g = one_key(GGUF_U64, -1); /* the largest */
+    struct gguf_int x;
+    uint32_t u;
+    assert_true(gguf_int_at(gguf_find(g, "k"), 0, &x) && !x.negative && x.value == UINT64_MAX);
+    assert_int_equal(gguf_get_u32(g, "k", &u, &em), ERR_FORMAT);
+    gguf_close(g);
+    for (size_t t = 0; t < 2; t++) {
+        g = one_key(floats[t], 5);
+        float f;
+        assert_int_equal(gguf_get_f32(g, "k", &f, &em), 0);
+        assert_true(f == 5.0f);
+        assert_int_equal(gguf_get_u32(g, "k", &u, &em), ERR_FORMAT);
+        gguf_close(g);
+    }
+}
+
+static struct gguf *open_tiny(const struct tiny_llama *t)
+{
+    struct buf b = {0};
+    struct gguf *g;
+    struct errmsg em;
+    tiny_llama_bytes(t, &b);
+    if (gguf_parse((const uint8_t *)b.data, b.len, b.len, &g, &em) < 0) fail_msg("%s", em.text);
+    buf_close(&b);
+    return g;
+}
+
+/* A layer that the metadata does not count would be left out, and the answer another one. */
+static void test_layers_beyond_the_count(void **state)
+{
+    (void)state;
+    struct arch_dims d;
+    struct errmsg em = {0};
+    for (uint32_t count = 1; count <= 4; count++) {
+        const struct tiny_llama t = {.layers = 3, .block_count = count, .seed = 1};
+        struct gguf *g = open_tiny(&t);
+        int rc = arch_read(g, &d, &em);
+        assert_int_equal(rc, count < 3 ? ERR_FORMAT : 0); /* 4: binding finds what is missing */
+        char name[64];
+        (void)snprintf(name, sizeof name, "tensor 'blk.%u.", count);
+        if (count < 3 && (!strstr(em.text, name) || !strstr(em.text, "llama.block_count")))
+            fail_msg("%s", em.text);
+        gguf_close(g);
+    }
+}
+
+/* Only the name that the engine looks for is a layer's tensor. */
+static void test_layer_names(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"blk.01.ffn_up.weight", "blk.+1.ffn_up.weight",
+                                        "blk..ffn_up.weight", "blk.1x.ffn_up.weight",
+                                        "blk.99999999999999999999.ffn_up.weight"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const struct tiny_llama t = {.layers = 2, .seed = 1, .more = names[i]};
+        struct gguf *g = open_tiny(&t);
+        struct arch_dims d;
+        struct errmsg em = {0};
+        assert_true(arch_read(g, &d, &em) < 0);
+        if (!strstr(em.text, names[i])) fail_msg("%s: %s", names[i], em.text);
+        gguf_close(g);
+    }
+}
+
+/* Keys of the architecture that nobody reads are counted and named; those of others are not. */
+static void test_unread_keys(void **state)
+{
+    (void)state;
+    struct buf keys = {0};
+    struct errmsg em = {0};
+    tiny_key(&keys, "llama.vocab_size", TINY_VOCAB);
+    tiny_key(&keys, "llama.expert_count", 0);
+    tiny_key(&keys, "llama.no_such_key", 1);
+    tiny_key(&keys, "llama.rope.new", 1);
+    tiny_key(&keys, "llama2.x", 1);
+    tiny_key(&keys, "general.x", 1);
+    const struct tiny_llama plain = {.layers = 1, .seed = 1},
+                            t = {.layers = 1, .seed = 1, .keys = &keys, .n_keys = 6};
+    struct gguf *g = open_tiny(&plain);
+    assert_int_equal(arch_unread(g, &em), 0);
+    assert_string_equal(em.text, "");
+    gguf_close(g);
+    g = open_tiny(&t);
+    struct arch_dims d;
+    assert_int_equal(arch_read(g, &d, &em), 0);
+    assert_int_equal(arch_unread(g, &em), 2);
+    assert_non_null(strstr(em.text, ": 'llama.no_such_key', 'llama.rope.new'"));
+    gguf_close(g);
+    buf_close(&keys);
+    for (int i = 0; i < 100; i++) { /* more than a text holds */
+        char name[64];
+        (void)snprintf(name, sizeof name, "llama.key_%d", i);
+        tiny_key(&keys, name, 1);
+    }
+    const struct tiny_llama many = {.layers = 1, .seed = 1, .keys = &keys, .n_keys = 100};
+    g = open_tiny(&many);
+    assert_int_equal(arch_unread(g, &em), 100);
+    assert_non_null(strstr(em.text, "100 keys"));
+    gguf_close(g);
+    buf_close(&keys);
+}
+
+static void refused_with(const struct buf *keys, uint32_t n, const char *what)
+{
+    const struct tiny_llama t = {.layers = 1, .seed = 1, .keys = keys, .n_keys = n};
+    struct gguf *g = open_tiny(&t);
+    struct arch_dims d;
+    struct errmsg em = {0};
+    assert_int_equal(arch_read(g, &d, &em), ERR_FORMAT);
+    if (!strstr(em.text, what)) fail_msg("'%s' does not name '%s'", em.text, what);
+    gguf_close(g);
+}
+
+/* YaRN divides by the logarithm of the base; a vocabulary has one size. */
+static void test_contradictions(void **state)
+{
+    (void)state;
+    struct buf keys = {0};
+    tiny_key(&keys, "llama.rope.freq_base", 1);
+    tiny_key(&keys, "llama.rope.scaling.factor", 4);
+    tiny_key(&keys, "llama.rope.scaling.original_context_length", 64);
+    str(&keys, "llama.rope.scaling.type");
+    u32(&keys, GGUF_STRING);
+    str(&keys, "yarn");
+    refused_with(&keys, 4, "'llama.rope.freq_base' is 1");
+    buf_close(&keys);
+    tiny_key(&keys, "llama.vocab_size", TINY_VOCAB + 1);
+    refused_with(&keys, 1, "llama.vocab_size");
+    buf_close(&keys);
+}
+
+/* What a file calls its keys and tensors does not steer the terminal that an error is shown on. */
+static void test_errors_are_clean(void **state)
+{
+    (void)state;
+    static const char name[] = "\x1b[2J\xc2\x9b\x7f\n\xc3\xa9";
+    const struct tiny_llama t = {.layers = 1, .seed = 1, .more = name};
+    struct gguf *g = open_tiny(&t);
+    struct arch_dims d;
+    struct errmsg em = {0};
+    assert_true(arch_read(g, &d, &em) < 0);
+    assert_non_null(strstr(em.text, "'?[2J????\xc3\xa9'"));
+    (void)err_wrap(&em, ERR_FORMAT, "%s", "a\tb");
+    assert_non_null(strstr(em.text, "a?b: "));
+    gguf_close(g);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_valid), cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_damage)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_valid),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_damage),
+                                       cmocka_unit_test(test_integers),
+                                       cmocka_unit_test(test_layers_beyond_the_count),
+                                       cmocka_unit_test(test_layer_names),
+                                       cmocka_unit_test(test_unread_keys),
+                                       cmocka_unit_test(test_contradictions),
+                                       cmocka_unit_test(test_errors_are_clean)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

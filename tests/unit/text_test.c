@@ -132,9 +132,8 @@ static void test_merge_order(void **state)
                            .eom = -1,
                            .unknown = -1};
     struct vocab *v;
-    struct errmsg em;
+    struct errmsg em = {0};
     assert_int_equal(vocab_open(&s, &v, &em), 0);
-    assert_string_equal(em.text, "");
     struct tokens t = {0};
     assert_int_equal(vocab_encode(v, "abc", 3, false, &t, &em), 0);
     assert_int_equal(t.n, 2); /* "b c" ranks before "a b" */
@@ -151,9 +150,11 @@ static void test_merge_order(void **state)
     mem_free(t.ids);
     vocab_close(v);
     s.pre = (struct vocab_string){"nobody", 6};
-    assert_int_equal(vocab_open(&s, &v, &em), 0);
-    assert_non_null(strstr(em.text, "nobody"));
-    vocab_close(v);
+    assert_int_equal(vocab_open(&s, &v, &em), ERR_UNSUPPORTED);
+    assert_non_null(strstr(em.text, "'nobody' is unknown"));
+    assert_non_null(strstr(em.text, "gpt-2, smollm, llama-bpe, qwen2"));
+    assert_non_null(strstr(em.text, "--pre"));
+    s.pre = (struct vocab_string){"gpt-2", 5};
     s.unknown = 6;
     assert_int_equal(vocab_open(&s, &v, &em), ERR_FORMAT);
 }

@@ -118,7 +118,8 @@ static void test_step_rules(void **state)
     WITH(s.number, 0, "number");
     WITH(s.epoch.generation, 0, "epoch");
     WITH(s.n_runs, 0, "runs");
-    WITH(runs[0].n_pages, 1, "pages");
+    WITH(runs[0].n_pages, 1, "pages"); /* 20 + 3 positions need two */
+    WITH(runs[0].n_pages, 3, "pages");
     WITH(runs[0].first_pos, LIMIT_CONTEXT, "first_pos");
     WITH(runs[1].n_logits, 2, "n_logits");
     WITH(runs[0].open.temp, NAN, "temp");
@@ -129,6 +130,38 @@ static void test_step_rules(void **state)
     WITH(runs[0].open.top_logprobs, 21, "top_logprobs");
     WITH(runs[0].open.bias, tiny, "logit_bias");
 #undef WITH
+}
+
+/* Rows and rows that want logits, at the limit and one above. */
+static void test_step_limits(void **state)
+{
+    (void)state;
+    static int32_t many[LIMIT_STEP_ROWS];
+    static uint32_t table[LIMIT_STEP_ROWS / LIMIT_PAGE + 1];
+    struct msg_run runs[2];
+    struct msg_step s = make_step(runs), r;
+    struct errmsg em = {0};
+    runs[0] = (struct msg_run){.request = 1,
+                               .n_rows = LIMIT_STEP_ROWS - 1,
+                               .n_logits = LIMIT_STEP_LOGITS - 1,
+                               .n_pages = LIMIT_STEP_ROWS / LIMIT_PAGE,
+                               .tokens = many,
+                               .pages = table};
+    s.rows = LIMIT_STEP_ROWS;
+    s.frame_bytes = 0;
+    wire_put_step(&s, &out);
+    if (wire_get_step(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    struct msg_run more[3] = {runs[0], runs[1], runs[1]};
+    s.runs = more;
+    s.n_runs = 3;
+    s.rows = LIMIT_STEP_ROWS + 1;
+    more[2].n_logits = 0;
+    broken(s, "rows");
+    more[0].n_rows = 1000;
+    more[0].n_pages = 1000 / LIMIT_PAGE + 1;
+    s.rows = 1002;
+    more[2].n_logits = 1;
+    broken(s, "n_logits");
 }
 
 /* Log-probabilities come back as they went, and only in numbers that fit the tokens. */
@@ -168,6 +201,17 @@ static void test_logprobs(void **state)
     assert_int_equal(wire_get_result(out.data, out.len, &arena, &r, &em), ERR_PROTO);
 }
 
+/* Every 64-bit word of it is another: two fields that change places do not stay unseen. */
+static struct msg_heartbeat distinct_heartbeat(uint64_t from)
+{
+    struct msg_heartbeat h;
+    uint64_t words[sizeof h / sizeof(uint64_t)];
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) words[i] = from + i;
+    _Static_assert(sizeof words == sizeof h, "fields of 64 bits only");
+    memcpy(&h, words, sizeof h);
+    return h;
+}
+
 static void test_control(void **state)
 {
     (void)state;
@@ -190,31 +234,173 @@ static void test_control(void **state)
                                  .type = FROM_HEARTBEAT,
                                  .has_epoch = true,
                                  .epoch = {1, 0, 2},
-                                 .heartbeat = {.step_done = 7,
-                                               .rows = 8,
-                                               .moves = 9,
-                                               .cpu_wait_ns = 10}};
+                                 .heartbeat = distinct_heartbeat(90)};
     wire_put_from_worker(&m, &out);
     assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
-    assert_true(r.heartbeat.step_done == 7 && r.heartbeat.rows == 8 && epoch_eq(r.epoch, m.epoch));
-    assert_true(r.heartbeat.moves == 9 && r.heartbeat.cpu_wait_ns == 10);
-    struct msg_to_worker t = {.version = 1,
-                              .type = TO_ASSIGN,
-                              .epoch = {1, 0, 2},
-                              .assign = {.model_path = "/m",
-                                         .model_digest = 3,
-                                         .layer_last = 4,
-                                         .n_pages = 5,
-                                         .rows_max = 6,
-                                         .logits_max = 1,
-                                         .window = 3}},
-                         u;
-    wire_put_to_worker(&t, &out);
-    assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &u, &em), 0);
-    assert_memory_equal(&u.assign, &t.assign, sizeof t.assign);
-    t.assign.window = 0;
+    assert_true(r.has_epoch && epoch_eq(r.epoch, m.epoch));
+    assert_memory_equal(&r.heartbeat, &m.heartbeat, sizeof m.heartbeat);
+}
+
+static uint64_t hashes[LIMIT_SLICE_TENSORS + 1];
+
+static struct msg_to_worker make_assign(uint32_t n_tensors)
+{
+    for (uint32_t i = 0; i < LIMIT_SLICE_TENSORS; i++) hashes[i] = UINT64_MAX - i;
+    return (struct msg_to_worker){.version = 1,
+                                  .type = TO_ASSIGN,
+                                  .epoch = {1, 0, 2},
+                                  .assign = {.model_path = "/m",
+                                             .model_digest = 3,
+                                             .header_digest = UINT64_MAX,
+                                             .tensor_hashes = hashes,
+                                             .n_tensors = n_tensors,
+                                             .ctx = 17,
+                                             .layer_first = 2,
+                                             .layer_last = 4,
+                                             .kv_type = 1,
+                                             .n_pages = 5,
+                                             .rows_max = 6,
+                                             .logits_max = 7,
+                                             .window = 3,
+                                             .plaintext = true}};
+}
+
+/* Every field comes back, up to the largest slice, in a message that a control socket takes. */
+static void test_assign(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    const uint32_t sizes[] = {0, 1, 2000, LIMIT_SLICE_TENSORS};
+    for (size_t i = 0; i < 4; i++) {
+        struct msg_to_worker t = make_assign(sizes[i]), u;
+        wire_put_to_worker(&t, &out);
+        assert_true(out.len <= LIMIT_CONTROL_BYTES);
+        if (wire_get_to_worker(out.data, out.len, &arena, &u, &em) < 0) fail_msg("%s", em.text);
+        assert_int_equal(u.assign.n_tensors, sizes[i]);
+        if (sizes[i])
+            assert_memory_equal(u.assign.tensor_hashes, hashes, sizes[i] * sizeof hashes[0]);
+        u.assign.tensor_hashes = hashes;
+        assert_memory_equal(&u.assign, &t.assign, sizeof t.assign);
+    }
+}
+
+static void broken_assign(struct msg_to_worker t, const char *field)
+{
+    struct msg_to_worker u;
+    struct errmsg em = {0};
     wire_put_to_worker(&t, &out);
     assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &u, &em), ERR_PROTO);
+    if (!strstr(em.text, field)) fail_msg("'%s' does not name %s", em.text, field);
+}
+
+static void test_assign_rules(void **state)
+{
+    (void)state;
+    struct msg_to_worker t;
+#define WITH(field, value)                                                                         \
+    do {                                                                                           \
+        t = make_assign(3);                                                                        \
+        t.assign.field = value;                                                                    \
+        broken_assign(t, #field);                                                                  \
+    } while (0)
+    WITH(window, 0);
+    WITH(window, LIMIT_WINDOW + 1);
+    WITH(rows_max, 0);
+    WITH(rows_max, LIMIT_STEP_ROWS + 1);
+    WITH(logits_max, 0);
+    WITH(logits_max, LIMIT_STEP_LOGITS + 1);
+    WITH(n_pages, 0);
+    WITH(ctx, 0);
+    WITH(ctx, LIMIT_CONTEXT + 1);
+#undef WITH
+    t = make_assign(LIMIT_SLICE_TENSORS + 1);
+    broken_assign(t, "tensor_hashes");
+    t = make_assign(3);
+    t.assign.layer_first = t.assign.layer_last + 1;
+    broken_assign(t, "layers");
+}
+
+static struct msg_worker_status distinct_worker(uint32_t from)
+{
+    struct msg_worker_status w = {.name = from & 1 ? "w1" : "w2",
+                                  .state = from & 1 ? "ready" : "loading",
+                                  .isa = from & 1 ? "avx2" : "scalar",
+                                  .pid = from + 1,
+                                  .threads = from + 2,
+                                  .layer_first = from + 3,
+                                  .layer_last = from + 4,
+                                  .heartbeat = distinct_heartbeat(from + 5),
+                                  .load_done = from + 1000,
+                                  .load_total = from + 1001,
+                                  .compute_ns = from + 1002,
+                                  .idle_ns = from + 1003};
+    /* Clients are not told of single Steps. */
+    w.heartbeat.step_received = w.heartbeat.step_done = 0;
+    w.heartbeat.moves = w.heartbeat.cpu_wait_ns = 0;
+    return w;
+}
+
+/* Every field of a status is another, and comes back as it went. */
+static void test_status(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    uint32_t n = 0;
+    struct msg_status m = {.ready = true,
+                           .model = "m",
+                           .running = ++n,
+                           .queued = ++n,
+                           .messages_dropped = ++n,
+                           .replica = {.name = "r",
+                                       .state = "s",
+                                       .why = "because",
+                                       .generation = ++n,
+                                       .n_workers = 2,
+                                       .pages_total = ++n,
+                                       .pages_free = ++n,
+                                       .sequences_max = ++n,
+                                       .steps = ++n,
+                                       .steps_mixed = ++n,
+                                       .wire_ns = ++n,
+                                       .queue_ns = ++n,
+                                       .cache = {.pages_cached = ++n,
+                                                 .pages_held = ++n,
+                                                 .positions_unused = ++n,
+                                                 .lookups = ++n,
+                                                 .hits = ++n,
+                                                 .tokens_saved = ++n,
+                                                 .tokens_computed = ++n,
+                                                 .evicted = ++n,
+                                                 .preemptions = ++n}}},
+                      r;
+    m.replica.workers[0] = distinct_worker(101);
+    m.replica.workers[1] = distinct_worker(5000);
+    wire_put_status(&m, &out);
+    if (wire_get_status(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    const struct msg_replica_status *a = &m.replica, *b = &r.replica;
+    assert_true(r.ready && r.running == m.running && r.queued == m.queued &&
+                r.messages_dropped == m.messages_dropped);
+    assert_string_equal(r.model, m.model);
+    assert_string_equal(b->name, a->name);
+    assert_string_equal(b->state, a->state);
+    assert_string_equal(b->why, a->why);
+    assert_true(b->generation == a->generation && b->pages_total == a->pages_total &&
+                b->pages_free == a->pages_free && b->sequences_max == a->sequences_max &&
+                b->steps == a->steps && b->steps_mixed == a->steps_mixed &&
+                b->wire_ns == a->wire_ns && b->queue_ns == a->queue_ns);
+    assert_memory_equal(&b->cache, &a->cache, sizeof a->cache);
+    assert_int_equal(b->n_workers, 2);
+    for (int i = 0; i < 2; i++) {
+        const struct msg_worker_status *x = &a->workers[i], *y = &b->workers[i];
+        assert_string_equal(y->name, x->name);
+        assert_string_equal(y->state, x->state);
+        assert_string_equal(y->isa, x->isa);
+        assert_true(y->pid == x->pid && y->threads == x->threads &&
+                    y->layer_first == x->layer_first && y->layer_last == x->layer_last &&
+                    y->load_done == x->load_done && y->load_total == x->load_total &&
+                    y->compute_ns == x->compute_ns && y->idle_ns == x->idle_ns);
+        assert_memory_equal(&y->heartbeat, &x->heartbeat, sizeof x->heartbeat);
+    }
 }
 
 /* What others call themselves ends up in logs and on terminals. */
@@ -229,7 +415,10 @@ static void test_names_are_cleaned(void **state)
         .hello = {.name = "a\n\x1b[2Jb\xff\xc3(\xe6\xad\xaa\xf0\x9f", .isa = "x"}};
     wire_put_from_worker(&m, &out);
     assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
-    assert_string_equal(r.hello.name, "a?" "?[2Jb?" "?(\xe6\xad\xaa?" "?");
+    assert_string_equal(r.hello.name, "a?"
+                                      "?[2Jb?"
+                                      "?(\xe6\xad\xaa?"
+                                      "?");
 }
 
 static void test_generate(void **state)
@@ -354,8 +543,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_step),
         cmocka_unit_test(test_step_rules),
+        cmocka_unit_test(test_step_limits),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_control),
+        cmocka_unit_test(test_status),
+        cmocka_unit_test(test_assign),
+        cmocka_unit_test(test_assign_rules),
         cmocka_unit_test(test_names_are_cleaned),
         cmocka_unit_test(test_worker_status),
         cmocka_unit_test(test_generate),

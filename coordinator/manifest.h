@@ -1,0 +1,44 @@
+/* A model's manifest: one hash for each tensor of its file and one of its header. It is what "the
+ * same model" means between coordinator and workers: a worker compares every tensor that it loads.
+ *
+ * Making one reads the whole file once. It is kept in a folder by the file's path, and counts as
+ * long as size, inode and times of the file are those that it was made for. */
+#ifndef FLOTILLA_COORDINATOR_MANIFEST_H
+#define FLOTILLA_COORDINATOR_MANIFEST_H
+
+#include "common/base/err.h"
+#include "common/engine/engine.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct manifest {
+    uint64_t identity; /* of the whole model: header and all tensors */
+    uint64_t header;   /* gguf_digest */
+    uint64_t *hashes;  /* n_tensors, by index in the file's table */
+    uint32_t n_tensors;
+    bool kept;        /* it was found, not made */
+    char notice[256]; /* why it could not be kept for the next time, or empty */
+};
+
+struct manifest_options {
+    const char *path;        /* borrowed, like the next three */
+    const struct gguf *gguf; /* the open directory of `path` */
+    const char *folder;      /* where manifests are kept; it is made; NULL: nowhere */
+    /* While the file is read; false ends it with ERR_CANCELLED. May be NULL. */
+    bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
+    void *progress_arg;
+};
+
+/* Finds or makes it. A kept one that is damaged, or of another file, is made anew. ERR_FORMAT: the
+ * file changed or was cut meanwhile. */
+int manifest_open(const struct manifest_options *o, struct manifest *ret, struct errmsg *em);
+void manifest_close(struct manifest *m);
+
+/* The hashes of a slice's tensors, in the order of eng_slice_tensors, and their number; room for
+ * `max`. ERR_LIMIT: there are more. */
+int manifest_slice(const struct manifest *m, const struct gguf *g, const struct arch_dims *d,
+                   uint32_t layer_first, uint32_t layer_last, uint64_t *ret_hashes, uint32_t max,
+                   uint32_t *ret_n, struct errmsg *em);
+
+#endif

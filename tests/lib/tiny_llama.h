@@ -1,0 +1,124 @@
+/* A small random llama as a GGUF file, for tests that need a real model and no tokenizer. Its heads
+ * are not the hidden width, and its output head is the embedding. */
+#ifndef FLOTILLA_TESTS_TINY_LLAMA_H
+#define FLOTILLA_TESTS_TINY_LLAMA_H
+
+#include "common/base/rng.h"
+#include "common/engine/gguf.h"
+#include "tests/lib/gguf_bytes.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define TINY_HIDDEN 96u
+#define TINY_HEADS 4u
+#define TINY_KV_HEADS 2u
+#define TINY_HEAD 64u
+#define TINY_FFN 160u
+#define TINY_VOCAB 48u
+
+struct tiny_llama {
+    uint32_t layers;      /* whose tensors are in the file */
+    uint32_t block_count; /* what its metadata says; 0: the same */
+    uint32_t vocab;       /* 0: TINY_VOCAB */
+    uint64_t seed;
+    const struct buf *keys; /* n_keys more, as their bytes; NULL: none */
+    uint32_t n_keys;
+    const char *more; /* name of one tensor more, or NULL */
+};
+
+static inline void tiny_key(struct buf *b, const char *name, uint32_t value)
+{
+    str(b, name);
+    u32(b, GGUF_U32);
+    u32(b, value);
+}
+
+static inline void tiny_pad(struct buf *b)
+{
+    static const char zero[32];
+    (void)buf_append(b, zero, (32 - b->len % 32) % 32);
+}
+
+/* One tensor's entry, and its values behind those of the others. rows 0: a vector. */
+static inline void tiny_tensor(struct buf *table, struct buf *data, struct rng *rng,
+                               const char *name, uint32_t k, uint32_t rows)
+{
+    str(table, name);
+    u32(table, rows ? 2 : 1);
+    u64(table, k);
+    if (rows) u64(table, rows);
+    u32(table, QTYPE_F32);
+    u64(table, data->len);
+    for (uint32_t i = 0; i < k * (rows ? rows : 1); i++) {
+        float f = (float)rng_below(rng, 2001) / 1000.0f - 1.0f;
+        if (!rows) f = 1.0f + f / 10.0f;
+        (void)buf_append(data, &f, sizeof f);
+    }
+    tiny_pad(data);
+}
+
+/* The file's bytes; the caller closes *ret. */
+static inline void tiny_llama_bytes(const struct tiny_llama *t, struct buf *ret)
+{
+    static const struct {
+        const char *name;
+        uint32_t k, rows;
+    } of_layer[] = {{"attn_norm", TINY_HIDDEN, 0},
+                    {"ffn_norm", TINY_HIDDEN, 0},
+                    {"attn_q", TINY_HIDDEN, TINY_HEADS * TINY_HEAD},
+                    {"attn_k", TINY_HIDDEN, TINY_KV_HEADS * TINY_HEAD},
+                    {"attn_v", TINY_HIDDEN, TINY_KV_HEADS * TINY_HEAD},
+                    {"attn_output", TINY_HEADS * TINY_HEAD, TINY_HIDDEN},
+                    {"ffn_gate", TINY_HIDDEN, TINY_FFN},
+                    {"ffn_up", TINY_HIDDEN, TINY_FFN},
+                    {"ffn_down", TINY_FFN, TINY_HIDDEN}};
+    struct buf table = {0}, data = {0};
+    struct rng rng = {t->seed};
+    tiny_tensor(&table, &data, &rng, "token_embd.weight", TINY_HIDDEN,
+                t->vocab ? t->vocab : TINY_VOCAB);
+    tiny_tensor(&table, &data, &rng, "output_norm.weight", TINY_HIDDEN, 0);
+    for (uint32_t l = 0; l < t->layers; l++)
+        for (size_t i = 0; i < sizeof of_layer / sizeof of_layer[0]; i++) {
+            char name[64];
+            (void)snprintf(name, sizeof name, "blk.%u.%s.weight", l, of_layer[i].name);
+            tiny_tensor(&table, &data, &rng, name, of_layer[i].k, of_layer[i].rows);
+        }
+    if (t->more) tiny_tensor(&table, &data, &rng, t->more, TINY_HIDDEN, 0);
+    (void)buf_append(ret, "GGUF", 4);
+    u32(ret, 3);
+    u64(ret, 2 + 9 * t->layers + (t->more != NULL));
+    u64(ret, 9 + t->n_keys);
+    str(ret, "general.architecture");
+    u32(ret, GGUF_STRING);
+    str(ret, "llama");
+    tiny_key(ret, "llama.context_length", 128);
+    tiny_key(ret, "llama.embedding_length", TINY_HIDDEN);
+    tiny_key(ret, "llama.block_count", t->block_count ? t->block_count : t->layers);
+    tiny_key(ret, "llama.feed_forward_length", TINY_FFN);
+    tiny_key(ret, "llama.attention.head_count", TINY_HEADS);
+    tiny_key(ret, "llama.attention.head_count_kv", TINY_KV_HEADS);
+    tiny_key(ret, "llama.attention.key_length", TINY_HEAD);
+    tiny_key(ret, "llama.attention.value_length", TINY_HEAD);
+    if (t->keys) (void)buf_append(ret, t->keys->data, t->keys->len);
+    (void)buf_append(ret, table.data, table.len);
+    tiny_pad(ret);
+    (void)buf_append(ret, data.data, data.len);
+    buf_close(&table);
+    buf_close(&data);
+}
+
+/* Into a new file whose name replaces the X of `path`. False: it could not be written. */
+static inline bool tiny_llama_write(const struct tiny_llama *t, char *path)
+{
+    struct buf b = {0};
+    tiny_llama_bytes(t, &b);
+    int fd = mkstemp(path);
+    bool good = fd >= 0 && write(fd, b.data, b.len) == (ssize_t)b.len;
+    if (fd >= 0) good = close(fd) == 0 && good;
+    buf_close(&b);
+    return good;
+}
+
+#endif
