@@ -1,6 +1,7 @@
 #include "worker/stage_work.h"
 
 #include "common/base/hash.h"
+#include "common/base/machine.h"
 #include "common/base/mem.h"
 #include "common/base/prom.h"
 #include "common/engine/engine.h"
@@ -67,6 +68,7 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
     if (o->assign->kv_type >= KV_N_TYPES)
         return err_set(em, ERR_UNSUPPORTED, "KV type %" PRIu32, o->assign->kv_type);
     struct ring_file file = {.path = path};
+    struct machine_memory memory = machine_memory("");
     struct eng_options e = {.path = path,
                             .gguf = g,
                             .layer_first = o->assign->layer_first,
@@ -76,12 +78,22 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
                             .rows_max = o->assign->rows_max,
                             .logits_max = o->assign->logits_max,
                             .threads = o->threads,
+                            .room_bytes = machine_free(&memory),
                             .isa = o->isa,
                             .read = ring_read,
                             .read_ctx = &file,
                             .progress = o->progress,
                             .progress_arg = o->progress_arg};
-    return eng_open(&e, &w->engine, em);
+    int rc = eng_open(&e, &w->engine, em);
+    if (rc < 0) return rc;
+    size_t page_tokens = (size_t)o->assign->n_pages * LIMIT_PAGE * sizeof *w->page_tokens;
+    w->page_tokens = mem_try(page_tokens);
+    if (!w->page_tokens) {
+        eng_close(w->engine);
+        return err_set(em, ERR_NOMEM, "token ids of %" PRIu32 " KV pages", o->assign->n_pages);
+    }
+    memset(w->page_tokens, 0, page_tokens);
+    return 0;
 }
 
 int stage_work_open(const struct stage_work_options *o, struct stage_work **ret, struct errmsg *em)
@@ -103,7 +115,6 @@ int stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
     w->free_samplers = mem_zalloc(2 * LIMIT_LIVE * sizeof *w->free_samplers);
     uint32_t vocab = eng_dims(w->engine)->vocab;
     w->candidates = mem_zalloc(vocab * sizeof *w->candidates);
-    w->page_tokens = mem_zalloc((size_t)o->assign->n_pages * LIMIT_PAGE * sizeof *w->page_tokens);
     w->seen.count = mem_zalloc(vocab * sizeof *w->seen.count);
     w->seen.ids = mem_zalloc(vocab * sizeof *w->seen.ids);
     w->adjusted = mem_zalloc(vocab * sizeof *w->adjusted);
@@ -154,6 +165,11 @@ struct msg_holding stage_work_holding(const struct stage_work *w)
 {
     return (struct msg_holding){w->assign.model_digest, w->assign.layer_first,
                                 w->assign.layer_last};
+}
+
+uint32_t stage_work_pages(const struct stage_work *w)
+{
+    return w->assign.n_pages;
 }
 
 uint32_t stage_work_width(const struct stage_work *w)

@@ -213,6 +213,29 @@ static void test_control(void **state)
     assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &u, &em), ERR_PROTO);
 }
 
+/* A worker's memory travels with its Hello and with each heartbeat; one that tells nothing is
+ * taken. */
+static void test_memory(void **state)
+{
+    (void)state;
+    const size_t bytes = offsetof(struct msg_memory, held_pages) + sizeof(uint32_t); /* no padding */
+    const struct msg_memory memory = {11, 12, 13, 14, 15, 16}, unknown = {0};
+    static const enum from_worker types[] = {FROM_HELLO, FROM_HEARTBEAT};
+    struct errmsg em = {0};
+    for (int i = 0; i < 2; i++) {
+        struct msg_from_worker r,
+            m = {.version = PROTO_VERSION, .type = types[i], .memory = memory};
+        (void)snprintf(m.hello.name, sizeof m.hello.name, "w");
+        wire_put_from_worker(&m, &out);
+        assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
+        assert_memory_equal(&r.memory, &memory, bytes);
+        m.memory = unknown;
+        wire_put_from_worker(&m, &out);
+        assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
+        assert_memory_equal(&r.memory, &unknown, bytes);
+    }
+}
+
 /* What others call themselves ends up in logs and on terminals. */
 static void test_names_are_cleaned(void **state)
 {
@@ -225,7 +248,10 @@ static void test_names_are_cleaned(void **state)
         .hello = {.name = "a\n\x1b[2Jb\xff\xc3(\xe6\xad\xaa\xf0\x9f", .isa = "x"}};
     wire_put_from_worker(&m, &out);
     assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
-    assert_string_equal(r.hello.name, "a?" "?[2Jb?" "?(\xe6\xad\xaa?" "?");
+    assert_string_equal(r.hello.name, "a?"
+                                      "?[2Jb?"
+                                      "?(\xe6\xad\xaa?"
+                                      "?");
 }
 
 static void test_generate(void **state)
@@ -325,13 +351,10 @@ static int clean_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step),
-        cmocka_unit_test(test_step_rules),
-        cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_control),
-        cmocka_unit_test(test_names_are_cleaned),
-        cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_step),     cmocka_unit_test(test_step_rules),
+        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_control),
+        cmocka_unit_test(test_memory),   cmocka_unit_test(test_names_are_cleaned),
+        cmocka_unit_test(test_generate), cmocka_unit_test(test_mutations),
         cmocka_unit_test(test_gate),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);
