@@ -177,6 +177,7 @@ static void begin(struct core *c)
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) r->stage[i] = pick(c, i, true);
     for (uint32_t i = 0; i < c->cfg.n_stages; i++)
         if (r->stage[i] == NO_WORKER) r->stage[i] = pick(c, i, false);
+    if (!room__plan(c)) return;
     r->generation++;
     r->next_number = 1;
     r->prefilled = 0;
@@ -413,6 +414,7 @@ static void hello(struct core *c, const struct msg_from_worker *m, const char *a
     if (known && stage_of(c, w) != NO_WORKER) w->knows = false; /* it may have missed something */
     *w = known ? *w : (struct worker){.used = true, .instance = m->instance};
     w->hello = m->hello;
+    w->memory = m->memory;
     w->suspect = false;
     w->heard_ns = c->now_ns;
     (void)snprintf(w->address, sizeof w->address, "%s", address);
@@ -435,6 +437,7 @@ static void fault(struct core *c, struct worker *w, const struct msg_from_worker
 
 static void heartbeat(struct core *c, struct worker *w, const struct msg_from_worker *m)
 {
+    w->memory = m->memory;
     if (!m->has_epoch || !epoch_eq(m->epoch, replica__epoch(c))) return;
     w->heartbeat = m->heartbeat;
     w->knows = true;

@@ -218,7 +218,8 @@ static void test_control(void **state)
 static void test_memory(void **state)
 {
     (void)state;
-    const size_t bytes = offsetof(struct msg_memory, held_pages) + sizeof(uint32_t); /* no padding */
+    const size_t bytes =
+        offsetof(struct msg_memory, held_pages) + sizeof(uint32_t); /* no padding */
     const struct msg_memory memory = {11, 12, 13, 14, 15, 16}, unknown = {0};
     static const enum from_worker types[] = {FROM_HELLO, FROM_HEARTBEAT};
     struct errmsg em = {0};
