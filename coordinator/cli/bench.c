@@ -181,7 +181,7 @@ int cmd_bench(int argc, char **argv)
         {"--depth", 'd', OPT_U32, &b.depth, 0, 1 << 20, NULL,
          "N  position at which decoding starts (0)"},
         {"--chunk", 0, OPT_U32, &b.chunk, 1, 4096, NULL, "N  prompt tokens computed at once (512)"},
-        {"--threads", 't', OPT_U32, &b.threads, 1, 256, NULL, "N  threads (all cores)"},
+        {"--threads", 't', OPT_U32, &b.threads, 1, 256, NULL, "N  threads (all cores, or the quota)"},
         {"--isa", 0, OPT_STRING, &b.isa, 0, 0, NULL, "NAME  force scalar, avx2 or avx512"},
         {"--kv", 0, OPT_STRING, &b.kv, 0, 0, NULL,
          "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)"},

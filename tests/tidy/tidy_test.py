@@ -34,7 +34,7 @@ SYSTEM = {
     "string.h", "sys/mman.h", "sys/prctl.h", "sys/random.h", "sys/stat.h", "sys/syscall.h", "sys/wait.h", "time.h",
     "unistd.h", "xmmintrin.h",
 }
-MANY_MODULES = {"utf8proc.h": {"common/text/utf8.c"}, "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests"}
+MANY_MODULES = {"utf8proc.h": {"common/text/utf8.c"}, "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests", "malloc.h": "tests"}
 
 
 def sources():

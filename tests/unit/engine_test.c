@@ -384,7 +384,16 @@ static void test_sizes(void **state)
             uint64_t weights;
             assert_int_equal(eng_weights_bytes(gguf, &d, 0, LAYERS - 1, &weights, &em), 0);
             assert_int_equal(weights, eng_stats(e).weights_bytes);
+            uint64_t all = weights + eng_stats(e).kv_bytes + told;
             eng_close(e);
+            o = watched_options(&w, 512, all);
+            o.threads = threads;
+            o.rows_max = rows;
+            o.logits_max = 1;
+            assert_int_equal(eng_open(&o, &e, &em), 0); /* to the byte */
+            eng_close(e);
+            o.room_bytes--;
+            assert_int_equal(eng_open(&o, &e, &em), ERR_NOMEM);
         }
 }
 

@@ -148,7 +148,7 @@ static struct fixture open_core(uint32_t n_pages, uint32_t pages_least, uint32_t
                             .ctx = ctx,
                             .rows_max = 16,
                             .logits_max = 4,
-                            .window = 2,
+                            .window = 1,
                             .max_live = 8,
                             .max_running = 8,
                             .max_per_client = 8,
@@ -298,6 +298,7 @@ static void test_refused(void **state)
         struct msg_replica_status s = status(&f);
         assert_string_equal(s.state, "waiting");
         assert_int_equal(s.generation, 0);
+        assert_int_equal(s.n_workers, 0);
         static const char *const words[] = {"worker w1 and 1 more", "KV pool of 3200 tokens",
                                             "the largest that fits is", "kv_tokens", "ctx"};
         for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
@@ -346,6 +347,46 @@ static void lose(struct fixture *f)
     f->now_ns += 400 * MS;
 }
 
+/* The new generation's probe and Steps, until the request ends: it must be with "length". Returns
+ * its tokens. */
+static uint32_t run_to_end(struct fixture *f, uint64_t id)
+{
+    static const int32_t token = 7;
+    uint32_t n_tokens = 0;
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_LINKED});
+    (void)feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
+    for (int turn = 0; turn < 1000; turn++) {
+        struct msg_run_result runs[LIMIT_STEP_RUNS];
+        struct msg_result r = {.epoch = f->epoch, .digest = 5, .runs = runs};
+        for (size_t i = 0; i < f->last.n && r.number == 0; i++) {
+            const struct action *a = &f->last.items[i];
+            if (a->type != ACT_STEP) continue;
+            r.number = a->step->number;
+            for (uint32_t k = 0; k < a->step->n_runs; k++) {
+                const struct msg_run *x = &a->step->runs[k];
+                if (x->n_logits == 0 || x->kind == RUN_PROBE) continue;
+                runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
+                                                           .attempt = x->attempt,
+                                                           .first_pos = x->first_pos + x->n_rows,
+                                                           .n_tokens = 1,
+                                                           .tokens = &token};
+            }
+        }
+        if (r.number) (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
+        for (size_t i = 0; i < f->last.n; i++)
+            if (f->last.items[i].type == ACT_TOKENS) n_tokens += f->last.items[i].tokens.n;
+        const struct action *end = ended(f, id);
+        if (end && end->end.status != STATUS_OK) fail_msg("%s", end->end.text);
+        if (end) return n_tokens;
+        (void)feed(f, (struct event){.type = EV_COMPOSE});
+    }
+    fail_msg("request %u does not end", (unsigned)id);
+    return 0;
+}
+
 /* A pool that the workers hold stays as it is while it fits; when it must be smaller, what can
  * never fit ends, and says so. */
 static void test_next_generation(void **state)
@@ -387,7 +428,8 @@ static void test_next_generation(void **state)
     assert_non_null(end);
     assert_int_equal(end->end.status, STATUS_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(end->end.text, "700 tokens do not fit the context of 640"));
-    assert_null(ended(&f, 2)); /* it may still grow to the new context */
+    assert_null(ended(&f, 2)); /* it may still grow, to the new context */
+    assert_int_equal(run_to_end(&f, 2), 640 - 500);
     core_close(f.core);
 }
 
@@ -415,7 +457,7 @@ static void test_tables(void **state)
                             .ctx = 4096,
                             .rows_max = 16,
                             .logits_max = 4,
-                            .window = 2,
+                            .window = 1,
                             .max_live = 8,
                             .max_running = 8,
                             .max_per_client = 8,
