@@ -362,7 +362,8 @@ static void test_sizes(void **state)
     struct arch_dims d;
     struct errmsg em;
     assert_int_equal(arch_read(gguf, &d, &em), 0);
-    for (unsigned threads = 1; threads <= 4; threads += 3)
+    for (unsigned threads = 1; threads <= 4; threads += 3) {
+        uint64_t took_before = 0, told_before = 0;
         for (uint32_t rows = 1; rows <= 4096; rows += 4095) {
             struct watched w;
             struct engine *e = NULL;
@@ -381,6 +382,12 @@ static void test_sizes(void **state)
             if (took > told || told > took + parts + small)
                 fail_msg("%u threads, %u rows: %zu bytes, told %llu", threads, rows, took,
                          (unsigned long long)told);
+            if (took_before &&
+                llabs((int64_t)(took - took_before - (told - told_before))) > (int64_t)small)
+                fail_msg("rows: %llu bytes, told %llu", (unsigned long long)(took - took_before),
+                         (unsigned long long)(told - told_before));
+            took_before = took;
+            told_before = told;
             uint64_t weights;
             assert_int_equal(eng_weights_bytes(gguf, &d, 0, LAYERS - 1, &weights, &em), 0);
             assert_int_equal(weights, eng_stats(e).weights_bytes);
@@ -395,6 +402,7 @@ static void test_sizes(void **state)
             o.room_bytes--;
             assert_int_equal(eng_open(&o, &e, &em), ERR_NOMEM);
         }
+    }
 }
 
 int main(void)

@@ -75,7 +75,7 @@ static void test_sharing(void **state)
                 (4 * GIB - 2 * each - 10 * MIB - machine_reserve(4 * GIB) / 2) / (2 * page));
     /* One was loaded when the other was started again; both were asked at different moments. */
     beside[0].memory = (struct msg_memory){.machine = 1, .machine_free = 3 * GIB, .held = 1 * GIB};
-    beside[1].memory = (struct msg_memory){.machine = 1, .machine_free = 3 * GIB + 9 * MIB};
+    beside[1].memory = (struct msg_memory){.machine = 1, .machine_free = 3 * GIB + 90 * MIB};
     assert_true(room_of(&costs, LAYERS, beside, 2, false).pages == b.pages);
 }
 
@@ -114,6 +114,9 @@ static void test_absurd(void **state)
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) s[i].threads = 1;
     r = room_of(&costs, LAYERS, s, LIMIT_STAGES, true);
     assert_true(r.pages > 0 && r.pages < ROOM_UNKNOWN);
+    struct room_stage two[] = {stage(0, 3, 1, 0), stage(4, 7, 1, 0)};
+    two[0].memory.held = two[1].memory.held = (uint64_t)1 << 63; /* their sum is 0 */
+    assert_true(room_of(&costs, LAYERS, two, 2, true).pages > 0);
 }
 
 /* ---- in the core ---- */
