@@ -69,6 +69,7 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
         return err_set(em, ERR_UNSUPPORTED, "KV type %" PRIu32, o->assign->kv_type);
     struct ring_file file = {.path = path};
     struct machine_memory memory = machine_memory("");
+    uint64_t room = machine_free(&memory);
     struct eng_options e = {.path = path,
                             .gguf = g,
                             .layer_first = o->assign->layer_first,
@@ -78,7 +79,7 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
                             .rows_max = o->assign->rows_max,
                             .logits_max = o->assign->logits_max,
                             .threads = o->threads,
-                            .room_bytes = machine_free(&memory),
+                            .room_bytes = room ? room : 1, /* 0 would mean any */
                             .isa = o->isa,
                             .read = ring_read,
                             .read_ctx = &file,

@@ -40,12 +40,17 @@ class Memory(unittest.TestCase):
             self.assertEqual(g.kills(), 0)
 
     def test_alone(self):
-        """The engine alone refuses what its group has no room for, unread."""
+        """The engine alone refuses what its group has no room for, unread; a benchmark stays below the limit too."""
         with group(self, bytes=192 * MIB) as g:
             r = run("generate", "--model", MODEL, "--prompt", "a", "--tokens", "8000", prefix=g.prefix)
             self.assertEqual(r.returncode, 1)
             self.assertRegex(r.stderr.decode(), r"the largest that fits is \d+ tokens")
             self.assertNotIn("loading", r.stderr.decode())
+            self.assertEqual(g.kills(), 0)
+        with group(self, bytes=512 * MIB) as g:
+            r = run("bench", "--model", MODEL, "-p", "8", "-n", "4", "--json", prefix=g.prefix)
+            self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertGreater(json.loads(r.stdout)["read_gb_per_s"], 0)
             self.assertEqual(g.kills(), 0)
 
     def test_too_large(self):
