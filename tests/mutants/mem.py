@@ -100,6 +100,12 @@ MUTANTS = [
          tests="config_test", why="a context that somebody named is silently cut to the pool"),
     dict(name="keys-swapped", file="coordinator/config.c", old='{"step_timeout_ms", CONF_U32, &c->step_timeout_ms,',
          new='{"step_timeout_ms", CONF_U32, &c->worker_timeout_ms,', tests="config_test", why="a key sets another key's value"),
+    dict(name="tied-twice", file="coordinator/setup.c", old=".tied_bytes = sum > whole ? sum - whole : 0,", new=".tied_bytes = 0,",
+         tests="engine_test", why="one worker with all layers counts a shared embedding twice"),
+    dict(name="token-ids-free", file="coordinator/setup.c", old=".page_bytes = LIMIT_PAGE * sizeof(int32_t),", new=".page_bytes = 0,",
+         tests="engine_test", why="the token ids of pages are not counted"),
+    dict(name="kv-type-uncounted", file="coordinator/setup.c", old="eng_page_bytes(dims, kv_of(c), 1)",
+         new="eng_page_bytes(dims, KV_F16, 1)", tests="engine_test", why="pages are counted as F16 whatever 'kv' says"),
     # The wire.
     dict(name="heartbeat-without-memory", file="proto/wire_cluster.c",
          old="        get_memory(f->heartbeat->memory, &ret->memory);\n", new="", tests="wire_test",

@@ -7,6 +7,7 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/io/ring.h"
+#include "coordinator/setup.h"
 #include "tests/lib/gguf_bytes.h"
 
 #include <malloc.h>
@@ -405,12 +406,45 @@ static void test_sizes(void **state)
     }
 }
 
+/* What the coordinator's core is told of the slices is what the engine takes. */
+static void test_costs(void **state)
+{
+    (void)state;
+    char kv[] = "q8_0";
+    const struct config c = {.kv = kv, .chunk = ROWS, .ctx = 64};
+    const struct machine_memory here = {.machine = 1, .machine_free = 4000}, unknown = {0};
+    struct arch_dims d;
+    struct errmsg em = {0};
+    struct room_costs costs;
+    assert_int_equal(arch_read(gguf, &d, &em), 0);
+    assert_int_equal(setup_costs(&c, gguf, &d, &here, &costs, &em), 0);
+    uint64_t first, last, whole;
+    assert_int_equal(eng_weights_bytes(gguf, &d, 0, 0, &first, &em), 0);
+    assert_int_equal(eng_weights_bytes(gguf, &d, 1, 1, &last, &em), 0);
+    assert_int_equal(eng_weights_bytes(gguf, &d, 0, 1, &whole, &em), 0);
+    /* Both ends are the embedding, which one slice has once. */
+    assert_true(costs.layer_bytes[0] == first && costs.layer_bytes[1] == last);
+    assert_true(costs.tied_bytes == VOCAB * HIDDEN * sizeof(float));
+    assert_true(first + last - costs.tied_bytes == whole);
+    struct eng_sizes s = eng_sizes(&d, ROWS, ROWS, 64);
+    assert_true(costs.worker_bytes == s.step_bytes + ((uint64_t)64 << 20));
+    assert_true(costs.thread_bytes == s.thread_bytes && costs.last_bytes == s.logits_bytes);
+    assert_true(costs.page_layer_bytes == eng_page_bytes(&d, KV_Q8_0, 1));
+    assert_true(costs.page_bytes == KV_PAGE * sizeof(int32_t)); /* token ids */
+    assert_true(costs.table_bytes == 1001);
+    mem_free((void *)(uintptr_t)costs.layer_bytes);
+    assert_int_equal(setup_costs(&c, gguf, &d, &unknown, &costs, &em), 0);
+    assert_true(costs.table_bytes == 0);
+    mem_free((void *)(uintptr_t)costs.layer_bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_page_bytes),   cmocka_unit_test(test_pages),
         cmocka_unit_test(test_out_of_range), cmocka_unit_test(test_room),
         cmocka_unit_test(test_touched),      cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_costs),
     };
     return cmocka_run_group_tests(tests, write_model, remove_model);
 }
