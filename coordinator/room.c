@@ -144,17 +144,16 @@ static const char *place_text(struct core *c, const struct room *r)
                       (double)r->rest_bytes / MIB);
 }
 
+/* What matters most comes first: a client is told the beginning. */
 static void refuse(struct core *c, const struct room *r)
 {
     struct replica *x = &c->replica;
-    uint64_t fits = r->pages * c->cfg.page,
-             wanted =
-                 (uint64_t)c->cfg.page * (c->fixed_pages ? c->fixed_pages : c->cfg.pages_least);
+    uint64_t wanted = c->fixed_pages ? c->fixed_pages : c->cfg.pages_least;
     (void)snprintf(x->why, sizeof x->why,
-                   "%s: no room for a KV pool of %" PRIu64
-                   " tokens; the largest that fits is %" PRIu64
-                   ": set 'kv_tokens' or 'ctx' to that or less, or add memory or workers",
-                   place_text(c, r), wanted, fits);
+                   "no room for '%s' of %" PRIu64
+                   ": the largest 'kv_tokens' or 'ctx' that fits is %" PRIu64 "; the tightest: %s",
+                   c->fixed_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page,
+                   r->pages * c->cfg.page, place_text(c, r));
     if (!x->cramped) core__note(c, "no generation can begin: %s", x->why);
     x->cramped = true;
     x->retry_ns = c->now_ns + RETRY_NS;

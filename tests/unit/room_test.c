@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -302,8 +303,9 @@ static void test_refused(void **state)
         assert_string_equal(s.state, "waiting");
         assert_int_equal(s.generation, 0);
         assert_int_equal(s.n_workers, 0);
-        static const char *const words[] = {"worker w1 and 1 more", "KV pool of 3200 tokens",
-                                            "the largest that fits is", "kv_tokens", "ctx"};
+        const char *const words[] = {fixed ? "no room for 'kv_tokens' of 3200:"
+                                           : "no room for 'ctx' of 3200:",
+                                     "'kv_tokens' or 'ctx' that fits is ", "worker w1 and 1 more"};
         for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
             if (!strstr(s.why, words[i])) fail_msg("'%s' is not in '%s'", words[i], s.why);
         for (int i = 0; i < 140; i++) {
@@ -317,7 +319,10 @@ static void test_refused(void **state)
         const struct action *end = ended(&f, 1);
         assert_non_null(end);
         assert_int_equal(end->end.status, STATUS_UNAVAILABLE);
-        if (!strstr(end->end.text, "kv_tokens")) fail_msg("%s", end->end.text);
+        for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+            if (!strstr(end->end.text, words[i])) fail_msg("'%s'", end->end.text);
+        uint32_t fits = (uint32_t)strtoul(strstr(end->end.text, "fits is ") + 8, NULL, 10);
+        assert_true(fits > 1600 && fits < 3200 && fits % PAGE == 0);
         (void)tell(&f, 1, false, 1, bytes_for(300), 0, 0); /* memory has become free */
         (void)tell(&f, 2, false, 1, bytes_for(300), 0, 0);
         f.now_ns += 1000 * MS;
