@@ -441,6 +441,37 @@ static void test_next_generation(void **state)
     core_close(f.core);
 }
 
+/* A coordinator that is started again finds the pool that the workers hold, if they hold one and
+ * the same slice each; another slice or size counts for nothing. */
+static void test_next_coordinator(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t layer_first, pages, want; /* of the second worker; of the plan */
+    } cases[] = {{4, 97, 97}, {4, 90, 100}, {3, 90, 97}};
+    uint64_t held = (450 + 72 + 400) * MIB;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct fixture f = open_core(0, 10, 4096);
+        for (uint64_t w = 1; w <= 2; w++) {
+            struct msg_from_worker m = {
+                .type = FROM_HELLO,
+                .hello = {.threads = 2,
+                          .holds = true,
+                          .holding = {9, w == 1 ? 0 : cases[i].layer_first, w == 1 ? 3 : 7}},
+                .memory = {.machine = 1,
+                           .machine_free = bytes_for(100) - 2 * held,
+                           .held = held,
+                           .held_pages = w == 1 ? 97 : cases[i].pages}};
+            (void)snprintf(m.hello.name, sizeof m.hello.name, "w%u", (unsigned)w);
+            (void)from(&f, w, m);
+        }
+        const struct msg_assign *a = assigned(&f);
+        assert_non_null(a);
+        if (a->n_pages != cases[i].want) fail_msg("case %zu: %u pages", i, a->n_pages);
+        core_close(f.core);
+    }
+}
+
 /* The coordinator has memory for so many pages' tables only. */
 static void test_tables(void **state)
 {
@@ -484,6 +515,7 @@ int main(void)
         cmocka_unit_test(test_groups),          cmocka_unit_test(test_absurd),
         cmocka_unit_test(test_pool_by_room),    cmocka_unit_test(test_pool_bounds),
         cmocka_unit_test(test_refused),         cmocka_unit_test(test_fixed),
-        cmocka_unit_test(test_next_generation), cmocka_unit_test(test_tables)};
+        cmocka_unit_test(test_next_generation), cmocka_unit_test(test_next_coordinator),
+        cmocka_unit_test(test_tables)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
