@@ -61,33 +61,59 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
     return 0;
 }
 
-int config_read(const char *path, struct config *ret, struct errmsg *em)
+static struct config defaults(void)
 {
-    struct config c = {.listen = mem_strdup("127.0.0.1"),
-                       .kv = mem_strdup("f16"),
-                       .client_port = 7070,
-                       .worker_port = 7071,
-                       .result_port = 7072,
-                       .metrics_port = 7073,
-                       .metrics = true,
-                       .chunk = 512,
-                       .prefix_cache = true,
-                       .max_requests = 256,
-                       .replica_wait_s = 30,
-                       .deadline_s = 600,
-                       .client_stall_s = 60,
-                       .hwm = 64,
-                       .worker_timeout_ms = 1500,
-                       .step_timeout_ms = 2000};
+    return (struct config){.listen = mem_strdup("127.0.0.1"),
+                           .kv = mem_strdup("f16"),
+                           .client_port = 7070,
+                           .worker_port = 7071,
+                           .result_port = 7072,
+                           .metrics_port = 7073,
+                           .metrics = true,
+                           .chunk = 512,
+                           .prefix_cache = true,
+                           .max_requests = 256,
+                           .replica_wait_s = 30,
+                           .deadline_s = 600,
+                           .client_stall_s = 60,
+                           .hwm = 64,
+                           .worker_timeout_ms = 1500,
+                           .step_timeout_ms = 2000};
+}
+
+/* text: NULL reads the file. */
+static int read_config(const char *name, const char *text, size_t len, struct config *ret,
+                       struct errmsg *em)
+{
+    struct config c = defaults();
     struct conf_key table[N_KEYS + 1];
     fill_table(&c, table);
-    int rc = conf_read(path, table, em);
-    if (rc == 0) rc = check(path, &c, em);
+    int rc = text ? conf_parse(name, text, len, table, em) : conf_read(name, table, em);
+    if (rc == 0) rc = check(name, &c, em);
     if (rc < 0)
         conf_free(table);
     else
         *ret = c;
     return rc;
+}
+
+int config_read(const char *path, struct config *ret, struct errmsg *em)
+{
+    return read_config(path, NULL, 0, ret, em);
+}
+
+int config_parse(const char *name, const char *text, size_t len, struct config *ret,
+                 struct errmsg *em)
+{
+    return read_config(name, text, len, ret, em);
+}
+
+const char *config_key(uint32_t idx)
+{
+    struct config c = {.model = NULL};
+    struct conf_key table[N_KEYS + 1];
+    fill_table(&c, table);
+    return idx < N_KEYS ? table[idx].name : NULL;
 }
 
 void config_close(struct config *c)

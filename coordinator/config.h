@@ -5,6 +5,7 @@
 #include "common/base/err.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct config {
@@ -21,6 +22,11 @@ struct config {
 
 /* path "-" reads stdin. Checks what can be checked without the model file. */
 int config_read(const char *path, struct config *ret, struct errmsg *em);
+/* From memory; `name` stands for the file in errors. */
+int config_parse(const char *name, const char *text, size_t len, struct config *ret,
+                 struct errmsg *em);
+/* The idx-th key's name, "ports.clients" for one inside a mapping; NULL: there are no more. */
+const char *config_key(uint32_t idx);
 void config_close(struct config *c);
 
 #endif

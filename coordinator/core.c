@@ -27,14 +27,15 @@ struct core *core_open(const struct core_config *config)
     c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
     for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
     c->closed = mem_zalloc(2 * config->max_live * sizeof *c->closed);
-    uint64_t seed[] = {config->hash_seed, config->model_digest, config->kv_type, config->page};
-    struct pages_config pages = {.n_pages = config->n_pages,
-                                 .page_size = config->page,
-                                 .share = config->share,
-                                 .seed = hash128_bytes(seed, sizeof seed, 0),
-                                 .hash_mask = config->hash_mask};
-    c->pages = pages_open(&pages);
-    c->twice = mem_zalloc(config->n_pages * sizeof *c->twice);
+    c->fixed_pages = config->n_pages;
+    c->ctx_most = config->ctx;
+    if (config->costs.layer_bytes) {
+        c->layer_bytes = mem_alloc(config->n_layers * sizeof *c->layer_bytes);
+        memcpy(c->layer_bytes, config->costs.layer_bytes,
+               config->n_layers * sizeof *c->layer_bytes);
+    }
+    c->cfg.costs.layer_bytes = c->layer_bytes;
+    room__set_pages(c, c->layer_bytes ? 0 : config->n_pages); /* or when the first plan is made */
     c->arena.budget = STEP_ARENA_BYTES;
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) c->replica.stage[i] = NO_WORKER;
     c->standing = VERDICTS;
@@ -65,6 +66,7 @@ void core_close(struct core *c)
     mem_free(c->status_text);
     pages_close(c->pages);
     mem_free(c->twice);
+    mem_free(c->layer_bytes);
     mem_free(c->actions);
     mem_free(c->eog);
     mem_free(c);

@@ -12,6 +12,7 @@
 #define FLOTILLA_COORDINATOR_CORE_H
 
 #include "coordinator/pages.h"
+#include "coordinator/room.h"
 #include "proto/msg.h"
 
 #include <stdbool.h>
@@ -26,11 +27,14 @@ struct core_config {
     const char *results_endpoint;
     const int32_t *eog; /* end-of-generation tokens */
     uint32_t n_eog;
-    uint32_t kv_type, n_pages;
+    uint32_t kv_type;
+    uint32_t n_pages; /* 0: as many as the workers have room for, of */
+    uint32_t pages_least, pages_most;
+    struct room_costs costs;       /* without: n_pages is not checked against anybody's memory */
     uint32_t page;                 /* positions of a page */
     bool share;                    /* pages of like prefixes */
     uint64_t hash_seed, hash_mask; /* of the prefix index: pages.h */
-    uint32_t ctx;                  /* positions of a sequence, at most n_pages * page */
+    uint32_t ctx;                  /* positions of a sequence; never more than the pool has */
     uint32_t rows_max, logits_max; /* of a Step */
     uint32_t window;               /* Steps in flight, 1..LIMIT_WINDOW */
     uint32_t max_live;             /* requests, 1..LIMIT_LIVE */

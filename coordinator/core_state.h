@@ -58,6 +58,7 @@ struct worker {
     uint64_t doubted_ns;
     struct instance instance;
     struct msg_hello hello;
+    struct msg_memory memory; /* as it told last */
     char address[LIMIT_NAME_BYTES];
     char endpoint[LIMIT_TEXT_BYTES];
     uint64_t joined_ns, heard_ns, assigned_ns;
@@ -108,6 +109,7 @@ struct replica {
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
     bool link_up;
+    bool cramped; /* no generation begins, since too little fits its workers' memory */
     uint64_t next_number;
     uint64_t prefilled; /* the last Step in which the most urgent prompt went on */
     struct in_flight flight[LIMIT_WINDOW];
@@ -176,6 +178,9 @@ struct core {
     uint64_t draft;       /* counts the Steps that were drafted, whether they were issued or not */
     uint32_t decode_from; /* index into running: whose turn it is to decode */
     struct imap by_id;
+    uint64_t *layer_bytes;
+    uint32_t fixed_pages; /* as configured; 0: by the workers' room */
+    uint32_t ctx_most;    /* as configured; cfg.ctx is what the present pool allows of it */
     struct pages *pages;
     uint32_t *twice, n_twice; /* pages of the Step being composed that the index had already */
     uint64_t prefix_lookups, prefix_hits, tokens_saved, tokens_computed, preemptions;
@@ -263,6 +268,12 @@ void watch__learn(struct replica *r, uint64_t took_ns, uint32_t rows);
 void watch__heartbeat(struct core *c, struct worker *w, const struct msg_from_worker *m);
 /* Silence, overdue Steps, beginnings that stand still. lost_ns: time that the shell lost. */
 void watch__tick(struct core *c, uint64_t lost_ns);
+
+/* room.c */
+/* Chooses the pool's size for the planned stages. False: too little fits, and nobody is planned. */
+bool room__plan(struct core *c);
+/* A new pool of so many pages, all free, and the context that it allows. */
+void room__set_pages(struct core *c, uint32_t n_pages);
 
 /* sched.c */
 void sched__compose(struct core *c);

@@ -198,6 +198,7 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
         *w = (struct worker){.doubt = NO_WORKER, .joined_ns = c->now_ns, .moved_ns = c->now_ns};
     w->instance = m->instance;
     w->hello = m->hello;
+    w->memory = m->memory;
     w->record = record_of(c, m->hello.name);
     w->used = true;
     w->suspect = false;

@@ -2,11 +2,13 @@
  * and its actions carried out; then one Compose; then replies. */
 #include "coordinator/loop.h"
 
+#include "coordinator/setup.h"
 #include "coordinator/shell.h"
 
 #include "common/base/clock.h"
 #include "common/base/cores.h"
 #include "common/base/log.h"
+#include "common/base/machine.h"
 #include "common/base/mem.h"
 #include "common/base/progress.h"
 #include "proto/wire.h"
@@ -24,9 +26,6 @@
 #define RESULTS_A_TURN 256
 #define WORKER_MESSAGES_A_TURN 64
 #define DRAIN_MS 200
-#define LOGITS_MAX 64u
-/* The last stage holds a Step's logits as floats; a row of Gemma's vocabulary is 1 MiB. */
-#define LOGITS_BYTES ((uint32_t)32 << 20)
 
 static atomic_bool asked_to_stop;
 
@@ -298,18 +297,6 @@ static int bind_one(struct shell *s, struct net *net, enum net_kind kind, struct
     return rc < 0 ? rc : net_bound(*ret, ret_endpoint, em);
 }
 
-static uint32_t context_of(const struct config *c, const struct model_file *m)
-{
-    uint32_t most = m->dims.ctx_train < LIMIT_CONTEXT ? m->dims.ctx_train : LIMIT_CONTEXT;
-    return c->ctx && c->ctx < most ? c->ctx : most;
-}
-
-static uint32_t pages_of(const struct config *c, const struct model_file *m)
-{
-    uint32_t tokens = c->kv_tokens ? c->kv_tokens : context_of(c, m) * 2;
-    return (tokens + LIMIT_PAGE - 1) / LIMIT_PAGE;
-}
-
 /* The first slice and the last are the largest. */
 static int check_slices(const struct config *c, const struct model_file *m, struct errmsg *em)
 {
@@ -339,71 +326,24 @@ int loop_check(const struct config *config, const struct model_file *model, stru
     return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : check_slices(config, model, em);
 }
 
-/* Rows of a Step that may want logits. */
-static uint32_t logits_max_of(const struct config *c, const struct arch_dims *d)
+static int open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation,
+                     struct errmsg *em)
 {
-    uint32_t fit = LOGITS_BYTES / (uint32_t)sizeof(float) / d->vocab;
-    uint32_t most = c->chunk < LOGITS_MAX ? c->chunk : LOGITS_MAX;
-    if (most > fit) most = fit;
-    return most ? most : 1;
-}
-
-void shell__core_config(const struct shell *s, const char *results_endpoint, uint64_t incarnation,
-                        struct core_config *ret, int32_t **ret_eog)
-{
-    const struct config *c = s->config;
     const struct model_file *m = s->model;
-    enum kv_type kv = KV_F16;
-    (void)eng_kv_parse(c->kv, &kv);
-    uint32_t n = vocab_size(m->vocab), n_eog = 0;
+    struct machine_memory here = machine_memory("");
+    struct setup_model model = {.dims = &m->dims, .path = m->path, .digest = s->manifest.identity};
+    int rc = setup_costs(s->config, m->gguf, &m->dims, &here, &model.costs, em);
+    if (rc < 0) return rc;
+    uint32_t n = vocab_size(m->vocab);
     int32_t *eog = mem_alloc(n * sizeof *eog);
     for (uint32_t i = 0; i < n; i++)
-        if (vocab_is_eog(m->vocab, (int32_t)i)) eog[n_eog++] = (int32_t)i;
-    uint32_t pages = pages_of(c, m), ctx = context_of(c, m);
-    *ret_eog = eog;
-    *ret = (struct core_config){
-        .incarnation = incarnation,
-        .n_stages = c->workers,
-        .n_layers = m->dims.n_layers,
-        .width = m->dims.hidden,
-        .vocab = m->dims.vocab,
-        .model_digest = s->manifest.identity,
-        .model_path = m->path,
-        .results_endpoint = results_endpoint,
-        .eog = eog,
-        .n_eog = n_eog,
-        .kv_type = (uint32_t)kv,
-        .n_pages = pages,
-        .ctx = ctx < pages * LIMIT_PAGE ? ctx : pages * LIMIT_PAGE,
-        .rows_max = c->chunk,
-        .logits_max = logits_max_of(c, &m->dims),
-        .window = c->window ? c->window : c->workers + 1,
-        .max_live = c->max_requests,
-        .max_running = c->max_sequences && c->max_sequences < c->max_requests ? c->max_sequences
-                                                                              : c->max_requests,
-        .max_per_client = c->max_per_client ? c->max_per_client : c->max_requests,
-        .step_ns = c->step_ms * NS_PER_MS,
-        .page = LIMIT_PAGE,
-        .share = c->prefix_cache,
-        .hash_seed = incarnation,
-        .hash_mask = UINT64_MAX,
-        .plaintext = c->plaintext,
-        .replica_wait_ns = c->replica_wait_s * NS_PER_S,
-        .deadline_ns = c->deadline_s * NS_PER_S,
-        .worker_timeout_ns = c->worker_timeout_ms * NS_PER_MS,
-        .step_timeout_ns = c->step_timeout_ms * NS_PER_MS,
-    };
-}
-
-static struct core *open_core(const struct shell *s, const char *results_endpoint,
-                              uint64_t incarnation)
-{
-    struct core_config k;
-    int32_t *eog;
-    shell__core_config(s, results_endpoint, incarnation, &k, &eog);
-    struct core *core = core_open(&k);
+        if (vocab_is_eog(m->vocab, (int32_t)i)) eog[model.n_eog++] = (int32_t)i;
+    model.eog = eog;
+    struct core_config k = setup_core(s->config, &model, incarnation, results_endpoint);
+    s->core = core_open(&k);
     mem_free(eog);
-    return core;
+    mem_free((void *)(uintptr_t)model.costs.layer_bytes);
+    return 0;
 }
 
 static const char *model_name(const struct config *c, const struct model_file *m)
@@ -425,7 +365,7 @@ static int open_all(struct shell *s, struct errmsg *em)
         rc = bind_one(
             s, s->client_net, NET_ROUTER,
             (struct net_limits){.hwm = (int)c->hwm,
-                                .frame_max = calls__message_bytes(s, context_of(c, s->model))},
+                                .frame_max = calls__message_bytes(s, setup_context(c, &s->model->dims))},
             c->client_port, &s->clients, s->client_endpoint, em);
     if (rc == 0)
         rc = bind_one(s, s->net, NET_ROUTER, (struct net_limits){256, LIMIT_CONTROL_BYTES},
@@ -439,7 +379,8 @@ static int open_all(struct shell *s, struct errmsg *em)
     /* Workers know the host: it is the one under which they reach this process. */
     char results[NET_ENDPOINT_MAX + 8];
     (void)snprintf(results, sizeof results, "tcp://%s", strrchr(results_endpoint, ':'));
-    s->core = open_core(s, results, incarnation);
+    rc = open_core(s, results, incarnation, em);
+    if (rc < 0) return rc;
     calls__open(s);
     uint32_t metrics_port = 0;
     if (c->metrics) rc = metrics_open(c->listen, c->metrics_port, &s->metrics, &metrics_port, em);

@@ -49,6 +49,13 @@ struct pages *pages_open(const struct pages_config *config)
     return p;
 }
 
+size_t pages_bytes(uint32_t page_size)
+{
+    /* A record, its tokens, its places in the stack and in the index, which has up to two buckets
+     * for a page, and in the list of pages that a Step had twice. */
+    return sizeof(struct page) + page_size * sizeof(int32_t) + 4 * sizeof(uint32_t);
+}
+
 void pages_close(struct pages *p)
 {
     if (!p) return;

@@ -54,6 +54,8 @@ struct pages;
 
 struct pages *pages_open(const struct pages_config *config);
 void pages_close(struct pages *p);
+/* Bytes that the tables take for each page of so many positions. */
+size_t pages_bytes(uint32_t page_size);
 /* A new generation: every page is free, the index is empty. */
 void pages_clear(struct pages *p);
 

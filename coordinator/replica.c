@@ -135,7 +135,7 @@ static void begin(struct core *c)
     struct replica *r = &c->replica;
     if (r->state != REPLICA_WAITING || c->now_ns < r->retry_ns) return;
     cut_layers(c);
-    if (!fleet__plan(c)) return;
+    if (!fleet__plan(c) || !room__plan(c)) return;
     r->generation++;
     r->began_ns = c->now_ns;
     r->next_number = 1;

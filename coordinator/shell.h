@@ -94,11 +94,7 @@ struct shell {
 /* loop.c: runs an event through the core and carries out its actions. */
 void shell__event(struct shell *s, struct event *e);
 
-/* loop.c: the core's configuration, as the cluster file and the model give it. The strings are
- * borrowed; *ret_eog, which ret points to, is freed with mem_free. */
-void shell__core_config(const struct shell *s, const char *results_endpoint, uint64_t incarnation,
-                        struct core_config *ret, int32_t **ret_eog);
-/* One turn; next_tick_ns is when the core and the calls are told the time again. */
+/* loop.c: one turn; next_tick_ns is when the core and the calls are told the time again. */
 void shell__turn(struct shell *s, uint64_t *next_tick_ns);
 
 /* calls.c */

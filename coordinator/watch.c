@@ -77,6 +77,7 @@ void watch__heartbeat(struct core *c, struct worker *w, const struct msg_from_wo
         w->moved_ns = c->now_ns;
     }
     note_waiting(c, w, h->cpu_wait_ns);
+    w->memory = m->memory;
     if (!m->has_epoch || !epoch_eq(m->epoch, replica__epoch(c))) return;
     if (h->step_done != w->heartbeat.step_done) w->passed_ns = c->now_ns;
     w->heartbeat = *h;

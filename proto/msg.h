@@ -131,6 +131,12 @@ struct msg_holding {
     uint32_t layer_first, layer_last;
 };
 
+/* Bytes. machine and group: 0 where unknown, or without limit. */
+struct msg_memory {
+    uint64_t machine, machine_free, group, group_free, held;
+    uint32_t held_pages;
+};
+
 struct msg_hello {
     char name[LIMIT_NAME_BYTES], isa[16];
     uint32_t threads, pid;
@@ -153,6 +159,7 @@ struct msg_from_worker {
     bool has_epoch;
     struct epoch epoch; /* load progress, ready, linked, heartbeat, fault */
     struct msg_hello hello;
+    struct msg_memory memory;         /* hello, heartbeat */
     uint64_t bytes_done, bytes_total; /* load progress */
     char endpoint[LIMIT_TEXT_BYTES];  /* ready */
     struct msg_heartbeat heartbeat;

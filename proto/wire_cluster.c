@@ -284,6 +284,28 @@ int wire_get_result(const void *data, size_t n, struct arena *a, struct msg_resu
 
 /* ---- control ---- */
 
+static void set_memory(Flotilla__Cluster__Memory *p, const struct msg_memory *m)
+{
+    SET(p, machine, m->machine);
+    SET(p, machine_free, m->machine_free);
+    SET(p, group, m->group);
+    SET(p, group_free, m->group_free);
+    SET(p, held, m->held);
+    SET(p, held_pages, m->held_pages);
+}
+
+/* What a worker does not tell is unknown. */
+static void get_memory(const Flotilla__Cluster__Memory *p, struct msg_memory *ret)
+{
+    if (!p) return;
+    *ret = (struct msg_memory){.machine = p->machine,
+                               .machine_free = p->machine_free,
+                               .group = p->group,
+                               .group_free = p->group_free,
+                               .held = p->held,
+                               .held_pages = p->held_pages};
+}
+
 static void set_heartbeat(Flotilla__Cluster__Heartbeat *p, const struct msg_heartbeat *h)
 {
     SET(p, step_received, h->step_received);
@@ -305,6 +327,7 @@ void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
     PbFromWorker f = FLOTILLA__CLUSTER__FROM_WORKER__INIT;
     Flotilla__Cluster__Hello hello = FLOTILLA__CLUSTER__HELLO__INIT;
     Flotilla__Cluster__Holding holding = FLOTILLA__CLUSTER__HOLDING__INIT;
+    Flotilla__Cluster__Memory memory = FLOTILLA__CLUSTER__MEMORY__INIT;
     Flotilla__Cluster__LoadProgress progress = FLOTILLA__CLUSTER__LOAD_PROGRESS__INIT;
     Flotilla__Cluster__Ready ready = FLOTILLA__CLUSTER__READY__INIT;
     Flotilla__Cluster__Linked linked = FLOTILLA__CLUSTER__LINKED__INIT;
@@ -316,6 +339,7 @@ void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
     SET(&f, version, m->version);
     SET(&f, instance_hi, m->instance.hi);
     SET(&f, instance_lo, m->instance.lo);
+    set_memory(&memory, &m->memory);
     switch (m->type) {
     case FROM_HELLO:
         hello.name = (char *)(uintptr_t)m->hello.name;
@@ -326,6 +350,7 @@ void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
         SET(&holding, layer_first, m->hello.holding.layer_first);
         SET(&holding, layer_last, m->hello.holding.layer_last);
         if (m->hello.holds) hello.holding = &holding;
+        hello.memory = &memory;
         f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_HELLO;
         f.hello = &hello;
         break;
@@ -350,6 +375,7 @@ void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
     case FROM_HEARTBEAT:
         heartbeat.epoch = e;
         set_heartbeat(&heartbeat, &m->heartbeat);
+        heartbeat.memory = &memory;
         f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_HEARTBEAT;
         f.heartbeat = &heartbeat;
         break;
@@ -428,6 +454,7 @@ int wire_get_from_worker(const void *data, size_t n, struct arena *a, struct msg
     switch (f->body_case) {
     case FLOTILLA__CLUSTER__FROM_WORKER__BODY_HELLO:
         ret->type = FROM_HELLO;
+        get_memory(f->hello->memory, &ret->memory);
         return get_hello(f->hello, &ret->hello, em);
     case FLOTILLA__CLUSTER__FROM_WORKER__BODY_LOAD_PROGRESS:
         ret->type = FROM_LOAD_PROGRESS;
@@ -444,6 +471,7 @@ int wire_get_from_worker(const void *data, size_t n, struct arena *a, struct msg
         return needed_epoch(f->linked->epoch, ret, em);
     case FLOTILLA__CLUSTER__FROM_WORKER__BODY_HEARTBEAT:
         ret->type = FROM_HEARTBEAT;
+        get_memory(f->heartbeat->memory, &ret->memory);
         return get_heartbeat(f->heartbeat, ret, em);
     case FLOTILLA__CLUSTER__FROM_WORKER__BODY_FAULT:
         ret->type = FROM_FAULT;

@@ -40,6 +40,7 @@ struct exec {
         struct epoch epoch;
         struct msg_heartbeat heartbeat;
         struct msg_holding holding;
+        uint32_t pages;
     } shared;
     /* what follows belongs to the compute thread */
     struct net_sock *pair, *in, *out, *monitor;
@@ -257,6 +258,7 @@ static void publish_holding(struct exec *e)
     (void)pthread_mutex_lock(&e->lock);
     h.messages_dropped = e->shared.heartbeat.messages_dropped;
     e->shared.holds = e->work != NULL;
+    e->shared.pages = e->work ? stage_work_pages(e->work) : 0;
     if (e->work) {
         stage_work_memory(e->work, &h);
         e->shared.holding = stage_work_holding(e->work);
@@ -500,6 +502,14 @@ bool exec_holding(struct exec *e, struct msg_holding *ret)
     *ret = e->shared.holding;
     (void)pthread_mutex_unlock(&e->lock);
     return holds;
+}
+
+uint32_t exec_pages(struct exec *e)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    uint32_t pages = e->shared.pages;
+    (void)pthread_mutex_unlock(&e->lock);
+    return pages;
 }
 
 void exec_metrics(struct exec *e, struct buf *out)

@@ -41,6 +41,7 @@ bool exec_next(struct exec *e, struct msg_from_worker *ret);
 /* Counters of the present epoch, and what is held. Any thread. */
 void exec_heartbeat(struct exec *e, struct msg_from_worker *ret);
 bool exec_holding(struct exec *e, struct msg_holding *ret);
+uint32_t exec_pages(struct exec *e); /* KV pages of what is held; 0: nothing is */
 /* The same and the engine's kernel calls, as Prometheus reads them. Any thread. */
 void exec_metrics(struct exec *e, struct buf *out);
 

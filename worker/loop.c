@@ -4,6 +4,7 @@
 #include "common/base/buf.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/machine.h"
 #include "common/base/prom.h"
 #include "common/engine/cpu.h"
 #include "common/io/http.h"
@@ -58,9 +59,21 @@ static void send_up(struct loop *l, struct msg_from_worker *m)
     (void)net_send(l->control, &f, 1); /* not connected: the next Hello says it all again */
 }
 
+/* By this the coordinator chooses the size of the KV pool. */
+static struct msg_memory memory_now(struct loop *l)
+{
+    struct machine_memory m = machine_memory("");
+    return (struct msg_memory){.machine = m.machine,
+                               .machine_free = m.machine_free,
+                               .group = m.group,
+                               .group_free = m.group_free,
+                               .held = m.own,
+                               .held_pages = exec_pages(l->exec)};
+}
+
 static void send_hello(struct loop *l)
 {
-    struct msg_from_worker m = {.type = FROM_HELLO, .hello = l->hello};
+    struct msg_from_worker m = {.type = FROM_HELLO, .hello = l->hello, .memory = memory_now(l)};
     m.hello.holds = exec_holding(l->exec, &m.hello.holding);
     send_up(l, &m);
 }
@@ -108,6 +121,7 @@ static void send_heartbeat(struct loop *l)
     exec_heartbeat(l->exec, &m);
     m.heartbeat.cpu_wait_ns = l->cpu_wait_ns;
     m.heartbeat.resident_bytes = resident_bytes();
+    m.memory = memory_now(l);
     send_up(l, &m);
     /* A control connection may break and lose what was on its way. */
     if (l->stands && m.heartbeat.step_received == 0) send_up(l, &l->standing);

@@ -31,7 +31,7 @@ int main(int argc, char **argv)
         {"--metrics", 0, OPT_STRING, &o.metrics, 0, 0, NULL,
          "HOST:PORT  where Prometheus reads /metrics (nowhere)"},
         {"--threads", 't', OPT_U32, &o.threads, 1, POOL_THREADS_MAX, NULL,
-         "N  compute threads (all cores)"},
+         "N  compute threads (a core each, within affinity and quota)"},
         {"--isa", 0, OPT_STRING, &o.isa, 0, 0, NULL,
          "NAME  force scalar, avx2 or avx512 (the best)"},
         {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},

@@ -1,6 +1,7 @@
 #include "worker/stage_work.h"
 
 #include "common/base/hash.h"
+#include "common/base/machine.h"
 #include "common/base/mem.h"
 #include "common/base/prom.h"
 #include "common/engine/engine.h"
@@ -69,6 +70,8 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
     if (o->assign->kv_type >= KV_N_TYPES)
         return err_set(em, ERR_UNSUPPORTED, "KV type %" PRIu32, o->assign->kv_type);
     struct ring_file file = {.path = path};
+    struct machine_memory memory = machine_memory("");
+    uint64_t room = machine_free(&memory);
     struct eng_options e = {.path = path,
                             .gguf = g,
                             .layer_first = o->assign->layer_first,
@@ -81,6 +84,7 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
                             .rows_max = o->assign->rows_max,
                             .logits_max = o->assign->logits_max,
                             .threads = o->threads,
+                            .room_bytes = room ? room : 1, /* 0 would mean any */
                             .isa = o->isa,
                             .read = ring_read,
                             .read_ctx = &file,
@@ -177,6 +181,11 @@ struct msg_holding stage_work_holding(const struct stage_work *w)
 {
     return (struct msg_holding){w->assign.model_digest, w->assign.layer_first,
                                 w->assign.layer_last};
+}
+
+uint32_t stage_work_pages(const struct stage_work *w)
+{
+    return w->assign.n_pages;
 }
 
 uint32_t stage_work_width(const struct stage_work *w)

@@ -33,6 +33,8 @@ bool stage_work_fits(const struct stage_work *w, const struct msg_assign *a);
 /* A new epoch: sampling state is forgotten. */
 void stage_work_reset(struct stage_work *w);
 
+/* KV pages of the slice. */
+uint32_t stage_work_pages(const struct stage_work *w);
 struct msg_holding stage_work_holding(const struct stage_work *w);
 uint32_t stage_work_width(const struct stage_work *w);
 bool stage_work_is_last(const struct stage_work *w);

@@ -2,6 +2,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/cores.h"
+#include "common/base/machine.h"
 #include "common/base/mem.h"
 
 #include <immintrin.h>
@@ -158,6 +159,6 @@ void pool_close(struct pool *p)
 
 unsigned pool_cores(void)
 {
-    unsigned n = cores_count();
+    unsigned n = machine_threads("", cores_count());
     return n < POOL_THREADS_MAX ? n : POOL_THREADS_MAX;
 }

@@ -37,7 +37,8 @@ void pool_rouse(struct pool *p);
 /* Inside fn: returns when all threads of the pool have called it. */
 void pool_barrier(struct pool *p);
 
-/* Cores this process may run on, at most POOL_THREADS_MAX. */
+/* Threads that this process can give a core each (its affinity, its group's quota), at most
+ * POOL_THREADS_MAX. */
 unsigned pool_cores(void);
 
 #endif

@@ -33,6 +33,7 @@ struct eng_options {
     uint32_t rows_max;   /* rows of a step, 1..ENG_ROWS_MAX */
     uint32_t logits_max; /* rows of a step that want logits, 1..rows_max */
     unsigned threads;
+    uint64_t room_bytes; /* memory that it may take; what needs more is refused unread. 0: any */
     const char *isa;     /* NULL: the best */
     source_read_fn read; /* reads extents of `path`; read_ctx is its first argument */
     void *read_ctx;
@@ -40,8 +41,8 @@ struct eng_options {
      * tensor that is not ends the load with ERR_FORMAT. NULL: whatever the file has. */
     const uint64_t *hashes;
     uint32_t n_hashes;
-    /* Called while loading, from the loading thread; false ends it with ERR_CANCELLED. May be NULL.
-     */
+    /* Called while loading, from the loading thread; false ends it with ERR_CANCELLED. The bytes
+     * are those of the tensors, then those of the KV pool, whose pages are touched. May be NULL. */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
     void *progress_arg;
     atomic_ullong *moves; /* goes up with each layer of a step; borrowed until eng_close, or NULL */
@@ -63,7 +64,8 @@ struct eng_stats {
 
 struct engine;
 
-/* ERR_UNSUPPORTED names a type, an architecture or an instruction set; ERR_RANGE an option. */
+/* ERR_UNSUPPORTED names a type, an architecture or an instruction set; ERR_RANGE an option;
+ * ERR_NOMEM the largest pool that fits. */
 int eng_open(const struct eng_options *o, struct engine **ret_engine, struct errmsg *em);
 void eng_close(struct engine *e);
 
@@ -111,5 +113,18 @@ int eng_slice_tensors(const struct gguf *g, const struct arch_dims *d, uint32_t 
 /* Bytes in the file of the tensors that a slice needs. */
 int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
+/* Bytes in memory of the weights of a slice. */
+int eng_weights_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+                      uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
+
+/* Bytes that an engine has beside weights and keys and values. */
+struct eng_sizes {
+    uint64_t step_bytes;   /* buffers of the largest step */
+    uint64_t thread_bytes; /* more for each thread */
+    uint64_t logits_bytes; /* more on the last slice */
+};
+/* positions: of one sequence, at most. */
+struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows_max, uint32_t logits_max,
+                           uint64_t positions);
 
 #endif

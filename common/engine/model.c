@@ -212,6 +212,8 @@ static int load_pieces(struct model *m, const struct eng_options *o, const struc
     for (uint32_t i = 0; i < b->n; i++)
         n += b->pieces[i].rows / content_part_rows(b->pieces[i].tensor) + 1;
     struct load l = {.m = m, .o = o, .pieces = b->pieces};
+    l.total = (uint64_t)o->n_pages * /* the pool is touched after the tensors are read */
+              eng_page_bytes(&m->dims, o->kv, m->layer_last - m->layer_first + 1);
     l.extents = mem_try(n * sizeof *l.extents);
     l.of = mem_try(n * sizeof *l.of);
     l.arrivals = mem_try(b->n * sizeof *l.arrivals);
@@ -252,9 +254,6 @@ int model_load(const struct eng_options *o, struct model *ret, struct errmsg *em
     struct model m = {.layer_first = o->layer_first, .layer_last = o->layer_last};
     struct binding b = {.g = o->gguf};
     int rc = arch_read(o->gguf, &m.dims, em);
-    if (rc == 0 && (o->layer_first > o->layer_last || o->layer_last >= m.dims.n_layers))
-        rc = err_set(em, ERR_RANGE, "layers %" PRIu32 "..%" PRIu32 " of a model with %" PRIu32,
-                     o->layer_first, o->layer_last, m.dims.n_layers);
     if (rc == 0) {
         m.first = o->layer_first == 0;
         m.last = o->layer_last == m.dims.n_layers - 1;
@@ -330,6 +329,20 @@ int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t la
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < b.n && rc == 0; i++) bytes += b.pieces[i].tensor->bytes;
     if (rc == 0) *ret_bytes = bytes;
+    mem_free(b.pieces);
+    model_close(&m);
+    return rc;
+}
+
+int eng_weights_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+                      uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em)
+{
+    struct model m = {.dims = *d, .layer_first = layer_first, .layer_last = layer_last};
+    m.first = layer_first == 0;
+    m.last = layer_last == d->n_layers - 1;
+    struct binding b = {.g = g};
+    int rc = bind_slice(&b, &m, em);
+    if (rc == 0) *ret_bytes = b.bytes;
     mem_free(b.pieces);
     model_close(&m);
     return rc;

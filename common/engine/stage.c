@@ -19,7 +19,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <unistd.h>
 
 /* Most memory for partial results of attention: where rows are split by spans, and in all. Threads
  * that have no room for theirs leave the rows to the others. */
@@ -357,27 +356,48 @@ size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_lay
     return (size_t)n_layers * d->n_kv_heads * 2 * kv_half_bytes(kv, d->head_size);
 }
 
-static int open_kv(struct engine *e, struct errmsg *em)
+/* The pages of the pool are touched before the engine is ready, a piece at a time, by all threads:
+ * what the system has not got is missed now, and the progress moves while it is found. */
+#define TOUCH_BYTES ((size_t)256 << 20)
+
+struct touch {
+    uint8_t *at;
+    size_t bytes;
+};
+
+static void touch_part(void *arg, unsigned idx, unsigned n)
+{
+    const struct touch *t = arg;
+    size_t a = t->bytes / 64 * idx / n * 64, b = t->bytes / 64 * (idx + 1) / n * 64;
+    memset(t->at + a, 0, (idx + 1 == n ? t->bytes : b) - a);
+}
+
+static int touch_kv(struct engine *e, const struct eng_options *o, struct errmsg *em)
+{
+    size_t total = (size_t)e->stats.kv_bytes;
+    for (size_t done = 0, n; done < total; done += n) {
+        n = total - done < TOUCH_BYTES ? total - done : TOUCH_BYTES;
+        struct touch t = {e->pool_kv + done, n};
+        pool_run(e->pool, touch_part, &t);
+        if (o->progress && !o->progress(o->progress_arg, e->model.read_bytes + done + n,
+                                        e->model.read_bytes + total))
+            return err_set(em, ERR_CANCELLED, "loading was cancelled");
+    }
+    return 0;
+}
+
+static int open_kv(struct engine *e, const struct eng_options *o, struct errmsg *em)
 {
     const struct arch_dims *d = &e->model.dims;
     uint32_t n_layers = e->model.layer_last - e->model.layer_first + 1;
-    int rc = eng_kv_check(d, e->kv, em);
-    if (rc < 0) return rc;
     e->page_bytes = eng_page_bytes(d, e->kv, 1);
     e->head_bytes = e->page_bytes / d->n_kv_heads;
     e->layer_bytes = e->page_bytes * e->n_pages;
     e->stats.kv_bytes = (uint64_t)e->layer_bytes * n_layers;
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    if (e->stats.kv_bytes > memory || e->model.weights_bytes > memory - e->stats.kv_bytes)
-        return err_set(em, ERR_NOMEM,
-                       "weights of %zu bytes and a KV pool of %" PRIu64 " bytes (%" PRIu32
-                       " tokens) do not fit this machine's %" PRIu64,
-                       e->model.weights_bytes, e->stats.kv_bytes, e->n_pages * KV_PAGE, memory);
     e->pool_kv = mem_pages((size_t)e->stats.kv_bytes);
     if (!e->pool_kv)
         return err_set(em, ERR_NOMEM, "KV pool of %" PRIu64 " bytes", e->stats.kv_bytes);
-    memset(e->pool_kv, 0, (size_t)e->stats.kv_bytes); /* touched before the engine is ready */
-    return 0;
+    return touch_kv(e, o, em);
 }
 
 /* Sizes follow from the file's dimensions: none of them may abort the process. */
@@ -474,9 +494,10 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
     e->rows_max = o->rows_max;
     e->logits_max = o->logits_max;
     int rc = cpu_kern(o->isa, &e->kern, em);
+    if (rc == 0) rc = eng__check_room(o, em);
     if (rc == 0) rc = pool_open(o->threads, &e->pool, em);
     if (rc == 0) rc = model_load(o, &e->model, em);
-    if (rc == 0) rc = open_kv(e, em);
+    if (rc == 0) rc = open_kv(e, o, em);
     if (rc == 0) rc = open_buffers(e, o->threads, em);
     if (rc < 0) {
         eng_close(e);

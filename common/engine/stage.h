@@ -110,6 +110,9 @@ static inline struct sight sight_of(const struct arch_dims *d, uint32_t pos, enu
     return s;
 }
 
+/* size.c: ERR_NOMEM, and nothing was read, if what is asked for needs more than o->room_bytes. */
+int eng__check_room(const struct eng_options *o, struct errmsg *em);
+
 /* att = the attention of every row's queries in qkv over its pages. On return
  * the rows of this thread's share of them are complete; others need a barrier. */
 void attend(const struct worker *w, uint32_t layer);

@@ -2,6 +2,7 @@
 #include "coordinator/cli/cmd.h"
 
 #include "common/base/clock.h"
+#include "common/base/machine.h"
 #include "common/base/mem.h"
 #include "common/base/pool.h"
 #include "common/text/json.h"
@@ -12,7 +13,8 @@
 #include <string.h>
 #include <xmmintrin.h>
 
-#define READ_BYTES ((size_t)1 << 30)
+#define READ_BYTES ((size_t)1 << 30) /* less where less than twice that can be had */
+#define READ_BYTES_LEAST ((size_t)32 << 20)
 
 struct bench {
     const char *path, *isa, *kv, *pre;
@@ -25,6 +27,7 @@ struct bench {
 
 struct read_loop {
     const uint8_t *data;
+    size_t bytes;
     bool prefetch;
     uint64_t sums[POOL_THREADS_MAX]; /* keeps the loads from being dropped */
 };
@@ -32,8 +35,8 @@ struct read_loop {
 static void read_part(void *arg, unsigned idx, unsigned n)
 {
     struct read_loop *l = arg;
-    const uint8_t *p = l->data + READ_BYTES / 64 * idx / n * 64;
-    const uint8_t *end = l->data + READ_BYTES / 64 * (idx + 1) / n * 64;
+    const uint8_t *p = l->data + l->bytes / 64 * idx / n * 64;
+    const uint8_t *end = l->data + l->bytes / 64 * (idx + 1) / n * 64;
     uint64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
     for (; p < end; p += 64) {
         uint64_t v[8];
@@ -55,21 +58,24 @@ static double read_rate(unsigned threads)
 {
     struct errmsg em;
     struct pool *pool;
-    struct read_loop l = {.data = mem_pages(READ_BYTES)};
+    struct machine_memory memory = machine_memory("");
+    struct read_loop l = {.bytes = READ_BYTES};
+    while (l.bytes > machine_free(&memory) / 2 && l.bytes > READ_BYTES_LEAST) l.bytes /= 2;
+    l.data = mem_pages(l.bytes);
     if (!l.data) return 0.0;
-    memset((void *)(uintptr_t)l.data, 1, READ_BYTES);
+    memset((void *)(uintptr_t)l.data, 1, l.bytes);
     double best = 0.0;
     if (pool_open(threads, &pool, &em) == 0) {
         for (int pass = 0; pass < 10; pass++) {
             l.prefetch = pass & 1;
             uint64_t start = clock_ns();
             pool_run(pool, read_part, &l);
-            double rate = (double)READ_BYTES / (double)(clock_ns() - start);
+            double rate = (double)l.bytes / (double)(clock_ns() - start);
             if (rate > best) best = rate;
         }
         pool_close(pool);
     }
-    mem_pages_free((void *)(uintptr_t)l.data, READ_BYTES);
+    mem_pages_free((void *)(uintptr_t)l.data, l.bytes);
     return best;
 }
 
@@ -181,7 +187,8 @@ int cmd_bench(int argc, char **argv)
         {"--depth", 'd', OPT_U32, &b.depth, 0, 1 << 20, NULL,
          "N  position at which decoding starts (0)"},
         {"--chunk", 0, OPT_U32, &b.chunk, 1, 4096, NULL, "N  prompt tokens computed at once (512)"},
-        {"--threads", 't', OPT_U32, &b.threads, 1, 256, NULL, "N  threads (all cores)"},
+        {"--threads", 't', OPT_U32, &b.threads, 1, 256, NULL,
+         "N  threads (all cores, or the quota)"},
         {"--pre", 0, OPT_STRING, &b.pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
         {"--isa", 0, OPT_STRING, &b.isa, 0, 0, NULL, "NAME  force scalar, avx2 or avx512"},
         {"--kv", 0, OPT_STRING, &b.kv, 0, 0, NULL,

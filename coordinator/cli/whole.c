@@ -1,5 +1,6 @@
 #include "coordinator/cli/whole.h"
 
+#include "common/base/machine.h"
 #include "common/base/mem.h"
 #include "common/base/pool.h"
 #include "common/base/progress.h"
@@ -12,6 +13,12 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
     if (o->kv && !eng_kv_parse(o->kv, &kv))
         return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16, q8_0, q4_0)", o->kv);
     struct ring_file file = {.path = f->path};
+    struct machine_memory memory = machine_memory("");
+    uint64_t free = machine_free(&memory), room = free;
+    if (free != UINT64_MAX) { /* as for a pool of a cluster whose size somebody has named */
+        uint64_t reserve = machine_reserve(free) / 2;
+        room = free > reserve ? free - reserve : 1;
+    }
     struct progress progress = {.what = "loading"};
     struct eng_options e = {.path = f->path,
                             .gguf = f->gguf,
@@ -21,6 +28,7 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
                             .rows_max = o->chunk,
                             .logits_max = o->logits ? o->logits : 1,
                             .threads = o->threads ? o->threads : pool_cores(),
+                            .room_bytes = room,
                             .isa = o->isa,
                             .read = ring_read,
                             .read_ctx = &file,

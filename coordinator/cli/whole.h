@@ -9,7 +9,7 @@
 
 struct whole_options {
     const char *isa, *kv;      /* NULL: the best; f16 */
-    uint32_t threads;          /* 0: all cores */
+    uint32_t threads;          /* 0: as many as pool_cores has */
     uint32_t positions, chunk; /* room for; rows of a step */
     uint32_t logits;           /* rows of a step that may want logits; 0: one */
 };
@@ -19,7 +19,9 @@ struct whole {
     uint32_t *pages; /* the identity: all pages belong to one sequence */
 };
 
-/* Loads all layers of an open file, with a progress display. ERR_CONF for an unknown KV type. */
+/* Loads all layers of an open file, with a progress display. ERR_CONF for an unknown KV type;
+ * ERR_NOMEM, and nothing is read, where weights and positions need more than this process can have.
+ */
 int whole_open(const struct model_file *f, const struct whole_options *o, struct whole *ret,
                struct errmsg *em);
 void whole_close(struct whole *w);

@@ -73,6 +73,12 @@ static inline void random_from_worker(struct rng *r, struct buf *to)
                                  .epoch = random_epoch(r)};
     (void)snprintf(m.hello.name, sizeof m.hello.name, "noise%u", (unsigned)rng_below(r, 9));
     (void)snprintf(m.hello.isa, sizeof m.hello.isa, "scalar");
+    m.memory = (struct msg_memory){.machine = rng_below(r, 3),
+                                   .machine_free = rng_u64(r),
+                                   .group = rng_below(r, 3),
+                                   .group_free = rng_u64(r),
+                                   .held = rng_u64(r),
+                                   .held_pages = (uint32_t)rng_u64(r)};
     (void)snprintf(m.endpoint, sizeof m.endpoint, "tcp://127.0.0.1:1");
     wire_put_from_worker(&m, to);
 }

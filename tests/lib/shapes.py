@@ -12,7 +12,9 @@ SHAPES = {  # layers, hidden, heads, KV heads, head size, ffn, vocabulary
     "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256),
     "qwen3-0.6b": (28, 1024, 16, 8, 128, 3072, 151936),
     "gemma-2b": (18, 2048, 8, 1, 256, 16384, 256000),
+    "llama-3.1-8b": (32, 4096, 32, 8, 128, 14336, 128256),
 }
+CONTEXTS = {"llama-3.1-8b": 131072}  # of the others: 8192
 SCALES = {T.Q4_0: (0,), T.Q4_1: (0, 2), T.Q5_0: (0,), T.Q8_0: (0,), T.Q4_K: (0, 2), T.Q5_K: (0, 2), T.Q6_K: (208,)}
 
 
@@ -41,7 +43,7 @@ def write(shape, mix, path, layers=None, vocabulary=None):
     n_layers, vocab = layers or n_layers, vocabulary or vocab
     rng = np.random.default_rng(1)
     w = gguf.GGUFWriter(path, "llama")
-    w.add_context_length(8192)
+    w.add_context_length(CONTEXTS.get(shape, 8192))
     w.add_embedding_length(hidden)
     w.add_block_count(n_layers)
     w.add_feed_forward_length(ffn)

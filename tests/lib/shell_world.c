@@ -1,6 +1,7 @@
 #include "tests/lib/shell_world.h"
 
 #include "common/base/mem.h"
+#include "coordinator/setup.h"
 #include "proto/wire.h"
 #include "tests/lib/gguf_bytes.h"
 
@@ -476,8 +477,6 @@ static void read_config(struct world *w, const char *yaml)
 static void open_shell(struct world *w)
 {
     struct shell *s = w->s = mem_zalloc(sizeof *s);
-    struct core_config k;
-    int32_t *eog;
     struct errmsg em = {0};
     s->config = &w->config;
     s->model = &w->model;
@@ -487,12 +486,10 @@ static void open_shell(struct world *w)
     s->clients = sock(&clients_sock);
     s->workers = sock(&workers_sock);
     s->results = sock(&results_sock);
-    shell__core_config(s, "tcp://:9", 77, &k, &eog);
-    w->message_bytes = calls__message_bytes(s, k.ctx);
-    s->core = core_open(&k);
-    mem_free(eog);
-    w->core = k;
-    w->core.eog = NULL;
+    struct setup_model m = {.dims = &w->model.dims, .path = w->model.path};
+    w->core = setup_core(s->config, &m, 77, "tcp://:9");
+    w->message_bytes = calls__message_bytes(s, w->core.ctx);
+    s->core = core_open(&w->core);
     calls__open(s);
     assert_int_equal(textjobs_open(s->net, w->model.vocab, &s->text, &em), 0);
 }

@@ -18,9 +18,9 @@ MAY = {
 }
 # The pure parts: base, the plain messages, the rules of order, and their siblings.
 PURE = {"core.c", "core.h", "core_state.h", "requests.c", "replica.c", "fleet.c", "watch.c", "verdict.c", "queue.c", "sched.c", "pages.h", "pages.c",
-        "cost.h", "cost.c"}
+        "cost.h", "cost.c", "room.h", "room.c"}
 PURE_MAY = ["common/base/", "proto/msg.h", "proto/limits.h", "coordinator/core", "coordinator/pages.h",
-            "coordinator/cost.h"]
+            "coordinator/cost.h", "coordinator/room.h"]
 PURE_MAY_NOT = ["common/base/pool.h", "common/base/log.h", "common/base/progress.h"]
 
 ONE_MODULE = {
@@ -37,7 +37,7 @@ SYSTEM = {
 MANY_MODULES = {"utf8proc.h": {"common/text/utf8.c"},
                 # The test changes what goes into the ring.
                 "liburing.h": {"common/io/ring.c", "tests/unit/ring_test.c"},
-                "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests"}
+                "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests", "malloc.h": "tests"}
 
 
 def sources():

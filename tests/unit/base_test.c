@@ -240,7 +240,7 @@ static void test_pool_cores(void **state)
     struct errmsg em;
     struct pool *full, *other;
     struct seen_cores s;
-    unsigned n = pool_cores();
+    unsigned n = cores_count();
     if (n < 2) skip();
     assert_int_equal(pool_open(n, &full, &em), 0);
     assert_int_equal(pool_open(n + 1, &other, &em), 0);
@@ -253,7 +253,7 @@ static void test_pool_cores(void **state)
     pool_rouse(other);
     pool_run(other, see_cores, &s);
     for (unsigned i = 1; i <= n; i++) assert_int_equal(s.cores[i], n);
-    assert_int_equal(pool_cores(), n);
+    assert_int_equal(cores_count(), n);
     pool_close(full);
     pool_run(other, see_cores, &s);
     assert_int_equal(s.cores[0], n);

@@ -94,6 +94,12 @@ static void test_refused(void **state)
     refused("- a\n", "c.yaml:1:1", "mapping");
     refused("model: &a m\nname: *a\n", "c.yaml:1:8", "anchors");
     refused("model: ~\n", "c.yaml:1:8", "no value");
+    refused("model: m\nport: !!str 80\n", "c.yaml:2:7", "anchors and tags");
+    refused("model: m\nport: !!int 80\n", "c.yaml:2:7", "anchors and tags");
+    refused("model: m\nport: &a 80\n", "c.yaml:2:7", "anchors and tags");
+    refused("model: m\n!!str port: 80\n", "c.yaml:2:1", "a tag");
+    refused("model: m\nport: 80\nport: 81\n", "c.yaml:3:1", "twice");
+    refused("model: m\nports: {inner: 1}\nports: {inner: 2}\n", "c.yaml:3:9", "twice");
 }
 
 int main(void)

@@ -1,5 +1,6 @@
 /* The engine's door on a small random llama: what is out of range is refused and leaves no trace;
- * KV pages may be anywhere and be used again; the size of a page follows from heads and KV type. */
+ * KV pages may be anywhere and be used again; the size of a page follows from heads and KV type;
+ * what does not fit the memory is refused unread, and the pool is touched. */
 #include "common/engine/engine.h"
 #include "common/engine/stage.h"
 
@@ -7,8 +8,10 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/io/ring.h"
+#include "coordinator/setup.h"
 #include "tests/lib/tiny_llama.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -299,13 +302,209 @@ static void test_yarn(void **state)
         }
 }
 
+/* ---- memory ---- */
+
+struct watched {
+    struct ring_file file;
+    uint32_t n_reads;
+    uint64_t done, total, cancel_at; /* of the progress; a load is cancelled there */
+};
+
+static int count_reads(void *ctx, const struct extent *extents, size_t n, source_sink_fn sink,
+                       void *arg, struct errmsg *em)
+{
+    struct watched *w = ctx;
+    w->n_reads++;
+    return ring_read(&w->file, extents, n, sink, arg, em);
+}
+
+static bool note_progress(void *arg, uint64_t done, uint64_t total)
+{
+    struct watched *w = arg;
+    assert_true(done >= w->done && done <= total && (w->total == 0 || w->total == total));
+    w->done = done;
+    w->total = total;
+    return w->cancel_at == 0 || done < w->cancel_at;
+}
+
+static struct eng_options watched_options(struct watched *w, uint32_t n_pages, uint64_t room_bytes)
+{
+    *w = (struct watched){.file = {.path = path}};
+    return (struct eng_options){.path = path,
+                                .gguf = gguf,
+                                .layer_last = LAYERS - 1,
+                                .kv = KV_F32,
+                                .n_pages = n_pages,
+                                .rows_max = ROWS,
+                                .logits_max = ROWS,
+                                .threads = 2,
+                                .room_bytes = room_bytes,
+                                .read = count_reads,
+                                .read_ctx = w,
+                                .progress = note_progress,
+                                .progress_arg = w};
+}
+
+/* What needs more than there is room for is refused before a byte is read, with the largest pool
+ * that fits; and that one is taken. */
+static void test_room(void **state)
+{
+    (void)state;
+    struct watched w;
+    struct errmsg em = {0};
+    struct engine *e = NULL;
+    struct eng_options o = watched_options(&w, 1u << 27, (uint64_t)64 << 20); /* petabytes */
+    assert_int_equal(eng_open(&o, &e, &em), ERR_NOMEM);
+    assert_int_equal(w.n_reads, 0);
+    const char *fits = strstr(em.text, "the largest that fits is ");
+    if (!fits) fail_msg("%s", em.text);
+    uint32_t tokens_max = (uint32_t)strtoul(fits + strlen("the largest that fits is "), NULL, 10);
+    assert_true(tokens_max > 0 && tokens_max % KV_PAGE == 0);
+    o = watched_options(&w, tokens_max / KV_PAGE + 1, (uint64_t)64 << 20);
+    assert_int_equal(eng_open(&o, &e, &em), ERR_NOMEM);
+    assert_int_equal(w.n_reads, 0);
+    o = watched_options(&w, tokens_max / KV_PAGE, (uint64_t)64 << 20);
+    assert_int_equal(eng_open(&o, &e, &em), 0);
+    eng_close(e);
+    o = watched_options(&w, 1, 1); /* not even the weights */
+    assert_int_equal(eng_open(&o, &e, &em), ERR_NOMEM);
+    assert_non_null(strstr(em.text, "the largest that fits is 0 tokens"));
+}
+
+static uint64_t resident_bytes(void)
+{
+    unsigned long long total, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%llu %llu", &total, &resident), 2);
+    (void)fclose(f);
+    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* All of the pool is resident when the engine is open; the progress counts it, and a load can be
+ * given up while it is touched. */
+static void test_touched(void **state)
+{
+    (void)state;
+    struct watched w;
+    struct errmsg em = {0};
+    struct engine *e = NULL;
+    uint32_t n_pages = 12000; /* 375 MiB, more than is touched at once */
+    struct eng_options o = watched_options(&w, n_pages, 0);
+    uint64_t before = resident_bytes();
+    assert_int_equal(eng_open(&o, &e, &em), 0);
+    uint64_t grown = resident_bytes() - before, kv = eng_stats(e).kv_bytes;
+    assert_true(kv >= (uint64_t)350 << 20 && grown >= kv);
+    assert_true(w.done == w.total && w.total == eng_stats(e).read_bytes + kv);
+    uint64_t read_bytes = eng_stats(e).read_bytes;
+    eng_close(e);
+    o = watched_options(&w, n_pages, 0);
+    w.cancel_at = read_bytes + 1;
+    assert_int_equal(eng_open(&o, &e, &em), ERR_CANCELLED);
+    assert_true(w.done > read_bytes && w.done < w.total);
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+#define COUNTS_MALLOC false
+#elif defined(__has_feature)
+#define COUNTS_MALLOC !__has_feature(address_sanitizer)
+#else
+#define COUNTS_MALLOC true
+#endif
+
+/* What eng_sizes tells is what the engine allocates, but for the partial results of attention, of
+ * which it tells the most that there may be. */
+static void test_sizes(void **state)
+{
+    (void)state;
+    if (!COUNTS_MALLOC) skip();
+    struct arch_dims d;
+    struct errmsg em;
+    assert_int_equal(arch_read(gguf, &d, &em), 0);
+    for (unsigned threads = 1; threads <= 4; threads += 3) {
+        uint64_t took_before = 0, told_before = 0;
+        for (uint32_t rows = 1; rows <= 4096; rows += 4095) {
+            struct watched w;
+            struct engine *e = NULL;
+            struct eng_options o = watched_options(&w, 512, 0);
+            o.threads = threads;
+            o.rows_max = rows;
+            o.logits_max = 1;
+            struct mallinfo2 m = mallinfo2();
+            size_t before = m.uordblks + m.hblkhd;
+            assert_int_equal(eng_open(&o, &e, &em), 0);
+            m = mallinfo2();
+            size_t took = m.uordblks + m.hblkhd - before;
+            struct eng_sizes s = eng_sizes(&d, rows, 1, 512 * KV_PAGE);
+            uint64_t told = s.step_bytes + threads * s.thread_bytes + s.logits_bytes;
+            const uint64_t parts = (uint64_t)32 << 20, small = (uint64_t)1 << 20;
+            if (took > told || told > took + parts + small)
+                fail_msg("%u threads, %u rows: %zu bytes, told %llu", threads, rows, took,
+                         (unsigned long long)told);
+            if (took_before &&
+                llabs((int64_t)(took - took_before - (told - told_before))) > (int64_t)small)
+                fail_msg("rows: %llu bytes, told %llu", (unsigned long long)(took - took_before),
+                         (unsigned long long)(told - told_before));
+            took_before = took;
+            told_before = told;
+            uint64_t weights;
+            assert_int_equal(eng_weights_bytes(gguf, &d, 0, LAYERS - 1, &weights, &em), 0);
+            assert_int_equal(weights, eng_stats(e).weights_bytes);
+            uint64_t all = weights + eng_stats(e).kv_bytes + told;
+            eng_close(e);
+            o = watched_options(&w, 512, all);
+            o.threads = threads;
+            o.rows_max = rows;
+            o.logits_max = 1;
+            assert_int_equal(eng_open(&o, &e, &em), 0); /* to the byte */
+            eng_close(e);
+            o.room_bytes--;
+            assert_int_equal(eng_open(&o, &e, &em), ERR_NOMEM);
+        }
+    }
+}
+
+/* What the coordinator's core is told of the slices is what the engine takes. */
+static void test_costs(void **state)
+{
+    (void)state;
+    char kv[] = "q8_0";
+    const struct config c = {.kv = kv, .chunk = ROWS, .ctx = 64};
+    const struct machine_memory here = {.machine = 1, .machine_free = 4000}, unknown = {0};
+    struct arch_dims d;
+    struct errmsg em = {0};
+    struct room_costs costs;
+    assert_int_equal(arch_read(gguf, &d, &em), 0);
+    assert_int_equal(setup_costs(&c, gguf, &d, &here, &costs, &em), 0);
+    uint64_t first, last, whole;
+    assert_int_equal(eng_weights_bytes(gguf, &d, 0, 0, &first, &em), 0);
+    assert_int_equal(eng_weights_bytes(gguf, &d, 1, 1, &last, &em), 0);
+    assert_int_equal(eng_weights_bytes(gguf, &d, 0, 1, &whole, &em), 0);
+    /* Both ends are the embedding, which one slice has once. */
+    assert_true(costs.layer_bytes[0] == first && costs.layer_bytes[1] == last);
+    assert_true(costs.tied_bytes == VOCAB * d.hidden * sizeof(float));
+    assert_true(first + last - costs.tied_bytes == whole);
+    struct eng_sizes s = eng_sizes(&d, ROWS, ROWS, 64);
+    assert_true(costs.worker_bytes == s.step_bytes + ((uint64_t)64 << 20));
+    assert_true(costs.thread_bytes == s.thread_bytes && costs.last_bytes == s.logits_bytes);
+    assert_true(costs.page_layer_bytes == eng_page_bytes(&d, KV_Q8_0, 1));
+    assert_true(costs.page_bytes == KV_PAGE * sizeof(int32_t)); /* token ids */
+    assert_true(costs.table_bytes == 1001);
+    mem_free((void *)(uintptr_t)costs.layer_bytes);
+    assert_int_equal(setup_costs(&c, gguf, &d, &unknown, &costs, &em), 0);
+    assert_true(costs.table_bytes == 0);
+    mem_free((void *)(uintptr_t)costs.layer_bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_last_page),    cmocka_unit_test(test_context),
         cmocka_unit_test(test_few_parts),    cmocka_unit_test(test_yarn),
         cmocka_unit_test(test_page_bytes),   cmocka_unit_test(test_pages),
-        cmocka_unit_test(test_out_of_range),
+        cmocka_unit_test(test_out_of_range), cmocka_unit_test(test_room),
+        cmocka_unit_test(test_touched),      cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_costs),
     };
     return cmocka_run_group_tests(tests, write_model, remove_model);
 }

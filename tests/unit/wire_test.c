@@ -403,6 +403,30 @@ static void test_status(void **state)
     }
 }
 
+/* A worker's memory travels with its Hello and with each heartbeat; one that tells nothing is
+ * taken. */
+static void test_memory(void **state)
+{
+    (void)state;
+    const size_t bytes =
+        offsetof(struct msg_memory, held_pages) + sizeof(uint32_t); /* no padding */
+    const struct msg_memory memory = {11, 12, 13, 14, 15, 16}, unknown = {0};
+    static const enum from_worker types[] = {FROM_HELLO, FROM_HEARTBEAT};
+    struct errmsg em = {0};
+    for (int i = 0; i < 2; i++) {
+        struct msg_from_worker r,
+            m = {.version = PROTO_VERSION, .type = types[i], .memory = memory};
+        (void)snprintf(m.hello.name, sizeof m.hello.name, "w");
+        wire_put_from_worker(&m, &out);
+        assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
+        assert_memory_equal(&r.memory, &memory, bytes);
+        m.memory = unknown;
+        wire_put_from_worker(&m, &out);
+        assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
+        assert_memory_equal(&r.memory, &unknown, bytes);
+    }
+}
+
 /* What others call themselves ends up in logs and on terminals. */
 static void test_names_are_cleaned(void **state)
 {
@@ -549,6 +573,7 @@ int main(void)
         cmocka_unit_test(test_status),
         cmocka_unit_test(test_assign),
         cmocka_unit_test(test_assign_rules),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_names_are_cleaned),
         cmocka_unit_test(test_worker_status),
         cmocka_unit_test(test_generate),

@@ -1,0 +1,208 @@
+/* The size of the KV pool, chosen when a generation begins: by then it is known which workers have
+ * which layers, and what memory they have.
+ *
+ * A pool that its workers hold already is kept while it fits, even where a little more or less
+ * would fit now: another size means that they load their slices again. */
+#include "coordinator/room.h"
+
+#include "common/base/clock.h"
+#include "common/base/machine.h"
+#include "common/base/mem.h"
+#include "coordinator/core_state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define RETRY_NS (1 * NS_PER_S)        /* memory may become free */
+#define BYTES_MOST ((uint64_t)1 << 50) /* of one figure that a peer tells: sums do not overflow */
+#define MIB (1024.0 * 1024.0)
+
+/* ---- how much fits ---- */
+
+static uint64_t bounded(uint64_t bytes)
+{
+    return bytes < BYTES_MOST ? bytes : BYTES_MOST;
+}
+
+static uint64_t place_of(const struct room_stage *s, bool group)
+{
+    return group ? s->memory.group : s->memory.machine;
+}
+
+static uint64_t weights_of(const struct room_costs *costs, uint32_t n_layers,
+                           const struct room_stage *s)
+{
+    uint64_t bytes = 0;
+    for (uint32_t l = s->layer_first; l <= s->layer_last; l++) bytes += costs->layer_bytes[l];
+    bool all = s->layer_first == 0 && s->layer_last == n_layers - 1;
+    return all ? bytes - costs->tied_bytes : bytes;
+}
+
+/* What the stages in the place of stage `at` have room for. */
+static struct room room_in(const struct room_costs *costs, uint32_t n_layers,
+                           const struct room_stage *stages, uint32_t n_stages, uint32_t at,
+                           bool group, bool spare)
+{
+    struct room r = {.tightest = at, .group = group};
+    uint64_t page = 0, left = BYTES_MOST, held = 0;
+    for (uint32_t i = 0; i < n_stages; i++) {
+        const struct room_stage *s = &stages[i];
+        if (place_of(s, group) != place_of(&stages[at], group)) continue;
+        uint64_t seen = bounded(group ? s->memory.group_free : s->memory.machine_free);
+        if (seen < left) left = seen; /* they looked at different moments */
+        held += bounded(s->memory.held);
+        page += (s->layer_last - s->layer_first + 1) * costs->page_layer_bytes + costs->page_bytes;
+        r.rest_bytes += weights_of(costs, n_layers, s) + costs->worker_bytes +
+                        s->threads * costs->thread_bytes +
+                        (s->layer_last == n_layers - 1 ? costs->last_bytes : 0);
+        r.n_sharing++;
+    }
+    r.have_bytes = left + held;
+    uint64_t taken = r.rest_bytes + machine_reserve(r.have_bytes) / (spare ? 1 : 2);
+    r.pages = r.have_bytes > taken ? (r.have_bytes - taken) / page : 0;
+    return r;
+}
+
+struct room room_of(const struct room_costs *costs, uint32_t n_layers,
+                    const struct room_stage *stages, uint32_t n_stages, bool spare)
+{
+    struct room least = {.pages = ROOM_UNKNOWN};
+    for (uint32_t i = 0; i < n_stages; i++)
+        for (int group = 0; group < 2; group++) {
+            if (place_of(&stages[i], group) == 0) continue;
+            struct room r = room_in(costs, n_layers, stages, n_stages, i, group, spare);
+            if (r.pages < least.pages) least = r;
+        }
+    return least;
+}
+
+/* ---- the pool of a generation ---- */
+
+static uint64_t pages_for(const struct core *c, uint64_t positions)
+{
+    return (positions + c->cfg.page - 1) / c->cfg.page;
+}
+
+/* The size that the stages hold which keep their slices; 0: none does, or they differ. */
+static uint32_t held_pages(struct core *c, const struct room_stage *stages)
+{
+    uint32_t pages = 0;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        const struct worker *w = &c->workers[c->replica.stage[i]];
+        const struct msg_holding *h = &w->hello.holding;
+        if (!w->hello.holds || h->model_digest != c->cfg.model_digest ||
+            h->layer_first != stages[i].layer_first || h->layer_last != stages[i].layer_last)
+            continue;
+        if (pages && pages != stages[i].memory.held_pages) return 0;
+        pages = stages[i].memory.held_pages;
+    }
+    return pages;
+}
+
+/* The number of pages, or 0: too few fit. */
+static uint32_t choose(const struct core *c, const struct room *spare, const struct room *close,
+                       uint32_t held)
+{
+    if (c->fixed_pages) return c->fixed_pages <= close->pages ? c->fixed_pages : 0;
+    uint32_t least = c->cfg.pages_least, most = c->cfg.pages_most;
+    if (held >= least && held <= most && held <= close->pages) return held;
+    uint64_t n = spare->pages;
+    if (n == ROOM_UNKNOWN) n = 2 * pages_for(c, c->ctx_most);
+    if (n < least && close->pages >= least) n = least;
+    if (n > most) n = most;
+    return n < least ? 0 : (uint32_t)n;
+}
+
+/* What no longer fits ends, and what may still grow ends sooner. */
+static void fit_requests(struct core *c)
+{
+    for (uint32_t i = c->n_queued; i-- > 0;) {
+        struct request *r = &c->requests[c->queued[i]];
+        if (r->n_prompt + r->max_new > c->cfg.ctx && r->n_prompt < c->cfg.ctx)
+            r->max_new = c->cfg.ctx - r->n_prompt;
+        if (r->n_tokens >= c->cfg.ctx)
+            request__end(c, r, STATUS_RESOURCE_EXHAUSTED, "",
+                         core__text(c,
+                                    "%" PRIu32 " tokens do not fit the context of %" PRIu32
+                                    ": the workers have room for no more ('kv_tokens')",
+                                    r->n_tokens, c->cfg.ctx));
+    }
+}
+
+/* The place that bounds the pool, in words. */
+static const char *place_text(struct core *c, const struct room *r)
+{
+    if (r->pages == ROOM_UNKNOWN) return "no worker tells its memory";
+    if (r->tightest == ROOM_TABLES) return "the coordinator's tables of pages";
+    const char *others =
+        r->n_sharing > 1 ? core__text(c, " and %" PRIu32 " more", r->n_sharing - 1) : "";
+    return core__text(c, "worker %s%s, which ha%s %.0f MiB %s, %.0f of it for weights and buffers",
+                      c->workers[c->replica.stage[r->tightest]].hello.name, others,
+                      r->n_sharing > 1 ? "ve" : "s", (double)r->have_bytes / MIB,
+                      r->group ? "below the memory group's limit" : "on the machine",
+                      (double)r->rest_bytes / MIB);
+}
+
+/* What matters most comes first: a client is told the beginning. */
+static void refuse(struct core *c, const struct room *r)
+{
+    struct replica *x = &c->replica;
+    uint64_t wanted = c->fixed_pages ? c->fixed_pages : c->cfg.pages_least;
+    (void)snprintf(x->why, sizeof x->why,
+                   "no room for '%s' of %" PRIu64
+                   ": the largest 'kv_tokens' or 'ctx' that fits is %" PRIu64 "; the tightest: %s",
+                   c->fixed_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page,
+                   r->pages * c->cfg.page, place_text(c, r));
+    if (!x->cramped) core__note(c, "no generation can begin: %s", x->why);
+    x->cramped = true;
+    x->retry_ns = c->now_ns + RETRY_NS;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) x->stage[i] = NO_WORKER;
+}
+
+void room__set_pages(struct core *c, uint32_t n_pages)
+{
+    uint64_t seed[] = {c->cfg.hash_seed, c->cfg.model_digest, c->cfg.kv_type, c->cfg.page};
+    struct pages_config pages = {.n_pages = n_pages,
+                                 .page_size = c->cfg.page,
+                                 .share = c->cfg.share,
+                                 .seed = hash128_bytes(seed, sizeof seed, 0),
+                                 .hash_mask = c->cfg.hash_mask};
+    pages_close(c->pages);
+    mem_free(c->twice);
+    c->pages = pages_open(&pages);
+    c->twice = mem_zalloc((n_pages + 1) * sizeof *c->twice);
+    c->cfg.n_pages = n_pages;
+    uint64_t positions = (uint64_t)n_pages * c->cfg.page;
+    c->cfg.ctx = n_pages == 0 || positions > c->ctx_most ? c->ctx_most : (uint32_t)positions;
+}
+
+bool room__plan(struct core *c)
+{
+    const struct room_costs *costs = &c->cfg.costs;
+    struct room_stage stages[LIMIT_STAGES];
+    if (!costs->layer_bytes) return true; /* the pool was opened with the core */
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        const struct worker *w = &c->workers[c->replica.stage[i]];
+        stages[i] = (struct room_stage){c->replica.first[i], c->replica.last[i], w->hello.threads,
+                                        w->memory};
+    }
+    struct room spare = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, true);
+    struct room close = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, false);
+    uint64_t tables = costs->table_bytes / pages_bytes(c->cfg.page);
+    if (costs->table_bytes && tables < close.pages)
+        close = (struct room){.pages = tables, .tightest = ROOM_TABLES};
+    if (costs->table_bytes && tables < spare.pages) spare = close;
+    uint32_t n = choose(c, &spare, &close, held_pages(c, stages));
+    if (n == 0) {
+        refuse(c, &close);
+        return false;
+    }
+    c->replica.cramped = false;
+    if (n == c->cfg.n_pages) return true;
+    room__set_pages(c, n);
+    core__note(c, "KV pool of %" PRIu64 " tokens, contexts of %" PRIu32 "; the tightest: %s",
+               (uint64_t)n * c->cfg.page, c->cfg.ctx, place_text(c, &spare));
+    fit_requests(c);
+    return true;
+}

@@ -1,0 +1,35 @@
+/* The core's configuration, from the cluster file and the model. */
+#ifndef FLOTILLA_COORDINATOR_SETUP_H
+#define FLOTILLA_COORDINATOR_SETUP_H
+
+#include "common/base/err.h"
+#include "common/base/machine.h"
+#include "common/engine/engine.h"
+#include "coordinator/config.h"
+#include "coordinator/core.h"
+
+/* What the core is told of the model; all borrowed. */
+struct setup_model {
+    const struct arch_dims *dims;
+    const char *path;
+    uint64_t digest;
+    const int32_t *eog;
+    uint32_t n_eog;
+    struct room_costs costs;
+};
+
+/* What the model's slices take, with the steps that the file asks for. `here` is what the
+ * coordinator's machine has for its own tables. layer_bytes is the caller's to free (mem_free).
+ * ERR_FORMAT, ERR_UNSUPPORTED: of a tensor. */
+int setup_costs(const struct config *c, const struct gguf *gguf, const struct arch_dims *dims,
+                const struct machine_memory *here, struct room_costs *ret, struct errmsg *em);
+
+/* The longest sequence, in tokens, that the model and the file allow; the pool may allow less. */
+uint32_t setup_context(const struct config *c, const struct arch_dims *dims);
+
+/* The file's keys in the core's terms. incarnation and results_endpoint (borrowed) are the
+ * caller's. */
+struct core_config setup_core(const struct config *c, const struct setup_model *m,
+                              uint64_t incarnation, const char *results_endpoint);
+
+#endif

@@ -1,0 +1,223 @@
+/* Each key of the cluster file does what it says: what is written reaches the configuration, and
+ * from there the core; what is out of range is refused by name; the example has every key with its
+ * default. */
+#include "coordinator/setup.h"
+
+#include "common/base/clock.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define GIVEN "model: /m.gguf\nworkers: 2\n"
+
+static const struct arch_dims dims = {.n_layers = 12,
+                                      .hidden = 64,
+                                      .vocab = 1000,
+                                      .n_heads = 4,
+                                      .n_kv_heads = 4,
+                                      .head_size = 16,
+                                      .ctx_train = 4096};
+
+static int read_text(const char *text, struct config *ret, struct errmsg *em)
+{
+    return config_parse("c.yaml", text, strlen(text), ret, em);
+}
+
+/* What the core is told with these lines beside the two keys that every file needs. */
+static struct core_config core_with(const char *lines, struct config *ret)
+{
+    char text[1024];
+    struct errmsg em = {0};
+    struct setup_model m = {.dims = &dims, .path = "/m.gguf", .digest = 9};
+    (void)snprintf(text, sizeof text, GIVEN "%s", lines);
+    if (read_text(text, ret, &em) < 0) fail_msg("%s: %s", lines, em.text);
+    return setup_core(ret, &m, 5, "tcp://:9");
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    struct config c;
+    struct core_config k = core_with("", &c);
+    assert_string_equal(c.model, "/m.gguf");
+    assert_string_equal(c.listen, "127.0.0.1");
+    assert_string_equal(c.kv, "f16");
+    assert_true(c.client_port == 7070 && c.worker_port == 7071 && c.result_port == 7072 &&
+                c.metrics_port == 7073);
+    assert_true(c.metrics && !c.plaintext && !c.name && c.hwm == 64 && c.client_stall_s == 60);
+    assert_true(k.n_stages == 2 && k.n_layers == 12 && k.width == 64 && k.vocab == 1000);
+    assert_true(k.model_digest == 9 && k.incarnation == 5 && k.hash_seed == 5);
+    assert_string_equal(k.results_endpoint, "tcp://:9");
+    assert_true(k.kv_type == KV_F16 && k.ctx == 4096 && k.n_pages == 0);
+    /* No size is named: by the workers' room, from 1,024 positions to what all sequences can use.
+     */
+    assert_true(k.pages_least == 1024 / 16 && k.pages_most == 256 * 4096 / 16);
+    assert_true(k.rows_max == 512 && k.logits_max == 64 && k.window == 3 && k.step_ns == 0);
+    assert_true(k.share && k.max_live == 256 && k.max_running == 256 && k.max_per_client == 256);
+    assert_true(k.replica_wait_ns == 30 * NS_PER_S && k.deadline_ns == 600 * NS_PER_S);
+    assert_true(k.worker_timeout_ns == 1500 * NS_PER_MS && k.step_timeout_ns == 2000 * NS_PER_MS);
+    config_close(&c);
+}
+
+/* Lines, and what they change. */
+#define WITH(lines, holds)                                                                         \
+    do {                                                                                           \
+        struct config c;                                                                           \
+        struct core_config k = core_with(lines, &c);                                               \
+        (void)k;                                                                                   \
+        if (!(holds)) fail_msg("%s: not %s", lines, #holds);                                       \
+        config_close(&c);                                                                          \
+    } while (0)
+
+static void test_each_key(void **state)
+{
+    (void)state;
+    WITH("name: other\n", strcmp(c.name, "other") == 0);
+    WITH("listen: 127.0.0.9\n", strcmp(c.listen, "127.0.0.9") == 0);
+    WITH("listen: 10.0.0.1\nplaintext: true\n", c.plaintext && k.plaintext);
+    WITH("ports: {clients: 1, workers: 2, results: 3, metrics: 4}\n",
+         c.client_port == 1 && c.worker_port == 2 && c.result_port == 3 && c.metrics_port == 4);
+    WITH("metrics: false\n", !c.metrics);
+    WITH("kv: q8_0\n", k.kv_type == KV_Q8_0);
+    WITH("ctx: 2000\n", k.ctx == 2000 && k.pages_least == 125 && k.pages_most == 256 * 125);
+    WITH("ctx: 8000\n", k.ctx == 4096); /* the model's own limit */
+    WITH("ctx: 100\n", k.ctx == 100 && k.pages_least == 7);
+    WITH("kv_tokens: 65537\n", k.n_pages == 4097 && k.ctx == 4096);
+    WITH("chunk: 32\n", k.rows_max == 32 && k.logits_max == 32);
+    WITH("window: 7\n", k.window == 7);
+    WITH("step_ms: 40\n", k.step_ns == 40 * NS_PER_MS);
+    WITH("prefix_cache: false\n", !k.share);
+    WITH("max_requests: 40\n", k.max_live == 40 && k.max_running == 40 && k.max_per_client == 40);
+    WITH("max_sequences: 3\n",
+         k.max_running == 3 && k.max_live == 256 && k.pages_most == 3 * 4096 / 16);
+    WITH("max_sequences: 9\nmax_requests: 4\n", k.max_running == 4);
+    WITH("max_per_client: 5\n", k.max_per_client == 5 && k.max_live == 256);
+    WITH("replica_wait: 0\n", k.replica_wait_ns == 0);
+    WITH("replica_wait: 7\n", k.replica_wait_ns == 7 * NS_PER_S);
+    WITH("deadline: 7\n", k.deadline_ns == 7 * NS_PER_S && c.deadline_s == 7);
+    WITH("client_stall: 7\n", c.client_stall_s == 7);
+    WITH("limits:\n  hwm: 7\n", c.hwm == 7);
+    WITH("worker_timeout_ms: 700\n", k.worker_timeout_ns == 700 * NS_PER_MS);
+    WITH("step_timeout_ms: 700\n", k.step_timeout_ns == 700 * NS_PER_MS);
+}
+
+static void refused(const char *text, const char *key)
+{
+    struct config c;
+    struct errmsg em = {0};
+    if (read_text(text, &c, &em) != ERR_CONF) fail_msg("accepted: %s", text);
+    if (!strstr(em.text, key)) fail_msg("'%s' does not name '%s' (%s)", em.text, key, text);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key;
+        uint32_t min, max;
+    } numbers[] = {{"ctx", 1, LIMIT_CONTEXT},
+                   {"kv_tokens", LIMIT_PAGE, 1u << 30},
+                   {"chunk", 1, LIMIT_STEP_ROWS},
+                   {"window", 1, LIMIT_WINDOW},
+                   {"step_ms", 0, 60000},
+                   {"max_requests", 1, LIMIT_LIVE},
+                   {"max_sequences", 1, LIMIT_LIVE},
+                   {"max_per_client", 1, LIMIT_LIVE},
+                   {"replica_wait", 0, 86400},
+                   {"deadline", 1, 86400},
+                   {"client_stall", 1, 86400},
+                   {"worker_timeout_ms", 500, 600000},
+                   {"step_timeout_ms", 500, 600000}};
+    char text[256];
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        const char *key = numbers[i].key;
+        const uint32_t good[] = {numbers[i].min, numbers[i].max};
+        for (int k = 0; k < 2; k++) {
+            struct config c;
+            struct errmsg em = {0};
+            (void)snprintf(text, sizeof text, GIVEN "%s: %u\n", key, good[k]);
+            if (read_text(text, &c, &em) < 0) fail_msg("%s", em.text);
+            config_close(&c);
+        }
+        (void)snprintf(text, sizeof text, GIVEN "%s: %u\n", key, numbers[i].max + 1);
+        refused(text, key);
+        if (numbers[i].min) {
+            (void)snprintf(text, sizeof text, GIVEN "%s: %u\n", key, numbers[i].min - 1);
+            refused(text, key);
+        }
+        static const char *const odd[] = {"!!int 600", "\"600\"", "&a 600", "*a",
+                                          "[600]",     "6e2",     ""};
+        for (size_t k = 0; k < sizeof odd / sizeof odd[0]; k++) {
+            (void)snprintf(text, sizeof text, GIVEN "%s: %s\n", key, odd[k]);
+            refused(text, key);
+        }
+        (void)snprintf(text, sizeof text, GIVEN "%s: %u\n%s: %u\n", key, numbers[i].max, key,
+                       numbers[i].min);
+        refused(text, "appears twice");
+    }
+    refused("model: /m\nworkers: 0\n", "workers");
+    refused("model: /m\nworkers: 33\n", "workers");
+    refused("model: /m\n", "workers");
+    refused("workers: 2\n", "model");
+    refused(GIVEN "workers: 2\n", "workers");
+    refused(GIVEN "ports: {clients: 65536}\n", "ports.clients");
+    refused(GIVEN "ports: {clients: 1}\nports: {clients: 2}\n", "ports.clients");
+    refused(GIVEN "limits: {hwm: 0}\n", "limits.hwm");
+    refused(GIVEN "metrics: \"true\"\n", "metrics");
+    refused(GIVEN "kv: !!str f16\n", "kv");
+    refused(GIVEN "listen: 10.0.0.1\n", "listen");
+    refused(GIVEN "kv-tokens: 600\n", "kv-tokens");
+}
+
+/* The example's comments hold the keys that have no fixed default, with values of their own. */
+static void test_example(void **state)
+{
+    (void)state;
+    static char all[16384], given[16384];
+    char line[256];
+    FILE *f = fopen(EXAMPLE, "re");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        bool commented = strncmp(line, "# ", 2) == 0 && strchr(line + 2, ':') &&
+                         strchr(line + 2, ':') < line + 2 + strcspn(line + 2, " ");
+        if (commented) strcat(all, line + 2);
+        if (commented) continue;
+        strcat(all, line);
+        strcat(given, line);
+    }
+    (void)fclose(f);
+    struct config c, want;
+    struct errmsg em = {0};
+    if (read_text(given, &c, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(read_text(GIVEN, &want, &em), 0);
+    assert_string_equal(c.listen, want.listen);
+    assert_string_equal(c.kv, want.kv);
+#define SAME(field) assert_int_equal(c.field, want.field)
+    SAME(client_port), SAME(worker_port), SAME(result_port), SAME(metrics_port), SAME(plaintext);
+    SAME(metrics), SAME(prefix_cache), SAME(ctx), SAME(kv_tokens), SAME(chunk), SAME(window);
+    SAME(step_ms), SAME(max_requests), SAME(max_sequences), SAME(max_per_client), SAME(deadline_s);
+    SAME(replica_wait_s), SAME(client_stall_s), SAME(worker_timeout_ms), SAME(step_timeout_ms);
+    SAME(hwm);
+    config_close(&c);
+    config_close(&want);
+    if (read_text(all, &c, &em) < 0) fail_msg("%s", em.text);
+    config_close(&c);
+    const char *key;
+    for (uint32_t i = 0; (key = config_key(i)); i++) {
+        const char *part = strchr(key, '.') ? strchr(key, '.') + 1 : key;
+        (void)snprintf(line, sizeof line, "%s:", part);
+        if (!strstr(all, line)) fail_msg("the example has no %s", key);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_each_key),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_example)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

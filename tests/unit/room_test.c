@@ -1,0 +1,521 @@
+/* How large the KV pool may be: by what the workers tell of their memory, and what the core does
+ * with it when a generation begins. */
+#include "coordinator/core.h"
+#include "coordinator/room.h"
+
+#include "common/base/clock.h"
+#include "common/base/machine.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MIB ((uint64_t)1 << 20)
+#define GIB ((uint64_t)1 << 30)
+#define MS NS_PER_MS
+#define LAYERS 8u
+#define PAGE 16u
+
+/* Layers of 100 MiB, ends of 50 MiB that are the same tensor; a page takes 1 MiB a layer. */
+static const uint64_t layer_bytes[LAYERS] = {150 * MIB, 100 * MIB, 100 * MIB, 100 * MIB,
+                                             100 * MIB, 100 * MIB, 100 * MIB, 150 * MIB};
+static const struct room_costs costs = {.layer_bytes = layer_bytes,
+                                        .tied_bytes = 50 * MIB,
+                                        .page_layer_bytes = MIB,
+                                        .page_bytes = MIB / 2,
+                                        .worker_bytes = 64 * MIB,
+                                        .thread_bytes = 4 * MIB,
+                                        .last_bytes = 10 * MIB};
+
+static struct room_stage stage(uint32_t first, uint32_t last, uint64_t machine, uint64_t free)
+{
+    return (struct room_stage){.layer_first = first,
+                               .layer_last = last,
+                               .threads = 2,
+                               .memory = {.machine = machine, .machine_free = free}};
+}
+
+static void test_one_worker(void **state)
+{
+    (void)state;
+    struct room_stage s = stage(0, 7, 1, 8 * GIB);
+    uint64_t rest = 850 * MIB + (64 + 2 * 4 + 10) * MIB, page = 8 * MIB + MIB / 2;
+    struct room r = room_of(&costs, LAYERS, &s, 1, true);
+    assert_true(r.rest_bytes == rest && r.have_bytes == 8 * GIB && !r.group);
+    assert_true(r.pages == (8 * GIB - rest - machine_reserve(8 * GIB)) / page);
+    r = room_of(&costs, LAYERS, &s, 1, false);
+    assert_true(r.pages == (8 * GIB - rest - machine_reserve(8 * GIB) / 2) / page);
+    s.memory.held = 1 * GIB; /* it has its slice: that counts once */
+    s.memory.machine_free = 7 * GIB;
+    assert_true(room_of(&costs, LAYERS, &s, 1, false).pages == r.pages);
+    s.memory.machine_free = 0;
+    s.memory.held = 0;
+    assert_true(room_of(&costs, LAYERS, &s, 1, false).pages == 0);
+    s.memory.machine = 0;
+    assert_true(room_of(&costs, LAYERS, &s, 1, false).pages == ROOM_UNKNOWN);
+}
+
+/* Two workers of one machine have half of what two machines have, and what one of them holds is not
+ * free for nobody. */
+static void test_sharing(void **state)
+{
+    (void)state;
+    struct room_stage apart[] = {stage(0, 3, 1, 4 * GIB), stage(4, 7, 2, 4 * GIB)};
+    struct room_stage beside[] = {stage(0, 3, 1, 4 * GIB), stage(4, 7, 1, 4 * GIB)};
+    struct room a = room_of(&costs, LAYERS, apart, 2, false);
+    struct room b = room_of(&costs, LAYERS, beside, 2, false);
+    assert_true(a.n_sharing == 1 && b.n_sharing == 2 && b.tightest == 0);
+    assert_true(a.tightest == 1); /* it has the logits too */
+    uint64_t each = 450 * MIB + 72 * MIB, page = 4 * MIB + MIB / 2;
+    assert_true(a.pages == (4 * GIB - each - 10 * MIB - machine_reserve(4 * GIB) / 2) / page);
+    assert_true(b.pages ==
+                (4 * GIB - 2 * each - 10 * MIB - machine_reserve(4 * GIB) / 2) / (2 * page));
+    /* One was loaded when the other was started again; both were asked at different moments. */
+    beside[0].memory = (struct msg_memory){.machine = 1, .machine_free = 3 * GIB, .held = 1 * GIB};
+    beside[1].memory = (struct msg_memory){.machine = 1, .machine_free = 3 * GIB + 90 * MIB};
+    assert_true(room_of(&costs, LAYERS, beside, 2, false).pages == b.pages);
+}
+
+/* A memory group bounds its workers, the machine all of them. */
+static void test_groups(void **state)
+{
+    (void)state;
+    struct room_stage s[] = {stage(0, 3, 1, 16 * GIB), stage(4, 7, 1, 16 * GIB)};
+    s[1].memory.group = 7;
+    s[1].memory.group_free = 1 * GIB;
+    struct room r = room_of(&costs, LAYERS, s, 2, false);
+    assert_true(r.group && r.tightest == 1 && r.n_sharing == 1 && r.have_bytes == 1 * GIB);
+    s[0].memory.group = 7; /* now both are in it */
+    s[0].memory.group_free = 1 * GIB;
+    assert_true(room_of(&costs, LAYERS, s, 2, false).n_sharing == 2);
+    s[0].memory.group = 8; /* two containers of 15 GiB on one machine of 16 */
+    s[0].memory.group_free = s[1].memory.group_free = 15 * GIB;
+    r = room_of(&costs, LAYERS, s, 2, false);
+    assert_true(!r.group && r.n_sharing == 2);
+}
+
+/* What a peer tells may be anything. */
+static void test_absurd(void **state)
+{
+    (void)state;
+    struct room_stage s[LIMIT_STAGES];
+    for (uint32_t i = 0; i < LIMIT_STAGES; i++) {
+        s[i] = stage(i % LAYERS, i % LAYERS, 1, UINT64_MAX);
+        s[i].memory.held = UINT64_MAX;
+        s[i].memory.group = 1;
+        s[i].memory.group_free = UINT64_MAX;
+        s[i].threads = UINT32_MAX;
+    }
+    struct room r = room_of(&costs, LAYERS, s, LIMIT_STAGES, true);
+    assert_true(r.pages == 0); /* the threads alone need more */
+    for (uint32_t i = 0; i < LIMIT_STAGES; i++) s[i].threads = 1;
+    r = room_of(&costs, LAYERS, s, LIMIT_STAGES, true);
+    assert_true(r.pages > 0 && r.pages < ROOM_UNKNOWN);
+    struct room_stage two[] = {stage(0, 3, 1, 0), stage(4, 7, 1, 0)};
+    two[0].memory.held = two[1].memory.held = (uint64_t)1 << 63; /* their sum is 0 */
+    assert_true(room_of(&costs, LAYERS, two, 2, true).pages > 0);
+}
+
+/* ---- in the core ---- */
+
+struct fixture {
+    struct core *core;
+    uint64_t now_ns;
+    struct epoch epoch;
+    struct actions last;
+};
+
+static struct fixture open_core(uint32_t n_pages, uint32_t pages_least, uint32_t ctx)
+{
+    static const int32_t eog = 2;
+    struct core_config k = {.incarnation = 77,
+                            .n_stages = 2,
+                            .n_layers = LAYERS,
+                            .width = 8,
+                            .vocab = 50,
+                            .model_digest = 9,
+                            .model_path = "/m",
+                            .results_endpoint = "tcp://:9",
+                            .eog = &eog,
+                            .n_eog = 1,
+                            .n_pages = n_pages,
+                            .pages_least = pages_least,
+                            .pages_most = 1000,
+                            .costs = costs,
+                            .page = PAGE,
+                            .share = true,
+                            .hash_mask = UINT64_MAX,
+                            .ctx = ctx,
+                            .rows_max = 16,
+                            .logits_max = 4,
+                            .window = 1,
+                            .max_live = 8,
+                            .max_running = 8,
+                            .max_per_client = 8,
+                            .replica_wait_ns = 5000 * MS,
+                            .deadline_ns = 60000 * MS,
+                            .worker_timeout_ns = 1500 * MS,
+                            .step_timeout_ns = 2000 * MS};
+    return (struct fixture){.core = core_open(&k), .now_ns = 1000 * MS};
+}
+
+static struct actions feed(struct fixture *f, struct event e)
+{
+    e.now_ns = f->now_ns;
+    return f->last = core_step(f->core, &e);
+}
+
+static struct actions from(struct fixture *f, uint64_t who, struct msg_from_worker m)
+{
+    static struct msg_from_worker kept;
+    kept = m;
+    kept.version = PROTO_VERSION;
+    kept.instance = (struct instance){who, who};
+    kept.has_epoch = true;
+    kept.epoch = f->epoch;
+    return feed(f, (struct event){.type = EV_FROM_WORKER, .from = {&kept, "10.0.0.1"}});
+}
+
+/* Worker `who` of machine `machine` says Hello, or says again what it has. */
+static struct actions tell(struct fixture *f, uint64_t who, bool hello, uint64_t machine,
+                           uint64_t free, uint64_t held, uint32_t held_pages)
+{
+    struct msg_from_worker m = {
+        .type = hello ? FROM_HELLO : FROM_HEARTBEAT,
+        .hello = {.threads = 2},
+        .memory = {
+            .machine = machine, .machine_free = free, .held = held, .held_pages = held_pages}};
+    (void)snprintf(m.hello.name, sizeof m.hello.name, "w%u", (unsigned)who);
+    return from(f, who, m);
+}
+
+static const struct msg_assign *assigned(struct fixture *f)
+{
+    for (size_t i = 0; i < f->last.n; i++) {
+        const struct action *a = &f->last.items[i];
+        if (a->type != ACT_TO_WORKER || a->to_worker.msg->type != TO_ASSIGN) continue;
+        f->epoch = a->to_worker.msg->epoch;
+        return &a->to_worker.msg->assign;
+    }
+    return NULL;
+}
+
+static struct msg_replica_status status(struct fixture *f)
+{
+    static struct msg_status s;
+    core_status(f->core, &s);
+    return s.replica;
+}
+
+static uint32_t notes(const struct fixture *f, const char *with)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < f->last.n; i++)
+        n += f->last.items[i].type == ACT_NOTE && strstr(f->last.items[i].note, with);
+    return n;
+}
+
+static struct actions submit(struct fixture *f, uint64_t id, uint32_t n_prompt, uint32_t max_new)
+{
+    static int32_t tokens[8192];
+    for (uint32_t i = 0; i < n_prompt; i++) tokens[i] = 5;
+    return feed(f, (struct event){.type = EV_SUBMIT,
+                                  .submit = {.request = id,
+                                             .client = 1,
+                                             .tokens = tokens,
+                                             .n_prompt = n_prompt,
+                                             .max_new = max_new}});
+}
+
+static const struct action *ended(const struct fixture *f, uint64_t id)
+{
+    for (size_t i = 0; i < f->last.n; i++)
+        if (f->last.items[i].type == ACT_END && f->last.items[i].end.request == id)
+            return &f->last.items[i];
+    return NULL;
+}
+
+/* Both workers' slices and 100 pages of half of the layers each. */
+static uint64_t bytes_for(uint64_t pages)
+{
+    uint64_t rest = 2 * (450 + 72) * MIB + 10 * MIB + 2 * pages * (4 * MIB + MIB / 2), have = rest;
+    while (have - machine_reserve(have) < rest) have += MIB;
+    return have;
+}
+
+/* The pool is what the machine that both are on has room for; its size is told, and bounds the
+ * context. */
+static void test_pool_by_room(void **state)
+{
+    (void)state;
+    struct fixture f = open_core(0, 10, 4096);
+    assert_int_equal(status(&f).pages_total, 0);
+    (void)tell(&f, 1, true, 1, bytes_for(100), 0, 0);
+    (void)tell(&f, 2, true, 1, bytes_for(100), 0, 0);
+    const struct msg_assign *a = assigned(&f);
+    assert_non_null(a);
+    assert_int_equal(a->n_pages, 100);
+    assert_int_equal(notes(&f, "KV pool of 1600 tokens, contexts of 1600"), 1);
+    assert_int_equal(notes(&f, "worker w1 and 1 more"), 1);
+    assert_int_equal(status(&f).pages_total, 100);
+    assert_int_equal(core_pages(f.core).n_free, 100);
+    (void)submit(&f, 1, 1600, 4);
+    assert_int_equal(ended(&f, 1)->end.status, STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(ended(&f, 1)->end.text, "the context of 1600"));
+    (void)submit(&f, 2, 1599, 4);
+    assert_null(ended(&f, 2));
+    core_close(f.core);
+}
+
+/* More than the sequences can use is not taken; nor is anything assumed of who tells nothing. */
+static void test_pool_bounds(void **state)
+{
+    (void)state;
+    struct fixture f = open_core(0, 10, 4096);
+    (void)tell(&f, 1, true, 1, 900 * GIB, 0, 0);
+    (void)tell(&f, 2, true, 2, 900 * GIB, 0, 0);
+    assert_int_equal(assigned(&f)->n_pages, 1000);
+    core_close(f.core);
+    f = open_core(0, 10, 4096);
+    (void)tell(&f, 1, true, 0, 0, 0, 0);
+    (void)tell(&f, 2, true, 0, 0, 0, 0);
+    assert_int_equal(assigned(&f)->n_pages, 2 * 4096 / PAGE);
+    core_close(f.core);
+}
+
+/* What cannot fit is refused before a worker is asked to load: status and requests say why, and
+ * what would fit; it is tried again, and told once. */
+static void test_refused(void **state)
+{
+    (void)state;
+    for (int fixed = 0; fixed < 2; fixed++) {
+        struct fixture f = open_core(fixed ? 200 : 0, fixed ? 0 : 200, 3200);
+        (void)submit(&f, 1, 10, 4);
+        (void)tell(&f, 1, true, 1, bytes_for(100), 0, 0);
+        (void)tell(&f, 2, true, 1, bytes_for(100), 0, 0);
+        assert_null(assigned(&f));
+        assert_int_equal(notes(&f, "no generation can begin"), 1);
+        struct msg_replica_status s = status(&f);
+        assert_string_equal(s.state, "waiting");
+        assert_int_equal(s.generation, 0);
+        assert_int_equal(s.n_workers, 0);
+        const char *const words[] = {fixed ? "no room for 'kv_tokens' of 3200:"
+                                           : "no room for 'ctx' of 3200:",
+                                     "'kv_tokens' or 'ctx' that fits is ", "worker w1 and 1 more"};
+        for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+            if (!strstr(s.why, words[i])) fail_msg("'%s' is not in '%s'", words[i], s.why);
+        for (int i = 0; i < 140; i++) {
+            f.now_ns += 50 * MS;
+            (void)tell(&f, 1, false, 1, bytes_for(100), 0, 0);
+            (void)tell(&f, 2, false, 1, bytes_for(100), 0, 0);
+            (void)feed(&f, (struct event){.type = EV_TICK});
+            assert_int_equal(notes(&f, "no generation can begin"), 0);
+            if (ended(&f, 1)) break;
+        }
+        const struct action *end = ended(&f, 1);
+        assert_non_null(end);
+        assert_int_equal(end->end.status, STATUS_UNAVAILABLE);
+        for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+            if (!strstr(end->end.text, words[i])) fail_msg("'%s'", end->end.text);
+        uint32_t fits = (uint32_t)strtoul(strstr(end->end.text, "fits is ") + 8, NULL, 10);
+        assert_true(fits > 1600 && fits < 3200 && fits % PAGE == 0);
+        (void)tell(&f, 1, false, 1, bytes_for(300), 0, 0); /* memory has become free */
+        (void)tell(&f, 2, false, 1, bytes_for(300), 0, 0);
+        f.now_ns += 1000 * MS;
+        (void)tell(&f, 1, false, 1, bytes_for(300), 0, 0);
+        (void)tell(&f, 2, false, 1, bytes_for(300), 0, 0);
+        (void)feed(&f, (struct event){.type = EV_TICK});
+        const struct msg_assign *a = assigned(&f);
+        assert_non_null(a);
+        assert_int_equal(a->n_pages, fixed ? 200 : 300);
+        core_close(f.core);
+    }
+}
+
+/* A pool that somebody asked for may use half of what is left free otherwise. */
+static void test_fixed(void **state)
+{
+    (void)state;
+    struct fixture f = open_core(110, 0, 4096);
+    (void)tell(&f, 1, true, 1, bytes_for(100), 0, 0);
+    (void)tell(&f, 2, true, 1, bytes_for(100), 0, 0);
+    const struct msg_assign *a = assigned(&f);
+    assert_non_null(a);
+    assert_int_equal(a->n_pages, 110);
+    core_close(f.core);
+}
+
+static void lose(struct fixture *f)
+{
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_FAULT, .text = "broken"});
+    f->now_ns += 400 * MS;
+}
+
+/* The new generation's probe and Steps, until the request ends: it must be with "length". Returns
+ * its tokens. */
+static uint32_t run_to_end(struct fixture *f, uint64_t id)
+{
+    static const int32_t token = 7;
+    uint32_t n_tokens = 0;
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_LINKED});
+    (void)feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
+    for (int turn = 0; turn < 1000; turn++) {
+        struct msg_run_result runs[LIMIT_STEP_RUNS];
+        struct msg_result r = {.epoch = f->epoch, .digest = 5, .runs = runs};
+        for (size_t i = 0; i < f->last.n && r.number == 0; i++) {
+            const struct action *a = &f->last.items[i];
+            if (a->type != ACT_STEP) continue;
+            r.number = a->step->number;
+            for (uint32_t k = 0; k < a->step->n_runs; k++) {
+                const struct msg_run *x = &a->step->runs[k];
+                if (x->n_logits == 0 || x->kind == RUN_PROBE) continue;
+                runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
+                                                           .attempt = x->attempt,
+                                                           .first_pos = x->first_pos + x->n_rows,
+                                                           .n_tokens = 1,
+                                                           .tokens = &token};
+            }
+        }
+        if (r.number) (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
+        for (size_t i = 0; i < f->last.n; i++)
+            if (f->last.items[i].type == ACT_TOKENS) n_tokens += f->last.items[i].tokens.n;
+        const struct action *end = ended(f, id);
+        if (end && end->end.status != STATUS_OK) fail_msg("%s", end->end.text);
+        if (end) return n_tokens;
+        (void)feed(f, (struct event){.type = EV_COMPOSE});
+    }
+    fail_msg("request %u does not end", (unsigned)id);
+    return 0;
+}
+
+/* A pool that the workers hold stays as it is while it fits; when it must be smaller, what can
+ * never fit ends, and says so. */
+static void test_next_generation(void **state)
+{
+    (void)state;
+    struct fixture f = open_core(0, 10, 4096);
+    (void)tell(&f, 1, true, 1, bytes_for(100), 0, 0);
+    (void)tell(&f, 2, true, 1, bytes_for(100), 0, 0);
+    assert_int_equal(assigned(&f)->n_pages, 100);
+    (void)submit(&f, 1, 700, 20);
+    (void)submit(&f, 2, 500, 2000);
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(&f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    /* Both hold slice and pool; a little less is left than they were planned with, then more. */
+    uint64_t held = (450 + 72 + 450) * MIB, left = bytes_for(100) - 2 * held;
+    const int64_t others[] = {-32 * (int64_t)MIB, 400 * (int64_t)MIB};
+    for (int i = 0; i < 2; i++) {
+        lose(&f);
+        uint64_t now = (uint64_t)((int64_t)left + others[i]);
+        (void)tell(&f, 1, false, 1, now, held, 100);
+        (void)tell(&f, 2, false, 1, now, held, 100);
+        (void)feed(&f, (struct event){.type = EV_TICK});
+        const struct msg_assign *a = assigned(&f);
+        assert_non_null(a);
+        assert_int_equal(a->n_pages, 100);
+        for (uint64_t w = 1; w <= 2; w++)
+            (void)from(&f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    }
+    lose(&f);
+    f.now_ns += 400 * MS;
+    uint64_t room = bytes_for(40); /* both gave up what they had, and the machine is busier */
+    (void)tell(&f, 1, false, 1, room, 0, 0);
+    (void)tell(&f, 2, false, 1, room, 0, 0);
+    (void)feed(&f, (struct event){.type = EV_TICK});
+    assert_non_null(assigned(&f));
+    assert_int_equal(assigned(&f)->n_pages, 40);
+    assert_int_equal(core_pages(f.core).n_free, 40);
+    const struct action *end = ended(&f, 1);
+    assert_non_null(end);
+    assert_int_equal(end->end.status, STATUS_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(end->end.text, "700 tokens do not fit the context of 640"));
+    assert_null(ended(&f, 2)); /* it may still grow, to the new context */
+    assert_int_equal(run_to_end(&f, 2), 640 - 500);
+    core_close(f.core);
+}
+
+/* A coordinator that is started again finds the pool that the workers hold, if they hold one and
+ * the same slice each; another slice or size counts for nothing. */
+static void test_next_coordinator(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t layer_first, pages, want; /* of the second worker; of the plan */
+    } cases[] = {{4, 97, 97}, {4, 90, 100}, {3, 90, 97}};
+    uint64_t held = (450 + 72 + 400) * MIB;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct fixture f = open_core(0, 10, 4096);
+        for (uint64_t w = 1; w <= 2; w++) {
+            struct msg_from_worker m = {
+                .type = FROM_HELLO,
+                .hello = {.threads = 2,
+                          .holds = true,
+                          .holding = {9, w == 1 ? 0 : cases[i].layer_first, w == 1 ? 3 : 7}},
+                .memory = {.machine = 1,
+                           .machine_free = bytes_for(100) - 2 * held,
+                           .held = held,
+                           .held_pages = w == 1 ? 97 : cases[i].pages}};
+            (void)snprintf(m.hello.name, sizeof m.hello.name, "w%u", (unsigned)w);
+            (void)from(&f, w, m);
+        }
+        const struct msg_assign *a = assigned(&f);
+        assert_non_null(a);
+        if (a->n_pages != cases[i].want) fail_msg("case %zu: %u pages", i, a->n_pages);
+        core_close(f.core);
+    }
+}
+
+/* The coordinator has memory for so many pages' tables only. */
+static void test_tables(void **state)
+{
+    (void)state;
+    struct room_costs c = costs;
+    static const int32_t eog = 2;
+    c.table_bytes = 50 * pages_bytes(PAGE);
+    struct core_config k = {.incarnation = 77,
+                            .n_stages = 1,
+                            .n_layers = LAYERS,
+                            .width = 8,
+                            .vocab = 50,
+                            .model_path = "/m",
+                            .results_endpoint = "tcp://:9",
+                            .eog = &eog,
+                            .n_eog = 1,
+                            .pages_least = 1,
+                            .pages_most = 1000,
+                            .costs = c,
+                            .page = PAGE,
+                            .hash_mask = UINT64_MAX,
+                            .ctx = 4096,
+                            .rows_max = 16,
+                            .logits_max = 4,
+                            .window = 1,
+                            .max_live = 8,
+                            .max_running = 8,
+                            .max_per_client = 8,
+                            .worker_timeout_ns = 1500 * MS,
+                            .step_timeout_ns = 2000 * MS};
+    struct fixture f = {.core = core_open(&k), .now_ns = 1000 * MS};
+    (void)tell(&f, 1, true, 1, 900 * GIB, 0, 0);
+    assert_int_equal(assigned(&f)->n_pages, 50);
+    core_close(f.core);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_worker),      cmocka_unit_test(test_sharing),
+        cmocka_unit_test(test_groups),          cmocka_unit_test(test_absurd),
+        cmocka_unit_test(test_pool_by_room),    cmocka_unit_test(test_pool_bounds),
+        cmocka_unit_test(test_refused),         cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_next_generation), cmocka_unit_test(test_next_coordinator),
+        cmocka_unit_test(test_tables)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
