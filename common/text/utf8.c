@@ -54,13 +54,13 @@ static size_t decompose(const char *s, size_t n, int32_t *c)
 }
 
 /* Characters that may compose with, or be sorted before, what precedes them: marks, and the vowels
- * and final consonants of Korean syllables. */
+ * and final consonants of Korean syllables (but not U+11A7, which utf8proc takes for one). */
 static bool follows(int32_t c)
 {
     if (c < 0x300) return false;
     utf8proc_category_t k = utf8proc_category(c);
     return k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_MC || k == UTF8PROC_CATEGORY_ME ||
-           combining_class(c) || (c >= 0x1160 && c <= 0x11ff);
+           combining_class(c) || (c >= 0x1161 && c <= 0x1175) || (c >= 0x11a8 && c <= 0x11c2);
 }
 
 #define SHORT 16 /* bytes of a stretch that needs no memory of its own */

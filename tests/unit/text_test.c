@@ -585,6 +585,7 @@ static void test_composition(void **state)
         {"\u09c7\u09be", "\u09cb"},        /* a vowel that is no non-spacing mark */
         {"\u0301e", "\u0301e"},            /* a mark with nothing before it */
         {"\u4e2d\u0301x\u0308y\u0308", "\u4e2d\u0301\u1e8d\u00ff"},
+        {"\uc838\u11a7", "\uc838\u11a7"}, /* one before the first final consonant */
         {"plain", "plain"},
     };
     for (int i = 0; i < 4; i++) {
