@@ -1,15 +1,19 @@
 /* The engine's door on a small random llama: what is out of range is refused and leaves no trace;
- * KV pages may be anywhere and be used again; the size of a page follows from heads and KV type. */
+ * KV pages may be anywhere and be used again; the size of a page follows from heads and KV type,
+ * and its parts are aligned; each row is normalised and quantised once; durations are counted. */
 #include "common/engine/engine.h"
+#include "common/engine/stage.h"
 
 #include "common/base/buf.h"
 #include "common/base/mem.h"
+#include "common/base/prom.h"
 #include "common/base/rng.h"
 #include "common/io/ring.h"
 #include "tests/lib/gguf_bytes.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,8 +31,10 @@
 #define PAGES 8u
 #define ROWS 16u
 
+/* The same shape with weights of F32 and of Q8_0. */
 static char path[] = "/tmp/flotilla-engine-test-XXXXXX";
-static struct gguf *gguf;
+static char path_q8[] = "/tmp/flotilla-engine-test-XXXXXX";
+static struct gguf *gguf, *gguf_q8;
 static struct rng rng = {5};
 
 static void key(struct buf *b, const char *name, uint32_t value)
@@ -39,26 +45,37 @@ static void key(struct buf *b, const char *name, uint32_t value)
 }
 
 /* One tensor's entry, and its values behind those of the others. */
-static void tensor(struct buf *table, struct buf *data, const char *name, uint32_t k, uint32_t rows)
+static void tensor(struct buf *table, struct buf *data, const char *name, uint32_t k, uint32_t rows,
+                   enum qtype type)
 {
     str(table, name);
     u32(table, rows ? 2 : 1);
     u64(table, k);
     if (rows) u64(table, rows);
-    u32(table, QTYPE_F32);
+    if (!rows) type = QTYPE_F32;
+    u32(table, type);
     u64(table, data->len);
+    float x[32];
     for (uint32_t i = 0; i < k * (rows ? rows : 1); i++) {
         float f = (float)rng_below(&rng, 2001) / 1000.0f - 1.0f;
         if (!rows) f = 1.0f + f / 10.0f;
-        (void)buf_append(data, &f, sizeof f);
+        x[i % 32] = f;
+        if (type == QTYPE_F32) {
+            (void)buf_append(data, &f, sizeof f);
+        } else if (i % 32 == 31) {
+            struct qblock b;
+            uint8_t block[34];
+            quant_encode(type, x, &b);
+            quant_write(type, &b, block);
+            (void)buf_append(data, block, sizeof block);
+        }
     }
     static const char zero[32];
     (void)buf_append(data, zero, (32 - data->len % 32) % 32);
 }
 
-static int write_model(void **state)
+static bool write_file(char *to, enum qtype type, struct gguf **ret)
 {
-    (void)state;
     static const char *const names[] = {"attn_norm",   "ffn_norm", "attn_q", "attn_k",  "attn_v",
                                         "attn_output", "ffn_gate", "ffn_up", "ffn_down"};
     const uint32_t shapes[][2] = {{HIDDEN, 0},
@@ -71,13 +88,13 @@ static int write_model(void **state)
                                   {HIDDEN, FFN},
                                   {FFN, HIDDEN}};
     struct buf b = {0}, table = {0}, data = {0};
-    tensor(&table, &data, "token_embd.weight", HIDDEN, VOCAB);
-    tensor(&table, &data, "output_norm.weight", HIDDEN, 0);
+    tensor(&table, &data, "token_embd.weight", HIDDEN, VOCAB, type);
+    tensor(&table, &data, "output_norm.weight", HIDDEN, 0, type);
     for (uint32_t l = 0; l < LAYERS; l++)
         for (int i = 0; i < 9; i++) {
             char name[64];
             (void)snprintf(name, sizeof name, "blk.%u.%s.weight", l, names[i]);
-            tensor(&table, &data, name, shapes[i][0], shapes[i][1]);
+            tensor(&table, &data, name, shapes[i][0], shapes[i][1], type);
         }
     (void)buf_append(&b, "GGUF", 4);
     u32(&b, 3);
@@ -99,41 +116,54 @@ static int write_model(void **state)
     (void)buf_append(&b, zero, (32 - b.len % 32) % 32);
     (void)buf_append(&b, data.data, data.len);
     struct errmsg em = {0};
-    int fd = mkstemp(path);
+    int fd = mkstemp(to);
     bool good = fd >= 0 && write(fd, b.data, b.len) == (ssize_t)b.len && close(fd) == 0 &&
-                gguf_open(path, &gguf, &em) == 0;
+                gguf_open(to, ret, &em) == 0;
     if (!good) (void)fprintf(stderr, "%s\n", em.text);
     buf_close(&b);
     buf_close(&table);
     buf_close(&data);
-    return good ? 0 : -1;
+    return good;
 }
 
-static int remove_model(void **state)
+static int write_models(void **state)
+{
+    (void)state;
+    return write_file(path, QTYPE_F32, &gguf) && write_file(path_q8, QTYPE_Q8_0, &gguf_q8) ? 0 : -1;
+}
+
+static int remove_models(void **state)
 {
     (void)state;
     gguf_close(gguf);
-    return unlink(path);
+    gguf_close(gguf_q8);
+    return unlink(path) + unlink(path_q8);
 }
 
-static struct engine *open_slice(enum kv_type kv, uint32_t first, uint32_t last)
+static struct engine *open_file(bool q8, enum kv_type kv, uint32_t first, uint32_t last,
+                                unsigned threads)
 {
     struct errmsg em = {0};
-    struct ring_file file = {.path = path};
+    struct ring_file file = {.path = q8 ? path_q8 : path};
     struct engine *e = NULL;
-    struct eng_options o = {.path = path,
-                            .gguf = gguf,
+    struct eng_options o = {.path = file.path,
+                            .gguf = q8 ? gguf_q8 : gguf,
                             .layer_first = first,
                             .layer_last = last,
                             .kv = kv,
                             .n_pages = PAGES,
                             .rows_max = ROWS,
                             .logits_max = ROWS,
-                            .threads = 2,
+                            .threads = threads,
                             .read = ring_read,
                             .read_ctx = &file};
     if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
     return e;
+}
+
+static struct engine *open_slice(enum kv_type kv, uint32_t first, uint32_t last)
+{
+    return open_file(false, kv, first, last, 2);
 }
 
 static const int32_t tokens[ROWS] = {1, 5, 9, 40, 47, 0, 3, 3, 17, 22, 8, 31, 2, 46, 12, 6};
@@ -241,12 +271,198 @@ static void test_out_of_range(void **state)
     assert_int_equal(eng_open(&o, &e, &em), ERR_RANGE);
 }
 
+/* What a row sees: all positions up to its own, or the last `window` of them. */
+static void test_sight(void **state)
+{
+    (void)state;
+    const uint32_t windows[] = {1, 7, 255, 256, 257, 512};
+    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
+        for (uint32_t pos = 0; pos < 1200; pos++) {
+            const struct arch_dims d = {.window = windows[i]};
+            struct sight s = sight_of(&d, pos, REACH_WINDOW), all = sight_of(&d, pos, REACH_ALL);
+            assert_int_equal(s.end, pos + 1);
+            assert_int_equal(s.end - s.first, pos + 1 < windows[i] ? pos + 1 : windows[i]);
+            assert_int_equal(s.span, s.first / ATTN_SPAN);
+            assert_int_equal(s.span + s.n_spans, pos / ATTN_SPAN + 1);
+            assert_true(all.first == 0 && all.end == pos + 1 && all.span == 0);
+        }
+}
+
+/* The pool and every page of a KV head in it begin at a multiple of 64 bytes, whatever the type and
+ * the size of heads; so do the rows of float values of 32 elements. Nothing overlaps. */
+static void test_alignment(void **state)
+{
+    (void)state;
+    for (int kv = 0; kv < KV_N_TYPES; kv++) {
+        for (uint32_t size = 32; size <= HEAD_SIZE_MAX; size += 32) {
+            const struct arch_dims d = {.n_kv_heads = 3, .head_size = size};
+            assert_int_equal(eng_page_bytes(&d, (enum kv_type)kv, 1) % (64 * 3), 0);
+            assert_int_equal(eng_page_bytes(&d, (enum kv_type)kv, 1),
+                             (size_t)3 * 2 * kv_half_bytes((enum kv_type)kv, size));
+            if (kv > KV_F16) continue;
+            assert_int_equal(kv_half_bytes((enum kv_type)kv, size) % 64, 0);
+            assert_int_equal(kv_half_bytes((enum kv_type)kv, size) / KV_PAGE % 64, 0);
+        }
+        struct engine *e = open_slice((enum kv_type)kv, 0, LAYERS - 1);
+        size_t used = 0;
+        const uint32_t pages[PAGES] = {0, 1, 2, 3, 4, 5, 6, 7};
+        for (uint32_t l = 0; l < LAYERS; l++)
+            for (uint32_t p = 0; p < PAGES; p++)
+                for (uint32_t h = 0; h < KV_HEADS; h++) {
+                    struct kv_view v = view(e, l, h, pages);
+                    uint8_t *at = v.base + pages[p] * v.page_bytes;
+                    assert_int_equal((uintptr_t)at % 64, 0);
+                    assert_ptr_equal(at, e->pool_kv + used); /* [layer][page][kv head] */
+                    used += 2 * kv_half_bytes((enum kv_type)kv, HEAD);
+                }
+        assert_int_equal(used, eng_stats(e).kv_bytes);
+        eng_close(e);
+    }
+}
+
+/* A page's bytes after positions 0..n-1, written in steps of `chunk` rows. */
+static void written(enum kv_type kv, uint32_t chunk, uint8_t *ret, size_t n_bytes)
+{
+    static float logits[ROWS * VOCAB];
+    const uint32_t pages[] = {3};
+    struct engine *e = open_slice(kv, 0, LAYERS - 1);
+    for (uint32_t at = 0; at < ROWS; at += chunk) run(e, at, chunk, pages, logits);
+    assert_int_equal(e->page_bytes, n_bytes);
+    memcpy(ret, e->pool_kv + 3 * e->page_bytes, n_bytes);
+    eng_close(e);
+}
+
+/* Keys and values written one by one are those written at once, to the byte; and a position's are
+ * not touched when others are written. */
+static void test_written_once(void **state)
+{
+    (void)state;
+    struct arch_dims d;
+    struct errmsg em;
+    assert_int_equal(arch_read(gguf, &d, &em), 0);
+    for (int kv = 0; kv < KV_N_TYPES; kv++) {
+        size_t n = eng_page_bytes(&d, (enum kv_type)kv, 1);
+        uint8_t *at_once = mem_alloc(n), *single = mem_alloc(n), *pairs = mem_alloc(n);
+        written((enum kv_type)kv, ROWS, at_once, n);
+        written((enum kv_type)kv, 1, single, n);
+        written((enum kv_type)kv, 2, pairs, n);
+        assert_memory_equal(single, at_once, n);
+        assert_memory_equal(pairs, at_once, n);
+        mem_free(at_once);
+        mem_free(single);
+        mem_free(pairs);
+    }
+}
+
+static const struct kern *counted;
+static _Atomic unsigned n_norms, n_quantised;
+
+static void count_rmsnorm(const float *x, const float *w, float *y, uint32_t n, float eps)
+{
+    n_norms++;
+    counted->rmsnorm(x, w, y, n, eps);
+}
+
+static void count_quantise(const float *x, struct act *a, uint32_t token)
+{
+    n_quantised++;
+    counted->quantise(x, a, token);
+}
+
+/* However many threads and panels read it, a row is normalised and quantised once for each product:
+ * counted in a step of the engine, whose threads give the bits of one. */
+static void test_each_row_once(void **state)
+{
+    (void)state;
+    static float want[ROWS * VOCAB], got[ROWS * VOCAB];
+    const uint32_t pages[] = {1};
+    for (unsigned threads = 1; threads <= 4; threads++)
+        for (int q8 = 0; q8 < 2; q8++) {
+            struct engine *e = open_file(q8, KV_F16, 0, LAYERS - 1, threads);
+            struct kern counting = *e->kern;
+            counted = e->kern;
+            counting.rmsnorm = count_rmsnorm;
+            counting.quantise = count_quantise;
+            e->kern = &counting;
+            n_norms = n_quantised = 0;
+            run(e, 0, ROWS, pages, got);
+            /* two norms a layer and one before the head; products of: attention's norm, attention,
+             * the FFN's norm, the gate; and of the head's norm */
+            assert_int_equal(n_norms, ROWS * (2 * LAYERS + 1));
+            assert_int_equal(n_quantised, q8 ? ROWS * (4 * LAYERS + 1) : 0);
+            e->kern = counted;
+            eng_close(e);
+            struct engine *one = open_file(q8, KV_F16, 0, LAYERS - 1, 1);
+            run(one, 0, ROWS, pages, want);
+            assert_memory_equal(got, want, sizeof want);
+            eng_close(one);
+        }
+}
+
+/* Each call into the kernels is counted once; what the histogram exports is what was counted. */
+static void test_dispatch(void **state)
+{
+    (void)state;
+    static float logits[ROWS * VOCAB];
+    const uint32_t pages[] = {1};
+    struct engine *e = open_file(true, KV_F32, 0, LAYERS - 1, 1);
+    const unsigned
+        steps = 5,
+        want[ENG_N_OPS] = {
+            [ENG_LINEAR] = 7 * LAYERS + 1, [ENG_ATTENTION] = LAYERS,    [ENG_NORM] = 2 * LAYERS + 1,
+            [ENG_ROTATE] = LAYERS,         [ENG_QUANTISE] = 2 * LAYERS, [ENG_GATE] = LAYERS};
+    for (unsigned i = 0; i < steps; i++) run(e, i, 1, pages, logits);
+    for (int op = 0; op < ENG_N_OPS; op++) {
+        struct stats_view v;
+        stats_read(eng_dispatch(e, (enum eng_op)op), &v);
+        assert_int_equal(v.count, steps * want[op]);
+        assert_true(v.sum_ns > 0 && v.min_ns <= v.max_ns && v.sum_ns <= v.count * v.max_ns);
+    }
+    eng_close(e);
+}
+
+static void test_histogram(void **state)
+{
+    (void)state;
+    enum { MANY = 20000 };
+    static uint64_t ns[MANY];
+    static struct stats s;
+    struct stats_view v;
+    struct buf text = {0};
+    unsigned lines = 0;
+    for (int i = 0; i < MANY; i++) {
+        ns[i] = rng_u64(&rng) >> (20 + rng_below(&rng, 40));
+        if (i % 5 == 0) ns[i] = (UINT64_C(1) << rng_below(&rng, 42)) + (uint64_t)(i % 3) - 1;
+        stats_record(&s, ns[i]);
+    }
+    stats_read(&s, &v);
+    prom_histogram(&text, "x_seconds", "", &v);
+    const char *last = NULL;
+    for (const char *p = text.data; (p = strstr(p, "le=\"")) != NULL; lines++) {
+        char *end;
+        double bound = strncmp(p + 4, "+Inf", 4) ? round(strtod(p + 4, NULL) * 1e9) : INFINITY;
+        uint64_t said = strtoull(strchr(p, '}') + 1, &end, 10), within = 0;
+        for (int i = 0; i < MANY; i++) within += (double)ns[i] <= bound;
+        assert_int_equal(said, within);
+        last = p;
+        p = end;
+    }
+    assert_true(lines > 20);
+    assert_int_equal(strncmp(last, "le=\"+Inf\"", 9), 0);
+    const char *count = strstr(text.data, "x_seconds_count ");
+    assert_non_null(count);
+    assert_int_equal(strtoull(count + 16, NULL, 10), MANY);
+    buf_close(&text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_page_bytes),
-        cmocka_unit_test(test_pages),
-        cmocka_unit_test(test_out_of_range),
+        cmocka_unit_test(test_page_bytes),    cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_out_of_range),  cmocka_unit_test(test_sight),
+        cmocka_unit_test(test_alignment),     cmocka_unit_test(test_written_once),
+        cmocka_unit_test(test_each_row_once), cmocka_unit_test(test_dispatch),
+        cmocka_unit_test(test_histogram),
     };
-    return cmocka_run_group_tests(tests, write_model, remove_model);
+    return cmocka_run_group_tests(tests, write_models, remove_models);
 }
