@@ -46,4 +46,12 @@ MUTANTS = [
          tests="engine_test", why="KV rows of a head begin anywhere and overlap the neighbour's"),
     dict(name="norm-twice", file="common/engine/kern_shared.c", old="    if (a) k->quantise(y, a, row);", new="    if (a) k->quantise(y, a, row), k->quantise(y, a, row);",
          tests="kern_test", why="a row is quantised twice"),
+    dict(name="yarn-ramp", file="common/engine/rope.c", old="    if (hi < slow) hi += 1.0; /* rounded up */\n", new="",
+         tests="engine_test", why="YaRN's ramp ends one pair early"),
+    dict(name="yarn-attn-factor", file="common/engine/rope.c", old="(double)p->attn_factor * (1.0 + 0.1 * log_f64(factor));", new="(1.0 + 0.1 * log_f64(factor));",
+         tests="engine_test", why="the file's YaRN attn_factor is ignored"),
+    dict(name="histogram-bound", file="common/base/prom.c", old="if (le & (le - 1) || le < 1024) continue;", new="if (le & (le - 1) || (count += v->buckets[i + 1]) * 0 || le < 1024) continue;",
+         tests="engine_test", why="an exported bucket holds what lies above its bound"),
+    dict(name="pool-not-aligned", file="common/engine/stage.c", old="    e->layer_bytes = e->page_bytes * e->n_pages;", new="    e->layer_bytes = e->page_bytes * e->n_pages + 16;",
+         tests="engine_test", why="a layer's pages begin anywhere"),
 ]

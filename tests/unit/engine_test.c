@@ -2,6 +2,7 @@
  * KV pages may be anywhere and be used again; the size of a page follows from heads and KV type,
  * and its parts are aligned; each row is normalised and quantised once; durations are counted. */
 #include "common/engine/engine.h"
+#include "common/engine/rope.h"
 #include "common/engine/stage.h"
 
 #include "common/base/buf.h"
@@ -269,6 +270,42 @@ static void test_out_of_range(void **state)
                             .read = ring_read,
                             .read_ctx = &file};
     assert_int_equal(eng_open(&o, &e, &em), ERR_RANGE);
+}
+
+/* Frequencies and magnitude of YaRN (Peng et al. 2023, 3.2 to 3.4), recomputed with libm. */
+static void test_yarn(void **state)
+{
+    (void)state;
+    static const float bases[] = {10000, 1000000, 150000, 1};
+    for (int i = 0; i < 40; i++) {
+        const struct rope_params p = {.scaling = ROPE_YARN,
+                                      .base = bases[i % 4],
+                                      .factor = 1.5f + (float)(i % 7),
+                                      .ctx_orig = (float)(1024u << i % 6),
+                                      .attn_factor = i % 3 ? 0.5f + (float)i : 1,
+                                      .beta_fast = 32,
+                                      .beta_slow = 1};
+        const uint32_t n = 32u * (1 + (uint32_t)i % 4);
+        double freq[64], magnitude, dim[2];
+        rope_frequencies(&p, n, NULL, freq, &magnitude);
+        double want = (double)p.attn_factor * (1 + 0.1 * log((double)p.factor));
+        assert_true(fabs(magnitude / want - 1) < 1e-12);
+        for (int k = 0; k < 2; k++) {
+            double turns = (double)(k ? p.beta_slow : p.beta_fast);
+            dim[k] = n * log((double)p.ctx_orig / (turns * 2 * 3.14159265358979323846)) /
+                     (2 * log((double)p.base));
+        }
+        double lo = fmax(floor(dim[0]), 0), hi = fmin(ceil(dim[1]), n - 1);
+        for (uint32_t k = 0; k < n / 2; k++) {
+            double trained = pow((double)p.base, -2.0 * k / n);
+            double slow = fmin(fmax((k - lo) / fmax(hi - lo, 0.001), 0), 1);
+            want = trained * (1 - slow) + trained / (double)p.factor * slow;
+            if (p.base == 1)
+                assert_true(freq[k] > 0 && freq[k] <= 1);
+            else
+                assert_true(fabs(freq[k] / want - 1) < 1e-10);
+        }
+    }
 }
 
 /* What a row sees: all positions up to its own, or the last `window` of them. */
