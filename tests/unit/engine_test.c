@@ -495,11 +495,11 @@ static void test_histogram(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_page_bytes),    cmocka_unit_test(test_pages),
-        cmocka_unit_test(test_out_of_range),  cmocka_unit_test(test_sight),
-        cmocka_unit_test(test_alignment),     cmocka_unit_test(test_written_once),
-        cmocka_unit_test(test_each_row_once), cmocka_unit_test(test_dispatch),
-        cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_yarn),         cmocka_unit_test(test_page_bytes),
+        cmocka_unit_test(test_pages),        cmocka_unit_test(test_out_of_range),
+        cmocka_unit_test(test_sight),        cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_written_once), cmocka_unit_test(test_each_row_once),
+        cmocka_unit_test(test_dispatch),     cmocka_unit_test(test_histogram),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
