@@ -73,7 +73,7 @@ class Figures(unittest.TestCase):
         window, rng = 16, np.random.default_rng(6)
 
         def sharper(t):
-            t["output"] = (t["output"][0] * 9 + rng.standard_normal((259, 64)).astype(np.float32) * 0.3, t["output"][1])
+            t["output"] = (t["output"][0] * 40 + rng.standard_normal((259, 64)).astype(np.float32) * 0.3, t["output"][1])
         with tempfile.TemporaryDirectory() as d:
             judged, base, text = (os.path.join(d, n) for n in ("judged.gguf", "base.gguf", "text"))
             tiny(judged)
@@ -97,7 +97,7 @@ class Figures(unittest.TestCase):
         n = len(kl)
         self.assertEqual(got["tokens"], n)
         self.assertGreater(n, 100)
-        self.assertGreater(abs(np.mean(back) / np.mean(kl) - 1), 0.05)
+        self.assertGreater(abs(np.mean(back) / np.mean(kl) - 1), 0.01)
         self.assertTrue(0 < np.mean(agreed) < 1)
         for name, want in dict(kl_mean=np.mean(kl), kl_p99=sorted(kl)[-(-99 * n // 100) - 1], kl_max=max(kl),
                                top1_agreement=np.mean(agreed), perplexity=np.exp(np.mean(nll))).items():
