@@ -44,8 +44,8 @@ void prom_histogram(struct buf *b, const char *name, const char *labels, const s
         count += v->buckets[i];
         if (le & (le - 1) || le < 1024) continue; /* powers of two, from a microsecond */
         if (le > (UINT64_C(1) << 38)) break;      /* to four minutes */
-        put(b, "%s_bucket{%s%sle=\"%.9g\"} %" PRIu64 "\n", name, labels, comma, (double)le / 1e9,
-            count);
+        put(b, "%s_bucket{%s%sle=\"%" PRIu64 ".%09" PRIu64 "\"} %" PRIu64 "\n", name, labels, comma,
+            le / 1000000000, le % 1000000000, count); /* exactly the bound */
     }
     put(b, "%s_bucket{%s%sle=\"+Inf\"} %" PRIu64 "\n", name, labels, comma, v->count);
     char sum[128], total[128];

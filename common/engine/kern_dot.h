@@ -119,7 +119,15 @@ VEC_INLINE vec tile_min(const struct tile l, const uint8_t *t)
 
 /* ---- one token: straight from the tiles ---- */
 
-VEC_INLINE void dot_tiles(const enum qtype type, const uint8_t *t, const struct act *a, float *out)
+/* quant_kv_scale in every lane. */
+VEC_INLINE vec kv_scales(vec d)
+{
+    return vec_max(vec_mul(d, vec_all(-0x1p-30f)), d); /* of a NaN the second: d */
+}
+
+/* kv, a constant: the tiles hold keys, not weights. */
+VEC_INLINE void dot_tiles(const enum qtype type, const bool kv, const uint8_t *t,
+                          const struct act *a, float *out)
 {
     const struct tile l = tile_of(type);
     const int groups = l.sub / 4, subs = l.block / l.sub, bits = l.low + l.high;
@@ -128,6 +136,7 @@ VEC_INLINE void dot_tiles(const enum qtype type, const uint8_t *t, const struct 
     vec dot = vec_all(0.0f), off = dot;
     for (uint32_t b = 0; b < a->k / l.block; b++, t += l.bytes) {
         vec d = half_at(t + l.d_at), m = tile_min(l, t);
+        if (kv && type == QTYPE_Q8_0) d = kv_scales(d);
         prefetch(t, l.block == 32 ? l.bytes : l.cells_at, ahead);
 #pragma GCC unroll 16
         for (int j = 0; j < subs; j++, q += l.sub) {
@@ -155,7 +164,7 @@ VEC_INLINE void dot_tiles(const enum qtype type, const uint8_t *t, const struct 
 }
 
 #define ONE(type)                                                                                  \
-    case type: dot_tiles(type, panel, a, out); break;
+    case type: dot_tiles(type, false, panel, a, out); break;
 static void dot_one(enum qtype type, const uint8_t *panel, const struct act *a, float *out)
 {
     switch (type) {

@@ -54,9 +54,9 @@ struct plain_row {
     float *d, *m; /* k / t.sub */
 };
 
-/* scratch: k int16, then twice k / 16 floats. */
+/* kv: the panel holds keys, not weights. scratch: k int16, then twice k / 16 floats. */
 static struct plain_row unpack_row(enum qtype type, const uint8_t *tile, uint32_t k, uint32_t lane,
-                                   void *scratch)
+                                   bool kv, void *scratch)
 {
     struct plain_row r = {.t = tile_of(type), .w = scratch};
     r.d = (float *)(void *)(r.w + k); /* k is a multiple of 32 */
@@ -66,6 +66,7 @@ static struct plain_row unpack_row(enum qtype type, const uint8_t *tile, uint32_
         struct qblock b;
         int16_t *restrict w = r.w + i;
         tile_take(type, tile, lane, &b);
+        b.kv = kv;
         quant_scales(type, &b, r.d + i / r.t.sub, r.m + i / r.t.sub);
         if (r.t.low == 8)
             for (uint32_t j = 0; j < r.t.block; j++) w[j] = (int8_t)b.u[j];
@@ -124,7 +125,7 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
         const uint8_t *panel = w->panels + p * panel_bytes;
         for (uint32_t r = 0; r < TILE_ROWS; r++) {
             struct plain_row row = {0};
-            if (!floats) row = unpack_row(w->type, panel, w->k, r, scratch);
+            if (!floats) row = unpack_row(w->type, panel, w->k, r, false, scratch);
             for (uint32_t t = 0; t < n_tokens; t++)
                 out[t * ldo + p * TILE_ROWS + r] =
                     floats ? dot_floats(w, panel, r, x + t * ldx) : dot_row(&row, a, t);
@@ -227,7 +228,7 @@ static float score_at(const struct kv_view *kv, uint32_t p, const float *q, cons
     enum qtype type = kv_qtype(kv->type);
     if (!qtype_is_float(type)) {
         _Alignas(8) uint8_t scratch[HEAD_SIZE_MAX * 3];
-        struct plain_row row = unpack_row(type, page, kv->head_size, p % KV_PAGE, scratch);
+        struct plain_row row = unpack_row(type, page, kv->head_size, p % KV_PAGE, true, scratch);
         return dot_row(&row, a, 0);
     }
     float s = 0.0f;
@@ -252,9 +253,12 @@ static void add_value(const struct kv_view *kv, uint32_t p, float e, float *out)
     values += (size_t)slot * (d / t.block) * bytes;
     for (uint32_t i = 0; i < d; i += t.block, values += bytes) {
         struct qblock b;
+        float scale;
         quant_take(type, values, &b);
+        b.kv = true;
+        quant_scales(type, &b, &scale, NULL);
         for (uint32_t j = 0; j < t.block; j++)
-            out[i + j] = fmaf((float)tile_integer(t, b.u[j]), e * f16_to_f32(b.d), out[i + j]);
+            out[i + j] = fmaf((float)tile_integer(t, b.u[j]), e * scale, out[i + j]);
     }
 }
 

@@ -308,7 +308,7 @@ VEC_INLINE void score_pages(const struct kv_view *kv, enum qtype type,
         for (int g = 0; g < pages; g++)
             for (int h = 0; h < n; h++) {
                 float out[16];
-                dot_tiles(type, page_at(kv, page + (uint32_t)g), &query->act[h], out);
+                dot_tiles(type, true, page_at(kv, page + (uint32_t)g), &query->act[h], out);
                 s[g][h] = vec_load(out);
             }
     }
@@ -375,9 +375,11 @@ VEC_INLINE void values(const struct kv_view *kv, enum qtype type, int n, int c, 
             float e[4];
             for (int h = 0; h < n; h++) e[h] = weight[h][p - page0 * KV_PAGE];
             if (!qtype_is_float(type)) {
-                uint16_t scale;
-                memcpy(&scale, row, sizeof scale);
-                for (int h = 0; h < n; h++) e[h] *= _cvtsh_ss(scale);
+                uint16_t stored;
+                memcpy(&stored, row, sizeof stored);
+                float scale = _cvtsh_ss(stored);
+                if (type == QTYPE_Q8_0) scale = quant_kv_scale(scale);
+                for (int h = 0; h < n; h++) e[h] *= scale;
             }
             for (size_t i = 0; i < 16 * (size_t)c * size; i += 64)
                 _mm_prefetch((const char *)row + next + i, _MM_HINT_T0);

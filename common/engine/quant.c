@@ -137,6 +137,7 @@ static void take_q6_k(const uint8_t *b, struct qblock *r)
 
 void quant_take(enum qtype type, const uint8_t *b, struct qblock *ret)
 {
+    ret->kv = false;
     switch (type) {
     case QTYPE_Q2_K: take_q2_k(b, ret); return;
     case QTYPE_Q3_K: take_q3_k(b, ret); return;
@@ -167,6 +168,7 @@ void quant_scales(enum qtype type, const struct qblock *b, float *ret_d, float *
 {
     const struct tile t = tile_of(type);
     float d = f16_to_f32(b->d), m = t.has_min ? f16_to_f32(b->m) : 0.0f;
+    if (b->kv && type == QTYPE_Q8_0) d = quant_kv_scale(d);
     if (t.block == 32) {
         ret_d[0] = d;
         if (t.has_min) ret_m[0] = m;
@@ -209,7 +211,11 @@ void quant_dequantise(enum qtype type, const uint8_t *row, uint32_t n, float *re
 static void encode_q8_0(const float *x, float amax, struct qblock *r)
 {
     r->d = f16_from_f32(amax / 127.0f);
-    float d = f16_to_f32(r->d), id = d != 0.0f ? 1.0f / d : 0.0f;
+    if (r->d < 0x0400) { /* a denormal half */
+        uint16_t small = f16_from_f32(amax / 127.0f * 0x1p30f);
+        r->d = small ? (uint16_t)(0x8000 | small) : 0;
+    }
+    float d = quant_kv_scale(f16_to_f32(r->d)), id = d != 0.0f ? 1.0f / d : 0.0f;
     for (uint32_t i = 0; i < 32; i++) {
         float q = x[i] * id;
         q = q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q;
@@ -238,6 +244,7 @@ void quant_encode(enum qtype type, const float *x, struct qblock *ret)
         if (u > bits) bits = u;
     }
     ret->d = 0x7e00;
+    ret->kv = true;
     /* The largest value whose scale is still finite is 65504 x 127 (Q8_0); beyond, and for Inf and
      * NaN, the block is poison. Tiny blocks, whose 1 / d overflows, are zero. */
     if (bits < 0x7f800000) {

@@ -56,6 +56,7 @@ struct qblock {
     uint8_t scale[QBLOCK_SUBS]; /* of the sub-blocks, as stored; K-quants only */
     uint8_t min[QBLOCK_SUBS];
     uint16_t d, m; /* half precision; m only where the type has minima */
+    bool kv;       /* keys or values, not a file's weights: see quant_kv_scale */
 };
 
 void quant_take(enum qtype type, const uint8_t *block, struct qblock *ret);
@@ -67,8 +68,19 @@ void quant_values(enum qtype type, const struct qblock *b, float *ret);
 /* n weights (a multiple of the block) of a file row as f32. */
 void quant_dequantise(enum qtype type, const uint8_t *row, uint32_t n, float *ret_row);
 
+/* The scale D of a block of Q8_0 keys or values whose d reads as this float. A half has few bits
+ * below 2^-14, and none below 2^-25, where small blocks would lose their precision. The sign of d,
+ * which no quantiser sets, therefore serves as one more bit of exponent: with it D = |d| 2^-30. */
+static inline float quant_kv_scale(float d)
+{
+    float small = d * -0x1p-30f;
+    return small > d ? small : d; /* NaN stays NaN */
+}
+
 /* 32 values into a block of Q8_0 or Q4_0, taken apart, as keys and values are stored.
- * Q8_0: d = f16(RN(amax / 127)), q = round-to-even(RN(x RN(1 / d))), at most 127 in magnitude.
+ * Q8_0: D = RN(amax / 127) rounded to half precision with the exponent of quant_kv_scale, q =
+ * round-to-even(RN(x RN(1 / D))), at most 127 in magnitude. From amax = 2^-37 on the error of a
+ * value is at most amax / 254 (1 + 2^-10), and quantising the values again gives the same block.
  * Q4_0: ggml's reference quantiser. A block with a value that is not finite, or whose d is not, is
  * poison: d is a NaN, all integers stand for 0. */
 void quant_encode(enum qtype type, const float *x, struct qblock *ret);

@@ -78,9 +78,10 @@ static double yarn_dim(const struct rope_params *p, uint32_t n, double rotations
            (2.0 * log_f64((double)p->base));
 }
 
+/* NaN, which base 1 can give, becomes lo. */
 static double clamp(double x, double lo, double hi)
 {
-    return x < lo ? lo : x > hi ? hi : x;
+    return x > hi ? hi : x > lo ? x : lo;
 }
 
 /* How much of pair i keeps its trained frequency: 1 for fast pairs, 0 for slow ones. */

@@ -153,6 +153,7 @@ void tile_take(enum qtype type, const uint8_t *tile, uint32_t row, struct qblock
 {
     const struct tile t = tile_of(type);
     const uint8_t *lane = tile + (size_t)4 * row;
+    ret->kv = false;
     if (t.block > 32) take_scales(type, lane, ret);
     FOR_TYPE(type, take_cells, lane, ret->u)
     ret->d = half_at(tile + t.d_at + 2 * row);

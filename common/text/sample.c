@@ -3,6 +3,8 @@
 #include "common/base/fmath.h"
 #include "common/base/rng.h"
 
+#include <float.h>
+
 /* The largest value gumbel() returns, rounded up: -ln(-ln(1 - 2^-24)). */
 #define GUMBEL_MAX 16.7f
 
@@ -41,21 +43,21 @@ static struct sample_candidate pop(struct sample_candidate *c, uint32_t n)
     return best;
 }
 
-/* Leaves the survivors of top-k, top-p and min-p at the end of c and returns how many they are.
- * c becomes a heap and candidates are popped best first until a filter is full, so that the cost is
- * that of the survivors and not of sorting the vocabulary. */
+/* Leaves the survivors of top-k, top-p and min-p at the end of c and returns how many they are. The
+ * best score is 0. c becomes a heap and candidates are popped best first until a filter is full, so
+ * that the cost is that of the survivors and not of sorting the vocabulary. */
 static uint32_t filter(const struct sample_params *p, struct sample_candidate *c, uint32_t n)
 {
     for (uint32_t i = n / 2; i-- > 0;) sift(c, n, i);
-    float max = c[0].score, total = 0.0f, mass = 0.0f;
+    float total = 0.0f, mass = 0.0f;
     uint32_t most = p->top_k && p->top_k < n ? p->top_k : n, popped = 0, kept = 0;
     if (p->top_p < 1.0f) { /* of the k best; of all in the heap's order, which is as good as any */
-        for (; most < n && popped < most; popped++) total += fm_exp(pop(c, n - popped).score - max);
-        for (uint32_t i = 0; most == n && i < n; i++) total += fm_exp(c[i].score - max);
+        for (; most < n && popped < most; popped++) total += fm_exp(pop(c, n - popped).score);
+        for (uint32_t i = 0; most == n && i < n; i++) total += fm_exp(c[i].score);
     }
     while (kept < most) {
         float score = kept < popped ? c[n - 1 - kept].score : pop(c, n - kept).score;
-        float e = fm_exp(score - max);
+        float e = fm_exp(score);
         if (e < p->min_p) break;
         kept++;
         mass += e;
@@ -112,17 +114,26 @@ bool sample_adjusts(const struct sample_params *p)
     return p->n_bias || sample_needs_seen(p);
 }
 
+/* Finite logits stay finite when they are adjusted, however extreme the parameters are. */
+static float bounded(float x)
+{
+    return x > FLT_MAX ? FLT_MAX : x < -FLT_MAX ? -FLT_MAX : x;
+}
+
 void sample_adjust(const struct sample_params *p, const struct sample_seen *seen, float *logits,
                    uint32_t n)
 {
-    for (uint32_t i = 0; i < p->n_bias; i++)
-        if (p->bias[i].id >= 0 && (uint32_t)p->bias[i].id < n)
-            logits[p->bias[i].id] += p->bias[i].value;
+    for (uint32_t i = 0; i < p->n_bias; i++) {
+        if (p->bias[i].id < 0 || (uint32_t)p->bias[i].id >= n) continue;
+        float *l = &logits[p->bias[i].id];
+        if (isfinite(*l)) *l = bounded(*l + p->bias[i].value);
+    }
     for (uint32_t i = 0; i < seen->n; i++) {
         float *l = &logits[seen->ids[i]];
         uint32_t said = seen->count[seen->ids[i]] / 2;
-        *l = *l > 0.0f ? *l / p->repetition : *l * p->repetition;
-        if (said) *l -= (float)said * p->frequency + p->presence;
+        if (!isfinite(*l)) continue;
+        *l = bounded(*l > 0.0f ? *l / p->repetition : *l * p->repetition);
+        if (said) *l = bounded(*l - bounded((float)said * p->frequency + p->presence));
     }
 }
 
@@ -150,8 +161,10 @@ int32_t sample_choose(const struct sample_params *p, uint32_t sample_idx, uint32
 {
     int32_t top = largest(logits, n);
     if (top < 0 || p->temp < SAMPLE_TEMP_MIN) return top;
+    /* From the largest on, so that no score can overflow upwards: -Inf is below all others, but
+     * among two +Inf, filters and noise could not choose. */
     for (uint32_t i = 0; i < n; i++)
-        scratch[i] = (struct sample_candidate){logits[i] / p->temp, (int32_t)i};
+        scratch[i] = (struct sample_candidate){(logits[i] - logits[top]) / p->temp, (int32_t)i};
     struct sample_candidate start = scratch[top];
     if (!p->top_k && p->top_p >= 1.0f && p->min_p <= 0.0f)
         return noisy_argmax(p, sample_idx, pos, scratch, n, start);

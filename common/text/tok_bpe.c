@@ -6,6 +6,7 @@
 #include "common/text/vocab_state.h"
 #include "common/text/word.h"
 
+#include "common/base/buf.h"
 #include "common/base/mem.h"
 
 #include <inttypes.h>
@@ -15,23 +16,30 @@
 
 #define PATTERNS_MAX 2
 
+/* White space as Unicode has it today, spelt out: PCRE2's \s also takes U+180E, which Unicode 6.3
+ * removed. Inside brackets. */
+#define WHITE "\\t-\\r\\x{85}\\p{Z}"
+#define SPACE "[" WHITE "]"
+/* A run of white space, but for its last character where something follows. */
+#define SPACES_BEFORE_LAST SPACE "+(?![^" WHITE "])"
+#define SYMBOLS " ?[^" WHITE "\\p{L}\\p{N}]+"
+#define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|" SYMBOLS "|" SPACES_BEFORE_LAST
+#define LLAMA3(digits)                                                                             \
+    "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits  \
+    "|" SYMBOLS "[\\r\\n]*|" SPACE "*[\\r\\n]+|" SPACES_BEFORE_LAST "|" SPACE "+"
+
 /* Pre-tokenisers by their name in the file: patterns are applied in turn, each to the pieces that
  * the one before left; what no match covers is a piece of its own. */
 static const struct pre {
     const char *name;
     bool whole_first; /* a word that is a token is not merged from its bytes */
+    bool composes;    /* the text is put into Unicode's normalisation form C first */
     const char *patterns[PATTERNS_MAX];
 } pres[] = {
-#define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)"
-#define LLAMA3(digits)                                                                             \
-    "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits  \
-    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-    {"gpt-2", false, {GPT2}},
-    {"smollm", false, {"\\p{N}", GPT2}},
-    {"llama-bpe", true, {LLAMA3("\\p{N}{1,3}")}},
-    {"qwen2", false, {LLAMA3("\\p{N}")}},
-#undef GPT2
-#undef LLAMA3
+    {"gpt-2", false, false, {GPT2}},
+    {"smollm", false, false, {"\\p{N}", GPT2}},
+    {"llama-bpe", true, false, {LLAMA3("\\p{N}{1,3}")}},
+    {"qwen2", false, true, {LLAMA3("\\p{N}")}},
 };
 
 struct bpe {
@@ -42,7 +50,7 @@ struct bpe {
     } * merge;
     pcre2_code *patterns[PATTERNS_MAX];
     uint32_t n_patterns;
-    bool whole_first;
+    bool whole_first, composes;
     struct smap words; /* the bytes of tokens, where whole_first */
     int16_t byte_of[0x144];
 };
@@ -164,6 +172,7 @@ static int compile_patterns(struct bpe *v, struct vocab_string name, struct errm
             pre = &pres[i];
     if (!pre) return refuse_pre(name, em);
     v->whole_first = pre->whole_first;
+    v->composes = pre->composes;
     for (int i = 0; i < PATTERNS_MAX && pre->patterns[i]; i++) {
         int code;
         PCRE2_SIZE at;
@@ -221,6 +230,7 @@ struct encoder {
     const struct vocab *v;
     struct word word;
     pcre2_match_data *match;
+    pcre2_match_context *context;
     struct tokens *ret;
 };
 
@@ -268,7 +278,7 @@ static int encode_pieces(struct encoder *e, uint32_t level, const char *s, size_
     size_t at = 0;
     while (at < n) {
         int found = pcre2_match(b->patterns[level], (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK,
-                                e->match, NULL);
+                                e->match, e->context);
         if (found < 0 && found != PCRE2_ERROR_NOMATCH)
             return err_set(em, ERR_LIMIT, "the pre-tokeniser gave up at byte %zu (PCRE2 error %d)",
                            at, found);
@@ -283,6 +293,17 @@ static int encode_pieces(struct encoder *e, uint32_t level, const char *s, size_
     return 0;
 }
 
+/* Valid UTF-8. */
+static int encode_text(struct encoder *e, const char *s, size_t n, struct errmsg *em)
+{
+    if (!e->v->bpe->composes) return encode_pieces(e, 0, s, n, em);
+    struct buf composed = {0};
+    int rc = utf8_compose(s, n, &composed, em);
+    if (rc == 0) rc = encode_pieces(e, 0, composed.data, composed.len, em);
+    buf_close(&composed);
+    return rc;
+}
+
 /* Bytes that are not UTF-8 are words of their own. */
 static int encode_valid_parts(struct encoder *e, const char *s, size_t n, struct errmsg *em)
 {
@@ -290,7 +311,7 @@ static int encode_valid_parts(struct encoder *e, const char *s, size_t n, struct
     while (start < n) {
         for (size_t used; at < n && (used = utf8_char(s + at, n - at, NULL)) > 0;) at += used;
         if (at > start) {
-            int rc = encode_pieces(e, 0, s + start, at - start, em);
+            int rc = encode_text(e, s + start, at - start, em);
             if (rc < 0) return rc;
         }
         start = at;
@@ -307,10 +328,19 @@ static int encode_valid_parts(struct encoder *e, const char *s, size_t n, struct
 int bpe__encode(const struct vocab *v, const char *text, size_t len, struct tokens *ret,
                 struct errmsg *em)
 {
-    struct encoder e = {.v = v, .ret = ret, .match = pcre2_match_data_create(1, NULL)};
-    if (!e.match) return err_set(em, ERR_NOMEM, "pre-tokeniser");
-    int rc = encode_valid_parts(&e, text, len, em);
+    struct encoder e = {.v = v,
+                        .ret = ret,
+                        .match = pcre2_match_data_create(1, NULL),
+                        .context = pcre2_match_context_create(NULL)};
+    int rc = e.match && e.context ? 0 : err_set(em, ERR_NOMEM, "pre-tokeniser");
+    if (rc == 0) {
+        /* PCRE2 gives up after ten million steps unless told otherwise; one match may walk through
+         * all of a text, but none of these patterns walks through it twice. */
+        (void)pcre2_set_match_limit(e.context, UINT32_MAX);
+        rc = encode_valid_parts(&e, text, len, em);
+    }
     pcre2_match_data_free(e.match);
+    pcre2_match_context_free(e.context);
     word_close(&e.word);
     return rc;
 }

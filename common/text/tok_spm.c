@@ -150,7 +150,7 @@ int spm__encode(const struct vocab *v, const char *text, size_t len, bool first,
     if (len == 0) return 0;
     char *escaped = escape(text, len, first && v->spm->space_prefix, &n);
     if (!escaped) return err_set(em, ERR_NOMEM, "a text of %zu bytes", len);
-    int rc = word_room(&w, n, em);
+    int rc = word_room(&w, len + 1, em); /* a byte is at most one symbol, and so is the prefix */
     if (rc == 0) {
         word_merge(&w, split(&w, v->spm, escaped, n), escaped, find_token, v->spm);
         for (int32_t i = 0; i >= 0; i = w.symbols[i].next) {

@@ -41,18 +41,33 @@ static int store_pieces(struct vocab *v, const struct vocab_spec *s, struct errm
     return 0;
 }
 
-static int by_first_byte(const void *a, const void *b)
+static int by_text(const void *a, const void *b)
 {
     const struct special *x = a, *y = b;
-    int cx = (uint8_t)x->text[0], cy = (uint8_t)y->text[0];
-    if (cx != cy) return cx - cy;
-    if (x->len != y->len) return x->len < y->len ? 1 : -1;
+    int c = memcmp(x->text, y->text, x->len < y->len ? x->len : y->len);
+    if (c) return c;
+    if (x->len != y->len) return x->len < y->len ? -1 : 1;
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
 static bool is_special(const struct vocab *v, uint32_t i)
 {
     return v->type[i] == TOKEN_CONTROL || v->type[i] == TOKEN_USER;
+}
+
+/* Of tokens with the same text only two can ever be found: the first, and the first that is no
+ * control token. */
+static size_t drop_repeated(struct special *x, size_t n)
+{
+    size_t kept = 0, same = 0; /* x[same]: the first with the text at hand */
+    for (size_t i = 0; i < n; i++) {
+        bool repeated =
+            kept > 0 && x[i].len == x[same].len && memcmp(x[i].text, x[same].text, x[i].len) == 0;
+        if (repeated && (x[i].control || !x[same].control || kept - same == 2)) continue;
+        if (!repeated) same = kept;
+        x[kept++] = x[i];
+    }
+    return kept;
 }
 
 /* Special tokens are found by their text as it is in the file. */
@@ -76,7 +91,8 @@ static int store_specials(struct vocab *v, const struct vocab_spec *s, struct er
             (struct special){to, (uint32_t)t.len, (int32_t)i, v->type[i] == TOKEN_CONTROL};
         to += t.len;
     }
-    qsort(v->specials, n, sizeof *v->specials, by_first_byte);
+    qsort(v->specials, n, sizeof *v->specials, by_text);
+    n = drop_repeated(v->specials, n);
     for (uint32_t b = 0, i = 0; b <= 256; b++) {
         while (i < n && (uint8_t)v->specials[i].text[0] < b) i++;
         v->special_first[b] = b == 256 ? (uint32_t)n : i;
@@ -96,6 +112,14 @@ static void mark_eog(struct vocab *v, const struct vocab_spec *s)
             if (p.len == strlen(eog_names[k]) && memcmp(p.data, eog_names[k], p.len) == 0)
                 v->eog[i] = 1;
     }
+}
+
+/* What a byte that the vocabulary lacks becomes: never a token that steers the model, though many
+ * files name their end of text as the unknown token. */
+static int32_t unknown_of(const struct vocab *v, int32_t id)
+{
+    bool steers = id < 0 || v->type[id] == TOKEN_CONTROL || v->eog[id] || id == v->bos;
+    return steers ? -1 : id;
 }
 
 static bool model_is(const struct vocab_spec *s, const char *name)
@@ -127,7 +151,6 @@ int vocab_open(const struct vocab_spec *spec, struct vocab **ret_vocab, struct e
     struct vocab *v = mem_zalloc(sizeof *v);
     v->n = spec->n_tokens;
     v->bos = spec->bos;
-    v->unknown = spec->unknown;
     v->add_bos = spec->add_bos && spec->bos >= 0;
     if (model_is(spec, "gpt2"))
         v->bpe = bpe__new();
@@ -141,6 +164,7 @@ int vocab_open(const struct vocab_spec *spec, struct vocab **ret_vocab, struct e
         return rc;
     }
     mark_eog(v, spec);
+    v->unknown = unknown_of(v, spec->unknown);
     *ret_vocab = v;
     return 0;
 }
@@ -209,15 +233,38 @@ void tokens_push(struct tokens *t, int32_t id)
     t->ids[t->n++] = id;
 }
 
+/* The first of specials [lo, hi) whose byte d is at least b; they agree in all bytes before. */
+static uint32_t lower_bound(const struct special *x, uint32_t lo, uint32_t hi, uint32_t d, int b)
+{
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if ((uint8_t)x[mid].text[d] < b)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* The longest special token that s begins with. The sorted tokens are walked as a trie: those that
+ * begin with s[0..d) are a range, in which the token of length d comes first. */
 static const struct special *special_at(const struct vocab *v, const char *s, size_t n,
                                         bool control)
 {
-    uint8_t b = (uint8_t)s[0];
-    for (uint32_t i = v->special_first[b]; i < v->special_first[b + 1]; i++) {
-        const struct special *x = &v->specials[i];
-        if ((control || !x->control) && x->len <= n && memcmp(x->text, s, x->len) == 0) return x;
+    const struct special *x = v->specials, *longest = NULL;
+    uint32_t lo = v->special_first[(uint8_t)s[0]], hi = v->special_first[(uint8_t)s[0] + 1];
+    for (uint32_t d = 1; lo < hi; d++) {
+        bool found = false;
+        for (; lo < hi && x[lo].len == d; lo++) {
+            if (found || (x[lo].control && !control)) continue;
+            longest = &x[lo];
+            found = true;
+        }
+        if (d == n) break;
+        lo = lower_bound(x, lo, hi, d, (uint8_t)s[d]);
+        hi = lower_bound(x, lo, hi, d, (uint8_t)s[d] + 1);
     }
-    return NULL;
+    return longest;
 }
 
 int vocab_encode(const struct vocab *v, const char *text, size_t len, bool special,

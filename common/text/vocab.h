@@ -68,7 +68,8 @@ void tokens_push(struct tokens *t, int32_t id);
 
 /* Appends the ids of `text`. `special`: names of control tokens in the text become those tokens;
  * otherwise they are text like any other. A byte that the vocabulary lacks becomes the unknown
- * token, or nothing where the model has none. No BOS is added. ERR_LIMIT above
+ * token, or nothing where the model has none or names a control token, BOS or an end of generation
+ * as such. No BOS is added. ERR_LIMIT above
  * VOCAB_TEXT_BYTES_MAX. */
 int vocab_encode(const struct vocab *v, const char *text, size_t len, bool special,
                  struct tokens *ret, struct errmsg *em);

@@ -21,11 +21,12 @@ struct vocab {
     uint32_t *offset; /* n + 1 */
     uint8_t *type;
     uint8_t *eog;
-    int32_t bos, unknown;
+    int32_t bos;
+    int32_t unknown; /* what a byte without a token becomes; -1: nothing */
     bool add_bos;
     int32_t byte_token[256];  /* -1: the vocabulary lacks this byte */
     char *special_bytes;      /* their names as in the file */
-    struct special *specials; /* by first byte, longest first */
+    struct special *specials; /* sorted by text */
     uint32_t special_first[257];
     struct bpe *bpe; /* one of the two */
     struct spm *spm;

@@ -16,15 +16,11 @@ struct symbol {
     int32_t prev, next;
 };
 
-struct word_pair {
-    uint32_t order; /* the smallest is joined first, the leftmost of equals */
-    int32_t left, id;
-    uint32_t len; /* of both together: a pair whose symbols have changed since is stale */
-};
-
 struct word {
     struct symbol *symbols;
-    struct word_pair *heap;
+    /* Pairs of neighbours that are tokens: order << 32 | left symbol. The smallest is joined first,
+     * the leftmost of equals. */
+    uint64_t *heap;
     size_t n_heap, cap;
 };
 

@@ -14,6 +14,7 @@
 #include "common/base/cursor.h"
 #include "common/base/mem.h"
 #include "common/text/json.h"
+#include "coordinator/cli/kl.h"
 #include "coordinator/cli/whole.h"
 
 #include <inttypes.h>
@@ -23,7 +24,6 @@
 #include <string.h>
 
 #define MAGIC "flotvec1"
-#define TOP 128u
 #define FILE_BYTES_MAX ((size_t)64 << 20)
 #define ROWS 32u /* positions whose logits are held at once */
 
@@ -34,9 +34,8 @@ struct quality {
     struct whole whole, base;
     /* of the scored positions */
     double nll;
-    uint64_t tokens, agreed;
-    double *kl;
-    size_t n_kl, cap_kl;
+    uint64_t tokens;
+    struct kl_list kl;
 };
 
 static int read_file(const char *path, struct buf *ret, struct errmsg *em)
@@ -55,63 +54,21 @@ static int read_file(const char *path, struct buf *ret, struct errmsg *em)
     return 0;
 }
 
-static double log_sum_exp(const float *logits, uint32_t n)
-{
-    float max = logits[0];
-    double sum = 0.0;
-    for (uint32_t i = 1; i < n; i++) max = logits[i] > max ? logits[i] : max;
-    for (uint32_t i = 0; i < n; i++) sum += exp((double)(logits[i] - max));
-    return (double)max + log(sum);
-}
-
-static uint32_t largest(const float *logits, uint32_t n)
-{
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < n; i++)
-        if (logits[i] > logits[best]) best = i;
-    return best;
-}
-
-static void add_kl(struct quality *q, double kl)
-{
-    if (q->n_kl == q->cap_kl) {
-        q->cap_kl = q->cap_kl ? q->cap_kl * 2 : 1024;
-        q->kl = mem_realloc(q->kl, q->cap_kl * sizeof *q->kl);
-    }
-    q->kl[q->n_kl++] = kl > 0.0 ? kl : 0.0; /* rounding may leave it just below */
-}
-
 /* ---- a baseline that was recorded ---- */
 
-struct recorded {
-    double lse;
-    uint32_t id[TOP];
-    float logit[TOP];
-};
-
-/* The largest logits one by one, the rest as one bucket. */
-static int compare_recorded(struct quality *q, const float *logits, const struct recorded *r,
+static int compare_recorded(struct quality *q, const float *logits, const struct kl_recorded *r,
                             struct errmsg *em)
 {
     uint32_t n = q->file.dims.vocab;
-    double lse = log_sum_exp(logits, n), kl = 0.0, p_sum = 0.0, q_sum = 0.0;
-    for (uint32_t i = 0; i < TOP; i++) {
+    for (uint32_t i = 0; i < KL_TOP; i++)
         if (r->id[i] >= n)
             return err_set(em, ERR_FORMAT, "%s: token %" PRIu32 " of %" PRIu32, q->baseline,
                            r->id[i], n);
-        double lp = (double)r->logit[i] - r->lse, lq = (double)logits[r->id[i]] - lse;
-        kl += exp(lp) * (lp - lq);
-        p_sum += exp(lp);
-        q_sum += exp(lq);
-    }
-    double p_rest = 1.0 - p_sum, q_rest = 1.0 - q_sum;
-    if (p_rest > 0.0 && q_rest > 0.0) kl += p_rest * log(p_rest / q_rest);
-    add_kl(q, kl);
-    q->agreed += largest(logits, n) == r->id[0];
+    kl_add(&q->kl, kl_from_recorded(r, logits, n), kl_largest(logits, n) == r->id[0]);
     return 0;
 }
 
-static bool take_recorded(struct cursor *c, struct recorded *ret)
+static bool take_recorded(struct cursor *c, struct kl_recorded *ret)
 {
     const uint8_t *p = cursor_take(c, sizeof ret->lse + sizeof ret->id + sizeof ret->logit);
     if (!p) return false;
@@ -139,7 +96,7 @@ static int run_sequence(struct quality *q, struct cursor *c, struct errmsg *em)
         rc = whole_step(&q->whole, at, ids + at, rows, rows, &logits, em);
         for (uint32_t i = 0; i < rows && rc == 0;
              i++, logits += eng_logits_stride(q->whole.engine)) {
-            struct recorded r;
+            struct kl_recorded r;
             if (!take_recorded(c, &r))
                 rc = err_set(em, ERR_FORMAT, "%s: cut short at byte %zu", q->baseline, c->pos);
             else
@@ -147,7 +104,7 @@ static int run_sequence(struct quality *q, struct cursor *c, struct errmsg *em)
             if (rc < 0 || at + i + 1 == n) continue;
             uint32_t next = (uint32_t)ids[at + i + 1];
             if (next >= vocab) continue; /* the engine refuses it in the next step */
-            q->nll += log_sum_exp(logits, vocab) - (double)logits[next];
+            q->nll += kl_log_sum_exp(logits, vocab) - (double)logits[next];
             q->tokens++;
         }
     }
@@ -167,18 +124,6 @@ static int run_recorded(struct quality *q, const struct buf *file, struct errmsg
 
 /* ---- a text ---- */
 
-static void compare_models(struct quality *q, const float *logits, const float *base)
-{
-    uint32_t n = q->file.dims.vocab;
-    double lq = log_sum_exp(logits, n), lp = log_sum_exp(base, n), kl = 0.0;
-    for (uint32_t i = 0; i < n; i++) {
-        double p = (double)base[i] - lp;
-        kl += exp(p) * (p - ((double)logits[i] - lq));
-    }
-    add_kl(q, kl);
-    q->agreed += largest(logits, n) == largest(base, n);
-}
-
 /* Scores what positions from window / 2 on predict. */
 static int run_window(struct quality *q, const int32_t *ids, struct errmsg *em)
 {
@@ -194,9 +139,12 @@ static int run_window(struct quality *q, const int32_t *ids, struct errmsg *em)
         if (rc < 0) return rc;
         for (uint32_t i = 0; i < rows && scored; i++) {
             const float *row = logits + i * eng_logits_stride(q->whole.engine);
-            q->nll += log_sum_exp(row, vocab) - (double)row[ids[at + i + 1]];
+            q->nll += kl_log_sum_exp(row, vocab) - (double)row[ids[at + i + 1]];
             q->tokens++;
-            if (base) compare_models(q, row, base + i * eng_logits_stride(q->base.engine));
+            if (!base) continue;
+            const float *b = base + i * eng_logits_stride(q->base.engine);
+            kl_add(&q->kl, kl_between(b, row, vocab),
+                   kl_largest(row, vocab) == kl_largest(b, vocab));
         }
     }
     return 0;
@@ -269,39 +217,26 @@ static int run(struct quality *q, struct errmsg *em)
     return rc;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static void print(struct quality *q, bool json)
 {
-    double sum = 0.0, p99 = 0.0, max = 0.0;
     double perplexity = q->tokens ? exp(q->nll / (double)q->tokens) : 0.0;
-    if (q->n_kl) {
-        qsort(q->kl, q->n_kl, sizeof *q->kl, ascending);
-        for (size_t i = 0; i < q->n_kl; i++) sum += q->kl[i];
-        p99 = q->kl[(q->n_kl - 1) * 99 / 100];
-        max = q->kl[q->n_kl - 1];
-    }
-    double n = (double)(q->n_kl ? q->n_kl : 1);
+    const struct kl_figures f = kl_figures(&q->kl);
     if (!json) {
         (void)printf("perplexity %.4f over %" PRIu64 " tokens\n", perplexity, q->tokens);
-        if (q->n_kl)
+        if (q->kl.n)
             (void)printf("KL from the baseline: mean %.3g, 99%% %.3g, largest %.3g; the same "
                          "likeliest token at %.2f%% of %zu positions\n",
-                         sum / n, p99, max, 100.0 * (double)q->agreed / n, q->n_kl);
+                         f.mean, f.p99, f.max, 100.0 * f.top1_agreement, q->kl.n);
         return;
     }
     struct json *j = json_new_object();
     json_put_real(j, "perplexity", perplexity);
     json_put_int(j, "tokens", (int64_t)q->tokens);
-    if (q->n_kl) {
-        json_put_real(j, "kl_mean", sum / n);
-        json_put_real(j, "kl_p99", p99);
-        json_put_real(j, "kl_max", max);
-        json_put_real(j, "top1_agreement", (double)q->agreed / n);
+    if (q->kl.n) {
+        json_put_real(j, "kl_mean", f.mean);
+        json_put_real(j, "kl_p99", f.p99);
+        json_put_real(j, "kl_max", f.max);
+        json_put_real(j, "top1_agreement", f.top1_agreement);
     }
     json_print(j, stdout);
     json_free(j);
@@ -343,6 +278,6 @@ int cmd_quality(int argc, char **argv)
     whole_close(&q.base);
     model_file_close(&q.file);
     model_file_close(&q.base_file);
-    mem_free(q.kl);
+    kl_close(&q.kl);
     return rc < 0 ? cmd_fail("quality", rc, &em) : CMD_OK;
 }

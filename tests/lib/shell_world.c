@@ -486,7 +486,9 @@ static void open_shell(struct world *w)
     s->clients = sock(&clients_sock);
     s->workers = sock(&workers_sock);
     s->results = sock(&results_sock);
-    struct setup_model m = {.dims = &w->model.dims, .path = w->model.path};
+    static const int32_t eog = WORLD_EOS;
+    struct setup_model m = {
+        .dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
     w->core = setup_core(s->config, &m, 77, "tcp://:9");
     w->message_bytes = calls__message_bytes(s, w->core.ctx);
     s->core = core_open(&w->core);

@@ -5,6 +5,7 @@
 
 #include "common/base/rng.h"
 #include "common/engine/gguf.h"
+#include "common/engine/quant.h"
 #include "tests/lib/gguf_bytes.h"
 
 #include <stdio.h>
@@ -22,6 +23,7 @@ struct tiny_llama {
     uint32_t layers;      /* whose tensors are in the file */
     uint32_t block_count; /* what its metadata says; 0: the same */
     uint32_t vocab;       /* 0: TINY_VOCAB */
+    enum qtype type;      /* of the matrices: F32 or Q8_0 */
     uint64_t seed;
     const struct buf *keys; /* n_keys more, as their bytes; NULL: none */
     uint32_t n_keys;
@@ -41,20 +43,30 @@ static inline void tiny_pad(struct buf *b)
     (void)buf_append(b, zero, (32 - b->len % 32) % 32);
 }
 
-/* One tensor's entry, and its values behind those of the others. rows 0: a vector. */
+/* One tensor's entry, and its values behind those of the others. rows 0: a vector, of F32. */
 static inline void tiny_tensor(struct buf *table, struct buf *data, struct rng *rng,
-                               const char *name, uint32_t k, uint32_t rows)
+                               const char *name, uint32_t k, uint32_t rows, enum qtype type)
 {
+    float x[32];
+    if (!rows) type = QTYPE_F32;
     str(table, name);
     u32(table, rows ? 2 : 1);
     u64(table, k);
     if (rows) u64(table, rows);
-    u32(table, QTYPE_F32);
+    u32(table, type);
     u64(table, data->len);
     for (uint32_t i = 0; i < k * (rows ? rows : 1); i++) {
         float f = (float)rng_below(rng, 2001) / 1000.0f - 1.0f;
-        if (!rows) f = 1.0f + f / 10.0f;
-        (void)buf_append(data, &f, sizeof f);
+        x[i % 32] = f = rows ? f : 1.0f + f / 10.0f;
+        if (type == QTYPE_F32) {
+            (void)buf_append(data, &f, sizeof f);
+        } else if (i % 32 == 31) {
+            struct qblock b;
+            uint8_t block[34];
+            quant_encode(type, x, &b);
+            quant_write(type, &b, block);
+            (void)buf_append(data, block, sizeof block);
+        }
     }
     tiny_pad(data);
 }
@@ -77,15 +89,15 @@ static inline void tiny_llama_bytes(const struct tiny_llama *t, struct buf *ret)
     struct buf table = {0}, data = {0};
     struct rng rng = {t->seed};
     tiny_tensor(&table, &data, &rng, "token_embd.weight", TINY_HIDDEN,
-                t->vocab ? t->vocab : TINY_VOCAB);
-    tiny_tensor(&table, &data, &rng, "output_norm.weight", TINY_HIDDEN, 0);
+                t->vocab ? t->vocab : TINY_VOCAB, t->type);
+    tiny_tensor(&table, &data, &rng, "output_norm.weight", TINY_HIDDEN, 0, t->type);
     for (uint32_t l = 0; l < t->layers; l++)
         for (size_t i = 0; i < sizeof of_layer / sizeof of_layer[0]; i++) {
             char name[64];
             (void)snprintf(name, sizeof name, "blk.%u.%s.weight", l, of_layer[i].name);
-            tiny_tensor(&table, &data, &rng, name, of_layer[i].k, of_layer[i].rows);
+            tiny_tensor(&table, &data, &rng, name, of_layer[i].k, of_layer[i].rows, t->type);
         }
-    if (t->more) tiny_tensor(&table, &data, &rng, t->more, TINY_HIDDEN, 0);
+    if (t->more) tiny_tensor(&table, &data, &rng, t->more, TINY_HIDDEN, 0, t->type);
     (void)buf_append(ret, "GGUF", 4);
     u32(ret, 3);
     u64(ret, 2 + 9 * t->layers + (t->more != NULL));

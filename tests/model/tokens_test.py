@@ -74,10 +74,11 @@ class Tokens(unittest.TestCase):
         self.assertEqual(self.decode(plain), text)
 
     def test_missing_and_broken_bytes(self):
-        self.assertEqual(encode(b"a\x04b"), [*encode(b"a"), 0, *encode(b"b")])
+        """The file names its end of text as the unknown token: a text cannot hold that, so they are left out."""
+        self.assertEqual(encode(b"a\x04b"), [*encode(b"a"), *encode(b"b")])
         for data in (b"\xff", b"a\xf5", b"\xc0\x80", b"\xe6\xad", bytes(range(256))):
             ids = encode(data)
-            self.assertEqual(sum(i == 0 for i in ids), sum(b in MISSING for b in data), data)
+            self.assertEqual(self.decode(ids), bytes(b for b in data if b not in MISSING), data)
         self.assertEqual(self.decode(encode(b"\xe6\xad")), b"\xe6\xad")  # a cut character, byte by byte
 
     def test_last_newline_counts(self):

@@ -4,7 +4,7 @@ import os, subprocess, sys, tempfile, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
-from cluster import BIN, MODEL, local, run
+from cluster import BIN, GEMMA, MODEL, local, run
 
 import gguf
 import numpy as np
@@ -28,6 +28,16 @@ class Dequantise(unittest.TestCase):
         names = ["token_embd.weight", "blk.0.attn_norm.weight", "blk.3.ffn_down.weight", "blk.29.attn_k.weight"]
         self.assertEqual({tensors[n].tensor_type.name for n in names}, {"Q8_0", "F32", "Q4_1"})
         self.compare(MODEL, [tensors[n] for n in names])
+
+    def test_real_tensors_of_k_quants(self):
+        """One tensor of each type that the Gemma file has."""
+        first = {}
+        for t in gguf.GGUFReader(GEMMA).tensors:
+            if t.n_elements < 2 << 20:
+                first.setdefault(t.tensor_type.name, t)
+        self.assertIn("Q4_K", first)
+        self.assertIn("Q6_K", first)
+        self.compare(GEMMA, first.values())
 
     def test_made_tensors(self):
         rng = np.random.default_rng(3)

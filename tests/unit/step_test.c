@@ -1,0 +1,296 @@
+/* What a step does inside, on a small random llama: a row sees what its window lets it see, the
+ * parts of a page are aligned, a value is quantised once, each row is normalised and quantised once
+ * for all products that read it, and durations are counted. */
+#include "common/engine/engine.h"
+#include "common/engine/rope.h"
+#include "common/engine/stage.h"
+
+#include "common/base/buf.h"
+#include "common/base/mem.h"
+#include "common/base/prom.h"
+#include "common/base/rng.h"
+#include "common/io/ring.h"
+#include "tests/lib/tiny_llama.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define LAYERS 2u
+#define HIDDEN TINY_HIDDEN
+#define HEADS TINY_HEADS
+#define KV_HEADS TINY_KV_HEADS
+#define HEAD TINY_HEAD
+#define FFN TINY_FFN
+#define VOCAB TINY_VOCAB
+#define PAGES 8u
+#define ROWS 16u
+
+/* The same shape with weights of F32 and of Q8_0. */
+static char path[] = "/tmp/flotilla-step-test-XXXXXX";
+static char path_q8[] = "/tmp/flotilla-step-test-XXXXXX";
+static struct gguf *gguf, *gguf_q8;
+static struct rng rng = {5};
+
+static bool write_file(char *to, enum qtype type, struct gguf **ret)
+{
+    struct errmsg em = {0};
+    const struct tiny_llama model = {.layers = LAYERS, .type = type, .seed = 5};
+    bool good = tiny_llama_write(&model, to) && gguf_open(to, ret, &em) == 0;
+    if (!good) (void)fprintf(stderr, "%s\n", em.text);
+    return good;
+}
+
+static int write_models(void **state)
+{
+    (void)state;
+    return write_file(path, QTYPE_F32, &gguf) && write_file(path_q8, QTYPE_Q8_0, &gguf_q8) ? 0 : -1;
+}
+
+static int remove_models(void **state)
+{
+    (void)state;
+    gguf_close(gguf);
+    gguf_close(gguf_q8);
+    return unlink(path) + unlink(path_q8);
+}
+
+static struct engine *open_file(bool q8, enum kv_type kv, uint32_t first, uint32_t last,
+                                unsigned threads)
+{
+    struct errmsg em = {0};
+    struct ring_file file = {.path = q8 ? path_q8 : path};
+    struct engine *e = NULL;
+    struct eng_options o = {.path = file.path,
+                            .gguf = q8 ? gguf_q8 : gguf,
+                            .layer_first = first,
+                            .layer_last = last,
+                            .kv = kv,
+                            .n_pages = PAGES,
+                            .rows_max = ROWS,
+                            .logits_max = ROWS,
+                            .threads = threads,
+                            .read = ring_read,
+                            .read_ctx = &file};
+    if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
+    return e;
+}
+
+static struct engine *open_slice(enum kv_type kv, uint32_t first, uint32_t last)
+{
+    return open_file(false, kv, first, last, 2);
+}
+
+static const int32_t tokens[ROWS] = {1, 5, 9, 40, 47, 0, 3, 3, 17, 22, 8, 31, 2, 46, 12, 6};
+
+/* The logits of `tokens` at positions first.., through `pages`. */
+static void run(struct engine *e, uint32_t first, uint32_t n, const uint32_t *pages, float *ret)
+{
+    struct errmsg em = {0};
+    const float *out;
+    struct eng_run r = {first, n, n, tokens + first % ROWS, pages};
+    if (eng_step(e, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(ret + i * VOCAB, out + i * eng_logits_stride(e), VOCAB * sizeof *ret);
+}
+
+/* What a row sees: all positions up to its own, or the last `window` of them. */
+static void test_sight(void **state)
+{
+    (void)state;
+    const uint32_t windows[] = {1, 7, 255, 256, 257, 512};
+    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
+        for (uint32_t pos = 0; pos < 1200; pos++) {
+            const struct arch_dims d = {.window = windows[i]};
+            struct sight s = sight_of(&d, pos, REACH_WINDOW), all = sight_of(&d, pos, REACH_ALL);
+            assert_int_equal(s.end, pos + 1);
+            assert_int_equal(s.end - s.first, pos + 1 < windows[i] ? pos + 1 : windows[i]);
+            assert_int_equal(s.span, s.first / ATTN_SPAN);
+            assert_int_equal(s.span + s.n_spans, pos / ATTN_SPAN + 1);
+            assert_true(all.first == 0 && all.end == pos + 1 && all.span == 0);
+        }
+}
+
+/* The pool and every page of a KV head in it begin at a multiple of 64 bytes, whatever the type and
+ * the size of heads; so do the rows of float values of 32 elements. Nothing overlaps. */
+static void test_alignment(void **state)
+{
+    (void)state;
+    for (int kv = 0; kv < KV_N_TYPES; kv++) {
+        for (uint32_t size = 32; size <= HEAD_SIZE_MAX; size += 32) {
+            const struct arch_dims d = {.n_kv_heads = 3, .head_size = size};
+            assert_int_equal(eng_page_bytes(&d, (enum kv_type)kv, 1) % (64 * 3), 0);
+            assert_int_equal(eng_page_bytes(&d, (enum kv_type)kv, 1),
+                             (size_t)3 * 2 * kv_half_bytes((enum kv_type)kv, size));
+            if (kv > KV_F16) continue;
+            assert_int_equal(kv_half_bytes((enum kv_type)kv, size) % 64, 0);
+            assert_int_equal(kv_half_bytes((enum kv_type)kv, size) / KV_PAGE % 64, 0);
+        }
+        struct engine *e = open_slice((enum kv_type)kv, 0, LAYERS - 1);
+        size_t used = 0;
+        const uint32_t pages[PAGES] = {0, 1, 2, 3, 4, 5, 6, 7};
+        for (uint32_t l = 0; l < LAYERS; l++)
+            for (uint32_t p = 0; p < PAGES; p++)
+                for (uint32_t h = 0; h < KV_HEADS; h++) {
+                    struct kv_view v = view(e, l, h, pages);
+                    uint8_t *at = v.base + pages[p] * v.page_bytes;
+                    assert_int_equal((uintptr_t)at % 64, 0);
+                    assert_ptr_equal(at, e->pool_kv + used); /* [layer][page][kv head] */
+                    used += 2 * kv_half_bytes((enum kv_type)kv, HEAD);
+                }
+        assert_int_equal(used, eng_stats(e).kv_bytes);
+        eng_close(e);
+    }
+}
+
+/* A page's bytes after positions 0..n-1, written in steps of `chunk` rows. */
+static void written(enum kv_type kv, uint32_t chunk, uint8_t *ret, size_t n_bytes)
+{
+    static float logits[ROWS * VOCAB];
+    const uint32_t pages[] = {3};
+    struct engine *e = open_slice(kv, 0, LAYERS - 1);
+    for (uint32_t at = 0; at < ROWS; at += chunk) run(e, at, chunk, pages, logits);
+    assert_int_equal(e->page_bytes, n_bytes);
+    memcpy(ret, e->pool_kv + 3 * e->page_bytes, n_bytes);
+    eng_close(e);
+}
+
+/* Keys and values written one by one are those written at once, to the byte; and a position's are
+ * not touched when others are written. */
+static void test_written_once(void **state)
+{
+    (void)state;
+    struct arch_dims d;
+    struct errmsg em;
+    assert_int_equal(arch_read(gguf, &d, &em), 0);
+    for (int kv = 0; kv < KV_N_TYPES; kv++) {
+        size_t n = eng_page_bytes(&d, (enum kv_type)kv, 1);
+        uint8_t *at_once = mem_alloc(n), *single = mem_alloc(n), *pairs = mem_alloc(n);
+        written((enum kv_type)kv, ROWS, at_once, n);
+        written((enum kv_type)kv, 1, single, n);
+        written((enum kv_type)kv, 2, pairs, n);
+        assert_memory_equal(single, at_once, n);
+        assert_memory_equal(pairs, at_once, n);
+        mem_free(at_once);
+        mem_free(single);
+        mem_free(pairs);
+    }
+}
+
+static const struct kern *counted;
+static _Atomic unsigned n_norms, n_quantised;
+
+static void count_rmsnorm(const float *x, const float *w, float *y, uint32_t n, float eps)
+{
+    n_norms++;
+    counted->rmsnorm(x, w, y, n, eps);
+}
+
+static void count_quantise(const float *x, struct act *a, uint32_t token)
+{
+    n_quantised++;
+    counted->quantise(x, a, token);
+}
+
+/* However many threads and panels read it, a row is normalised and quantised once for each product:
+ * counted in a step of the engine, whose threads give the bits of one. */
+static void test_each_row_once(void **state)
+{
+    (void)state;
+    static float want[ROWS * VOCAB], got[ROWS * VOCAB];
+    const uint32_t pages[] = {1};
+    for (unsigned threads = 1; threads <= 4; threads++)
+        for (int q8 = 0; q8 < 2; q8++) {
+            struct engine *e = open_file(q8, KV_F16, 0, LAYERS - 1, threads);
+            struct kern counting = *e->kern;
+            counted = e->kern;
+            counting.rmsnorm = count_rmsnorm;
+            counting.quantise = count_quantise;
+            e->kern = &counting;
+            n_norms = n_quantised = 0;
+            run(e, 0, ROWS, pages, got);
+            /* two norms a layer and one before the head; products of: attention's norm, attention,
+             * the FFN's norm, the gate; and of the head's norm */
+            assert_int_equal(n_norms, ROWS * (2 * LAYERS + 1));
+            assert_int_equal(n_quantised, q8 ? ROWS * (4 * LAYERS + 1) : 0);
+            e->kern = counted;
+            eng_close(e);
+            struct engine *one = open_file(q8, KV_F16, 0, LAYERS - 1, 1);
+            run(one, 0, ROWS, pages, want);
+            assert_memory_equal(got, want, sizeof want);
+            eng_close(one);
+        }
+}
+
+/* Each call into the kernels is counted once; what the histogram exports is what was counted. */
+static void test_dispatch(void **state)
+{
+    (void)state;
+    static float logits[ROWS * VOCAB];
+    const uint32_t pages[] = {1};
+    struct engine *e = open_file(true, KV_F32, 0, LAYERS - 1, 1);
+    const unsigned
+        steps = 5,
+        want[ENG_N_OPS] = {
+            [ENG_LINEAR] = 7 * LAYERS + 1, [ENG_ATTENTION] = LAYERS,    [ENG_NORM] = 2 * LAYERS + 1,
+            [ENG_ROTATE] = LAYERS,         [ENG_QUANTISE] = 2 * LAYERS, [ENG_GATE] = LAYERS};
+    for (unsigned i = 0; i < steps; i++) run(e, i, 1, pages, logits);
+    for (int op = 0; op < ENG_N_OPS; op++) {
+        struct stats_view v;
+        stats_read(eng_dispatch(e, (enum eng_op)op), &v);
+        assert_int_equal(v.count, steps * want[op]);
+        assert_true(v.sum_ns > 0 && v.min_ns <= v.max_ns && v.sum_ns <= v.count * v.max_ns);
+    }
+    eng_close(e);
+}
+
+static void test_histogram(void **state)
+{
+    (void)state;
+    enum { MANY = 20000 };
+    static uint64_t ns[MANY];
+    static struct stats s;
+    struct stats_view v;
+    struct buf text = {0};
+    unsigned lines = 0;
+    for (int i = 0; i < MANY; i++) {
+        ns[i] = rng_u64(&rng) >> (20 + rng_below(&rng, 40));
+        if (i % 5 == 0) ns[i] = (UINT64_C(1) << rng_below(&rng, 42)) + (uint64_t)(i % 3) - 1;
+        stats_record(&s, ns[i]);
+    }
+    stats_read(&s, &v);
+    prom_histogram(&text, "x_seconds", "", &v);
+    const char *last = NULL;
+    for (const char *p = text.data; (p = strstr(p, "le=\"")) != NULL; lines++) {
+        char *end;
+        double bound = strncmp(p + 4, "+Inf", 4) ? round(strtod(p + 4, NULL) * 1e9) : INFINITY;
+        uint64_t said = strtoull(strchr(p, '}') + 1, &end, 10), within = 0;
+        for (int i = 0; i < MANY; i++) within += (double)ns[i] <= bound;
+        assert_int_equal(said, within);
+        last = p;
+        p = end;
+    }
+    assert_true(lines > 20);
+    assert_int_equal(strncmp(last, "le=\"+Inf\"", 9), 0);
+    const char *count = strstr(text.data, "x_seconds_count ");
+    assert_non_null(count);
+    assert_int_equal(strtoull(count + 16, NULL, 10), MANY);
+    buf_close(&text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sight),        cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_written_once), cmocka_unit_test(test_each_row_once),
+        cmocka_unit_test(test_dispatch),     cmocka_unit_test(test_histogram),
+    };
+    return cmocka_run_group_tests(tests, write_models, remove_models);
+}
