@@ -12,6 +12,7 @@
 
 #define SILENT_NS (2 * NS_PER_S)
 #define KEEP_ALIVE_NS (500 * NS_PER_MS)
+#define RESTARTING "the coordinator is restarting"
 #define TEXT_MOST_NS (60 * NS_PER_S) /* a Tokenize is not pinged: it ends by itself */
 
 void calls__open(struct shell *s)
@@ -127,7 +128,8 @@ static void answer(struct shell *s, const struct route *to, uint64_t call, enum 
 {
     struct msg_reply h = {.call = call, .end = true, .status = status};
     (void)snprintf(h.message, sizeof h.message, "%s", text);
-    if (status == STATUS_RESOURCE_EXHAUSTED) h.retry_ms = 1000;
+    h.restarting = status == STATUS_UNAVAILABLE && s->draining;
+    if (status == STATUS_RESOURCE_EXHAUSTED || h.restarting) h.retry_ms = 1000;
     (void)send_frames(s, to, &h, body); /* a client that takes no reply asks again or gives up */
 }
 
@@ -147,6 +149,7 @@ static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
     if (last) {
         (void)snprintf(h.message, sizeof h.message, "%s", c->text);
         h.retry_ms = c->retry_ms;
+        h.restarting = s->stopping && c->status == STATUS_UNAVAILABLE;
     }
     if (i < c->n_answers) answer_news(&c->answers[i], &r);
     r.sample = i;
@@ -274,10 +277,17 @@ void calls__end(struct shell *s, const struct action *a)
 
 void calls__stop(struct shell *s)
 {
+    s->stopping = true;
     for (uint32_t i = 0; i < s->n_calls; i++)
-        if (s->calls[i].used)
-            end(s, &s->calls[i], STATUS_UNAVAILABLE, "the coordinator is stopping", 0);
+        if (s->calls[i].used) end(s, &s->calls[i], STATUS_UNAVAILABLE, RESTARTING, 1000);
     calls__flush(s);
+}
+
+bool calls__any(const struct shell *s)
+{
+    for (uint32_t i = 0; i < s->n_calls; i++)
+        if (s->calls[i].used) return true;
+    return false;
 }
 
 static void tick_call(struct shell *s, struct call *c)
@@ -431,6 +441,10 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
                "field 'from_index' is beyond the tokens that were received", NULL);
         return;
     }
+    if (s->draining) {
+        answer(s, from, h->call, STATUS_UNAVAILABLE, RESTARTING, NULL);
+        return;
+    }
     c = new_call(s, h, from, g.samples);
     if (!c) {
         answer(s, from, h->call, STATUS_RESOURCE_EXHAUSTED, "too many calls are live", NULL);
@@ -571,6 +585,7 @@ void calls__message(struct shell *s, const struct net_msg *m)
         (void)snprintf(text, sizeof text,
                        "this server speaks protocol version %u, the call %" PRIu32, PROTO_VERSION,
                        h.version);
+        shell__tell_version(s, "client", m->peer, h.version);
         answer(s, &from, h.call, STATUS_FAILED_PRECONDITION, text, NULL);
     } else if (strcmp(h.method, "Generate") == 0) {
         generate(s, &h, &from, body);

@@ -1,13 +1,17 @@
 #include "coordinator/config.h"
 
 #include "common/base/addr.h"
+#include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/io/conf.h"
+#include "common/io/net.h"
 #include "proto/limits.h"
 
+#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
-#define N_KEYS 26
+#define N_KEYS 28
 
 static void fill_table(struct config *c, struct conf_key *table)
 {
@@ -35,12 +39,43 @@ static void fill_table(struct config *c, struct conf_key *table)
         {"replica_wait", CONF_U32, &c->replica_wait_s, 0, 86400, false},
         {"deadline", CONF_U32, &c->deadline_s, 1, 86400, false},
         {"client_stall", CONF_U32, &c->client_stall_s, 1, 86400, false},
+        {"drain", CONF_U32, &c->drain_s, 0, 86400, false},
+        {"limits.connections", CONF_U32, &c->connections, 1, 100000, false},
         {"limits.hwm", CONF_U32, &c->hwm, 1, 100000, false},
         {"worker_timeout_ms", CONF_U32, &c->worker_timeout_ms, 500, 600000, false},
         {"step_timeout_ms", CONF_U32, &c->step_timeout_ms, 500, 600000, false},
     };
     memcpy(table, keys, sizeof keys);
     table[N_KEYS] = (struct conf_key){0};
+}
+
+/* The key's host becomes an address that libzmq takes without asking anybody. */
+static int resolve_listen(const char *path, struct config *c, struct errmsg *em)
+{
+    char address[ADDR_TEXT_BYTES];
+    if (net_listen_address(c->listen, address, sizeof address, em) < 0)
+        return err_wrap(em, ERR_CONF, "%s: key 'listen'", path);
+    mem_free(c->listen);
+    c->listen = mem_strdup(address);
+    return 0;
+}
+
+/* Workers get the path, and run in other folders. */
+static int make_absolute(struct config *c, struct errmsg *em)
+{
+    char folder[LIMIT_PATH_BYTES];
+    struct buf path = {0};
+    if (c->model[0] == '/') return 0;
+    if (!getcwd(folder, sizeof folder))
+        return err_set(em, ERR_CONF, "key 'model': this process's folder: %s", strerror(errno));
+    (void)buf_append(&path, folder, strlen(folder));
+    (void)buf_append(&path, "/", 1);
+    (void)buf_append(&path, c->model, strlen(c->model) + 1);
+    mem_free(c->model);
+    c->model = mem_strdup(path.data);
+    c->model_relative = true;
+    buf_close(&path);
+    return 0;
 }
 
 static int check(const char *path, const struct config *c, struct errmsg *em)
@@ -60,7 +95,7 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
     return 0;
 }
 
-int config_read(const char *path, struct config *ret, struct errmsg *em)
+int config_read(const char *path, const char *model, struct config *ret, struct errmsg *em)
 {
     struct config c = {.listen = mem_strdup("127.0.0.1"),
                        .kv = mem_strdup("f16"),
@@ -75,12 +110,21 @@ int config_read(const char *path, struct config *ret, struct errmsg *em)
                        .replica_wait_s = 30,
                        .deadline_s = 600,
                        .client_stall_s = 60,
+                       .drain_s = 20,
                        .hwm = 64,
+                       .connections = 1024,
                        .worker_timeout_ms = 1500,
                        .step_timeout_ms = 2000};
     struct conf_key table[N_KEYS + 1];
     fill_table(&c, table);
+    if (model) table[0].needed = false;
     int rc = conf_read(path, table, em);
+    if (rc == 0 && model) {
+        mem_free(c.model);
+        c.model = mem_strdup(model);
+    }
+    if (rc == 0) rc = resolve_listen(path, &c, em);
+    if (rc == 0) rc = make_absolute(&c, em);
     if (rc == 0) rc = check(path, &c, em);
     if (rc < 0)
         conf_free(table);

@@ -8,7 +8,9 @@
 #include <stdint.h>
 
 struct config {
-    char *model, *name, *listen, *kv;
+    char *model;              /* absolute */
+    bool model_relative;      /* it was not, and stands for a file under this process's folder */
+    char *name, *listen, *kv; /* listen: an address of this machine, as in an endpoint */
     uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
     bool plaintext;
     uint32_t workers;
@@ -16,11 +18,14 @@ struct config {
     uint32_t max_requests, max_sequences, max_per_client;
     bool prefix_cache, metrics;
     uint32_t replica_wait_s, deadline_s, client_stall_s, worker_timeout_ms, step_timeout_ms;
-    uint32_t hwm; /* messages that a client's connection may have waiting */
+    uint32_t drain_s;     /* what running answers have when it is told to stop */
+    uint32_t hwm;         /* messages that a client's connection may have waiting */
+    uint32_t connections; /* of clients at once */
 };
 
-/* path "-" reads stdin. Checks what can be checked without the model file. */
-int config_read(const char *path, struct config *ret, struct errmsg *em);
+/* path "-" reads stdin. `model`, unless it is NULL, takes the place of the key. Checks what can be
+ * checked without the model file, and looks a host name up, waiting for it. */
+int config_read(const char *path, const char *model, struct config *ret, struct errmsg *em);
 void config_close(struct config *c);
 
 #endif

@@ -9,17 +9,18 @@
 static const char examples[] = "  flotilla-coordinator --config cluster.yaml --check\n"
                                "  flotilla-coordinator --config cluster.yaml\n";
 
-static int run(const char *path, bool check_only, struct errmsg *em)
+static int run(const char *path, const char *model_path, bool check_only, struct errmsg *em)
 {
     struct config config;
     struct model_file model;
-    int rc = config_read(path, &config, em);
+    int rc = config_read(path, model_path, &config, em);
     if (rc < 0) return rc == ERR_NOTFOUND || rc == ERR_IO ? ERR_CONF : rc;
     rc = model_file_open(config.model, true, &model, em);
     if (rc < 0) {
         config_close(&config);
         return ERR_CONF;
     }
+    if (config.model_relative) log_info("key 'model' stands for %s", config.model);
     if (model.warning[0]) log_error("%s", model.warning);
     rc = loop_check(&config, &model, em);
     if (rc == 0 && check_only)
@@ -33,11 +34,13 @@ static int run(const char *path, bool check_only, struct errmsg *em)
 
 int main(int argc, char **argv)
 {
-    const char *path = NULL;
+    const char *path = NULL, *model = NULL;
     bool check_only = false, help = false;
     const struct opt table[] = {
         {"--config", 'c', OPT_STRING, &path, 0, 0, NULL,
          "FILE  the cluster file (deploy/cluster.example.yaml); - reads stdin"},
+        {"--model", 'm', OPT_STRING, &model, 0, 0, NULL,
+         "FILE  the model, in place of the file's key 'model'; any bytes that a path may have"},
         {"--check", 0, OPT_FLAG, &check_only, 0, 0, NULL,
          "check the file and the model's header, and stop"},
         {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},
@@ -56,7 +59,7 @@ int main(int argc, char **argv)
         return 0;
     }
     if (rc == 0 && !path) rc = err_set(&em, ERR_CONF, "needs --config FILE");
-    if (rc == 0) rc = run(path, check_only, &em);
+    if (rc == 0) rc = run(path, model, check_only, &em);
     if (rc == 0) return 0;
     (void)fprintf(stderr, "flotilla-coordinator: %s\n", em.text);
     return rc == ERR_CONF ? 2 : 1;

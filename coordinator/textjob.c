@@ -74,7 +74,7 @@ static void *thread_main(void *arg)
 int textjobs_open(struct net *net, const struct vocab *v, struct textjobs **ret, struct errmsg *em)
 {
     struct textjobs *t = mem_zalloc(sizeof *t);
-    struct net_limits limits = {(int)JOBS_MAX, 64};
+    struct net_limits limits = {.hwm = (int)JOBS_MAX, .frame_max = 64};
     t->vocab = v;
     t->todo.end = &t->todo.first;
     t->done.end = &t->done.first;
