@@ -199,17 +199,16 @@ static bool all(struct core *c, bool linked)
 static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
 {
     const struct worker *w = at_stage(c, stage);
-    const char *rest = strncmp(w->endpoint, "tcp://", 6) == 0 ? w->endpoint + 6 : "";
-    const char *colon = strrchr(rest, ':');
-    if (!colon) {
+    struct addr its;
+    if (!addr_split(w->endpoint, &its) || its.port == 0) {
         lose(c, core__text(c, "worker %s gave no data endpoint", w->hello.name));
         return -1;
     }
     char host[LIMIT_TEXT_BYTES];
-    if (colon == rest)
-        (void)snprintf(host, sizeof host, "%s", w->address);
+    if (its.host[0])
+        addr_format_host(&its, host, sizeof host);
     else
-        (void)snprintf(host, sizeof host, "%.*s", (int)(colon - rest), rest);
+        (void)snprintf(host, sizeof host, "%s", w->address);
     const char *dialler = stage ? at_stage(c, stage - 1)->address : w->address;
     if (addr_is_loopback(host) && !(addr_is_loopback(dialler) && addr_is_loopback(w->address))) {
         lose(c, core__text(c,
@@ -219,7 +218,7 @@ static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
                            stage ? at_stage(c, stage - 1)->hello.name : "the coordinator"));
         return -1;
     }
-    if (snprintf(ret, size, "tcp://%s%s", host, colon) >= (int)size) return -1;
+    if (snprintf(ret, size, "tcp://%s:%u", host, its.port) >= (int)size) return -1;
     return 0;
 }
 

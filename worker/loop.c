@@ -21,7 +21,8 @@
 
 #define HEARTBEAT_NS (250 * NS_PER_MS)
 #define DRAIN_MS 200
-#define SILENT_NS (4 * NS_PER_S)   /* a connection on which nothing comes for so long is made anew \
+#define SILENT_NS                                                                                  \
+    (4 * NS_PER_S)                 /* a connection on which nothing comes for so long is made anew \
                                     */
 #define STALL_NS (200 * NS_PER_MS) /* a wait that took so much longer: this process was stopped */
 
@@ -313,6 +314,7 @@ int loop_run(const struct loop_options *o, struct errmsg *em)
 {
     struct loop l = {.o = o, .em = em};
     struct sigaction action = {.sa_handler = on_signal};
+    atomic_store(&asked_to_stop, false);
     (void)sigaction(SIGTERM, &action, NULL);
     (void)sigaction(SIGINT, &action, NULL);
     int rc = open_all(&l, em);

@@ -42,7 +42,9 @@ struct client_call {
     struct buf received; /* int32_t: tokens that were handed out */
     uint64_t heard_ns;   /* the server's last word of this call */
     uint64_t lost_ns;    /* since when it is lost; 0: it is not */
-    uint64_t asked_ns;   /* when the server was last asked to go on with it */
+    int lost_code; /* why, and in words: the last that the server said of it, or its silence */
+    char lost_why[128];
+    uint64_t asked_ns; /* when the server was last asked to go on with it */
 };
 
 /* A new connection in place of the present one: that may be dead without this end knowing, and
@@ -226,18 +228,25 @@ static void end_call(struct client_call *r, const struct client_end *end)
 }
 
 /* The call is lost, and may be found again for a while. */
-static void lose(struct client_call *r, int code, const char *text)
+static void go_on_lost(struct client_call *r)
 {
     uint64_t now = clock_ns();
-    if (!r->lost_ns) r->lost_ns = now;
     if (r->cancelled || r->request.samples > 1 ||
         now - r->lost_ns >= CLIENT_PATIENCE_MS * NS_PER_MS) {
-        struct client_end end = {.lost = code, .status = STATUS_UNAVAILABLE};
-        (void)snprintf(end.text, sizeof end.text, "%s %s", r->c->endpoint, text);
+        struct client_end end = {.lost = r->lost_code, .status = STATUS_UNAVAILABLE};
+        (void)snprintf(end.text, sizeof end.text, "%s %s", r->c->endpoint, r->lost_why);
         end_call(r, &end);
-        return;
+    } else if (now - r->asked_ns >= PING_NS) {
+        (void)ask(r, 0); /* nobody there: again in a while */
     }
-    if (now - r->asked_ns >= PING_NS) (void)ask(r, 0); /* nobody there: again in a while */
+}
+
+static void lose(struct client_call *r, int code, const char *why)
+{
+    if (!r->lost_ns) r->lost_ns = clock_ns();
+    r->lost_code = code;
+    (void)snprintf(r->lost_why, sizeof r->lost_why, "%.120s", why);
+    go_on_lost(r);
 }
 
 static struct client_call *call_by_id(const struct client *c, uint64_t id)
@@ -300,7 +309,9 @@ static void take_pong(struct client *c, struct net_frame body)
     if (wire_get_pong(body.data, body.bytes, &c->body_arena, &unknown, &n, &em) < 0) return;
     for (uint32_t i = 0; i < n; i++) {
         struct client_call *r = call_by_id(c, unknown[i]);
-        if (r) lose(r, ERR_CLOSED, "does not know this call any more");
+        if (!r) continue;
+        r->heard_ns = clock_ns();
+        lose(r, ERR_CLOSED, "does not know this call any more");
     }
 }
 
@@ -369,16 +380,18 @@ static void check_silence(struct client *c)
     if (c->n_calls && now - c->heard_ns >= c->again_ns) {
         c->again_ns *= 2; /* over a slow line a long reply takes its time */
         (void)connect_again(c, NULL);
-        for (size_t i = 0; i < c->n_calls; i++) {
+        for (size_t i = c->n_calls; i-- > 0;) {
             struct client_call *r = c->calls[i];
-            if (!r->lost_ns) r->lost_ns = now;
             r->asked_ns = 0; /* at once when it is connected */
+            lose(r, ERR_TIMEOUT, "is silent");
         }
     }
     for (size_t i = c->n_calls; i-- > 0;) {
         struct client_call *r = c->calls[i];
-        if (r->lost_ns || now - r->heard_ns >= CLIENT_SILENT_MS * NS_PER_MS)
+        if (now - r->heard_ns >= CLIENT_SILENT_MS * NS_PER_MS)
             lose(r, ERR_TIMEOUT, "is silent");
+        else if (r->lost_ns)
+            go_on_lost(r);
     }
 }
 

@@ -16,29 +16,31 @@
 #include <unistd.h>
 
 /* At 2 GB/s, the most that one I/O thread takes in, 20 MB come between two looks. */
-#define LOOK_NS (10 * NS_PER_MS)
+#define LOOK_NS (CONNS_LOOK_MS * NS_PER_MS)
+/* epoll tells of a flood, but not of what libzmq has read by the time it is asked: all connections
+ * are looked at this often. */
+#define SWEEP_NS NS_PER_S
 #define FIRED_MAX 64
 /* ZMTP commands (handshake, ping) are counted by the kernel and never handed over: */
 #define COMMAND_BYTES 4096u
 #define COMMAND_BYTES_A_SECOND 64u
-/* A connection of which messages are handed over may have this much more than one that stands. */
-#define MOVING_FACTOR 2u
+#define MOVING_NS NS_PER_S /* a connection moves for so long after a message was handed over */
 
 /* A connection, by its file descriptor. What is handed over is counted by descriptor as well, and
  * libzmq may hand over messages of a closed connection when the descriptor already names the next:
  * `base` is what had been handed over before this one, at the least. */
 struct conn {
     bool used, cut, spoke;
-    bool hot; /* looked at every LOOK_NS; otherwise epoll tells when it sends again */
+    bool hot; /* looked at every LOOK_NS; otherwise when epoll tells, or in the next sweep */
     uint32_t group;
     uint64_t cookie; /* the kernel's name of the connection, never used twice */
-    uint64_t since_ns, active_ns, base, consumed, delivered, waiting;
+    uint64_t since_ns, active_ns, moved_ns, base, consumed, delivered, waiting;
 };
 
 struct conns {
     int epoll;
     int fd_end; /* above the highest descriptor that was ever used */
-    uint64_t looked_ns, n_cut;
+    uint64_t looked_ns, swept_ns, n_cut;
     bool any_hot;
     struct conns_limits limits[CONNS_GROUPS];
     uint32_t count[CONNS_GROUPS];
@@ -94,7 +96,11 @@ static void cut(struct conns *c, int fd)
     x->waiting = 0;
     c->count[x->group]--;
     c->n_cut++;
-    if (x->cookie && cookie_of(fd) == x->cookie) (void)shutdown(fd, SHUT_RDWR);
+    if (!x->cookie || cookie_of(fd) != x->cookie) return;
+    /* The peer is told at once (RST), even while it waits for room to send more. */
+    struct linger at_once = {.l_onoff = 1};
+    (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    (void)shutdown(fd, SHUT_RDWR);
 }
 
 static void make_room(struct conns *c, uint32_t group, int newest, uint64_t now_ns)
@@ -187,7 +193,7 @@ static void look(struct conns *c, int fd, uint64_t now_ns)
     }
     uint64_t delivered = atomic_load(&c->delivered[fd]);
     if (delivered - x->base > consumed) x->base = delivered - consumed;
-    bool moves = delivered != x->delivered;
+    if (delivered != x->delivered) x->moved_ns = now_ns;
     x->spoke |= delivered != x->base;
     x->hot = consumed != x->consumed;
     if (x->hot) x->active_ns = now_ns;
@@ -196,7 +202,8 @@ static void look(struct conns *c, int fd, uint64_t now_ns)
     uint64_t commands = COMMAND_BYTES + (now_ns - x->since_ns) / NS_PER_S * COMMAND_BYTES_A_SECOND;
     uint64_t waiting = consumed - (delivered - x->base);
     x->waiting = waiting > commands ? waiting - commands : 0;
-    if (x->waiting > l->bytes * (moves ? MOVING_FACTOR : 1))
+    bool moves = x->moved_ns && now_ns < x->moved_ns + MOVING_NS;
+    if (x->waiting > (moves ? l->moving_bytes : l->bytes))
         cut(c, fd);
     else if (!x->hot)
         watch(c, fd, EPOLL_CTL_MOD);
@@ -234,16 +241,21 @@ long conns_turn(struct conns *c, uint64_t now_ns)
     }
     c->looked_ns = now_ns;
     c->any_hot = false;
+    bool sweep = now_ns >= c->swept_ns + SWEEP_NS, any = false;
+    if (sweep) c->swept_ns = now_ns;
     uint32_t groups = 0; /* a bit for each in which something was looked at */
     for (int fd = 0; fd < c->fd_end; fd++) {
-        if (!c->conns[fd].hot) continue;
+        const struct conn *x = &c->conns[fd];
+        any |= x->used;
+        if (!x->hot && !(sweep && x->used && !x->cut)) continue;
         groups |= 1u << c->conns[fd].group;
         look(c, fd, now_ns);
         c->any_hot |= c->conns[fd].hot;
     }
     for (uint32_t g = 0; g < CONNS_GROUPS; g++)
         if (groups >> g & 1) hold_total(c, g);
-    return c->any_hot ? (long)(LOOK_NS / NS_PER_MS) : -1;
+    if (c->any_hot) return CONNS_LOOK_MS;
+    return any ? (long)((c->swept_ns + SWEEP_NS - now_ns) / NS_PER_MS) + 1 : -1;
 }
 
 uint32_t conns_count(const struct conns *c, uint32_t group)

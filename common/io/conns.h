@@ -15,17 +15,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CONNS_GROUPS 16u   /* listening sockets */
+#define CONNS_GROUPS 16u /* listening sockets */
+#define CONNS_LOOK_MS 10
 #define CONNS_FD_MAX 8192u /* file descriptors; a connection with a higher one is refused */
 
 /* Of one listening socket. */
 struct conns_limits {
-    uint32_t count;       /* connections; one more pushes out the oldest that never said anything,
-                             else the one that is quiet for longest, at least quiet_ns, or else is
-                             refused itself */
-    uint64_t quiet_ns;    /* 0: whoever has spoken is never pushed out */
-    uint64_t bytes;       /* of a connection that were not handed over, while nothing of it is */
-    uint64_t total_bytes; /* of all its connections: the largest go first */
+    uint32_t count;        /* connections; one more pushes out the oldest that never said anything,
+                              else the one that is quiet for longest, at least quiet_ns, or else is
+                              refused itself */
+    uint64_t quiet_ns;     /* 0: whoever has spoken is never pushed out */
+    uint64_t bytes;        /* of a connection that were not handed over, */
+    uint64_t moving_bytes; /* and while messages of it are being handed over */
+    uint64_t total_bytes;  /* of all its connections: the largest go first */
 };
 
 struct conns;
@@ -48,7 +50,8 @@ void conns_delivered(struct conns *c, int fd, size_t frame_bytes);
 /* Readable when conns_turn has work before the time it said. */
 int conns_fd(const struct conns *c);
 /* Looks at the connections that have sent something. Returns the milliseconds until it wants to be
- * called again, -1: not before conns_fd is readable. */
+ * called again, -1: not before there is a connection. Beyond CONNS_LOOK_MS it wants to be called as
+ * soon as conns_fd is readable. */
 long conns_turn(struct conns *c, uint64_t now_ns);
 
 /* Connections of a group that were not shut down, and how many were since the beginning. */

@@ -172,9 +172,8 @@ void net_sock_drain(struct net_sock *s, int ms)
 /* ---- peers of listening sockets ---- */
 
 /* False: the socket of this monitor is closed. */
-static bool take_events(struct guard *g, uint32_t group)
+static bool take_events(struct guard *g, void *monitor, uint32_t group)
 {
-    void *monitor = g->watched[group].monitor;
     zmq_msg_t m;
     for (;;) {
         uint16_t event = 0;
@@ -199,7 +198,7 @@ static bool take_events(struct guard *g, uint32_t group)
 }
 
 /* Takes in what net_bind has put there. False: it is time to end. */
-static bool take_watched(struct guard *g)
+static bool take_watched(struct guard *g, void **monitors)
 {
     eventfd_t ignored;
     (void)eventfd_read(g->wake, &ignored);
@@ -209,6 +208,7 @@ static bool take_watched(struct guard *g)
         struct watched *w = &g->watched[i];
         if (w->fresh) conns_set_limits(g->conns, i, w->limits);
         w->fresh = false;
+        monitors[i] = w->monitor;
         any |= w->monitor != NULL;
     }
     bool stop = g->stop;
@@ -228,22 +228,23 @@ static void forget_watched(struct guard *g, uint32_t group)
 static void *run_guard(void *arg)
 {
     struct guard *g = arg;
+    void *monitors[CONNS_GROUPS];
     long wait_ms = -1;
-    while (take_watched(g)) {
+    while (take_watched(g, monitors)) {
         zmq_pollitem_t items[CONNS_GROUPS + 2] = {
             {.fd = g->wake, .events = ZMQ_POLLIN},
-            {.fd = conns_fd(g->conns), .events = wait_ms < 0 ? ZMQ_POLLIN : 0}};
+            {.fd = conns_fd(g->conns),
+             .events = wait_ms < 0 || wait_ms > CONNS_LOOK_MS ? ZMQ_POLLIN : 0}};
         uint32_t of[CONNS_GROUPS];
         int n = 0;
         for (uint32_t i = 0; i < CONNS_GROUPS; i++) {
-            if (!g->watched[i].monitor) continue;
+            if (!monitors[i]) continue;
             of[n] = i;
-            items[2 + n++] =
-                (zmq_pollitem_t){.socket = g->watched[i].monitor, .events = ZMQ_POLLIN};
+            items[2 + n++] = (zmq_pollitem_t){.socket = monitors[i], .events = ZMQ_POLLIN};
         }
         (void)zmq_poll(items, n + 2, wait_ms);
         for (int i = 0; i < n; i++)
-            if ((items[2 + i].revents & ZMQ_POLLIN) && !take_events(g, of[i]))
+            if ((items[2 + i].revents & ZMQ_POLLIN) && !take_events(g, monitors[of[i]], of[i]))
                 forget_watched(g, of[i]);
         wait_ms = conns_turn(g->conns, clock_ns());
     }
@@ -281,7 +282,10 @@ static void close_guard(struct guard *g)
     (void)pthread_mutex_destroy(&g->lock);
 }
 
-/* An idle data link must stay; a client, or a worker, makes a new connection. */
+/* A queue, and a message that libzmq has read and cannot put there, are what an honest peer may
+ * have waiting. While its messages are handed over there are two more: one that a ROUTER takes out
+ * of the queue to see whose it is, and one that was received and is not yet counted. An idle data
+ * link must stay; a client, or a worker, makes a new connection. */
 static struct conns_limits peer_limits(const struct net_sock *s)
 {
     const struct net_limits *l = &s->limits;
@@ -291,6 +295,7 @@ static struct conns_limits peer_limits(const struct net_sock *s)
     return (struct conns_limits){.count = l->peers_max ? l->peers_max : NET_PEERS_DEFAULT,
                                  .quiet_ns = s->kind == NET_ROUTER ? QUIET_NS : 0,
                                  .bytes = bytes,
+                                 .moving_bytes = bytes + 2 * message,
                                  .total_bytes = TOTAL_FACTOR * bytes};
 }
 

@@ -1,5 +1,5 @@
 """The client API answers what it does not serve; bytes that are no message are dropped and counted."""
-import os, random, socket, subprocess, sys, unittest
+import os, random, re, socket, subprocess, sys, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import BIN, Cluster
@@ -37,8 +37,10 @@ class Api(unittest.TestCase):
             pids = [c.up.pid, *(w["pid"] for w in c.workers())]
             ports = set()
             listing = subprocess.run(["ss", "-ltnpH"], stdout=subprocess.PIPE, text=True)
+            mine = set(subprocess.run(["pgrep", "-P", str(c.up.pid)], stdout=subprocess.PIPE, text=True).stdout.split())
             for line in listing.stdout.splitlines():
-                if "flotilla-" in line:
+                pid = re.search(r"pid=(\d+)", line)
+                if pid and pid.group(1) in mine:
                     ports.add(int(line.split()[3].rsplit(":", 1)[1]))
             self.assertGreaterEqual(len(ports), 5, pids)
             for port in ports:

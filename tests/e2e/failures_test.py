@@ -3,6 +3,7 @@ import json, os, signal, socket, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import MODEL, Cluster, Generation, Namespace, local, program, run
+from relay import Relay
 
 LONG_RUN = dict(tokens=4000, ignore_eos=True)
 
@@ -101,14 +102,18 @@ class Failures(unittest.TestCase):
             self.assertGreaterEqual(sum(r is not None and len(r["tokens"]) == 150 for r in results), 6)
             c.wait(all_free, 5)
 
-    def test_coordinator_killed(self):
+    def test_coordinator_started_again(self):
         """Workers that are left running serve the next coordinator, and load nothing again; a stream goes on
-        there with the very next token."""
+        there with the very next token, whether the one before was killed or told to stop."""
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            self.start_again(how)
+
+    def start_again(self, how):
         what = dict(tokens=600, ignore_eos=True)
         whole = local("Once upon a time", **what)
         want = local("Once upon a time", tokens=12)["tokens"]
         ports = free_ports(3)
-        config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\n" \
+        config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\ndrain: 1\nmetrics: false\n" \
                  f"ports: {{clients: {ports[0]}, workers: {ports[1]}, results: {ports[2]}}}\n"
         client = f"tcp://127.0.0.1:{ports[0]}"
 
@@ -128,8 +133,8 @@ class Failures(unittest.TestCase):
                 self.assertTrue(c.stdout.readline().startswith("ready"))
                 stream = Generation(client, "Once upon a time", **what)
                 time.sleep(1)
-                c.kill()
-                c.wait()
+                c.send_signal(how)
+                self.assertEqual(c.wait(timeout=20), -signal.SIGKILL if how == signal.SIGKILL else 0)
                 c.stdout.close()
                 c = start()
                 self.assertTrue(c.stdout.readline().startswith("ready"))
@@ -147,6 +152,51 @@ class Failures(unittest.TestCase):
                 for p in (*workers, c):
                     self.assertEqual(p.wait(timeout=20), 0)
                 c.stdout.close()
+
+    def test_half_open(self):
+        """A worker's and a client's connection are forgotten on the way, without a word to either end: both are back
+        on new connections within 10 s, and the stream has every token once."""
+        what = dict(tokens=900, ignore_eos=True)
+        want = local("Once upon a time", **what)["tokens"]
+        with Cluster(workers=1, threads=1, kv_tokens=4096) as c, Relay(int(c.join.rsplit(":", 1)[1])) as to_worker, \
+                Relay(int(c.address.rsplit(":", 1)[1])) as to_client:
+            os.kill(c.workers()[0]["pid"], signal.SIGKILL)
+            c.wait(lambda s: not s["ready"], 10)
+            w = subprocess.Popen([program("flotilla-worker"), "--coordinator", f"127.0.0.1:{to_worker.port}", "--threads", "1"],
+                                 stderr=c.log)
+            c.extra.append(w)
+            c.wait(ready, 30)
+            to_worker.freeze()
+            c.wait(lambda s: not s["ready"], 10)
+            at = time.monotonic()
+            c.wait(ready, 30)
+            self.assertLess(time.monotonic() - at, 10)
+            self.assertGreaterEqual(to_worker.connections, 2)
+            stream = Generation(f"127.0.0.1:{to_client.port}", "Once upon a time", **what)
+            c.wait(running(1), 10)
+            time.sleep(0.5)
+            to_client.freeze()
+            got = stream.result(timeout=120)
+            self.assertIsNotNone(got, stream.error)
+            self.assertEqual(got["tokens"], want)
+            self.assertGreaterEqual(to_client.connections, 2)
+
+    def test_coordinator_stands_still(self):
+        """It is stopped for ten seconds: when it goes on nobody is blamed, and the stream is whole."""
+        what = dict(tokens=300, ignore_eos=True)
+        want = local("Once upon a time", **what)["tokens"]
+        with Cluster(workers=2, threads=1, kv_tokens=4096) as c:
+            stream = c.start("Once upon a time", **what)
+            c.wait(running(1), 10)
+            children = subprocess.run(["pgrep", "-P", str(c.up.pid)], stdout=subprocess.PIPE, text=True).stdout.split()
+            pid = next(int(p) for p in children if int(p) not in {w["pid"] for w in c.workers()})
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(10)
+            os.kill(pid, signal.SIGCONT)
+            got = stream.result(timeout=120)
+            self.assertIsNotNone(got, stream.error)
+            self.assertEqual(got["tokens"], want)
+            self.assertEqual(c.status()["replicas"][0]["epoch"], 1, c.text()[-2000:])
 
     def test_blocked_links(self):
         """A firewall swallows a link for ten seconds: data between workers, then a worker's control."""
