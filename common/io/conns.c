@@ -24,7 +24,6 @@
 /* ZMTP commands (handshake, ping) are counted by the kernel and never handed over: */
 #define COMMAND_BYTES 4096u
 #define COMMAND_BYTES_A_SECOND 64u
-#define MOVING_NS NS_PER_S /* a connection moves for so long after a message was handed over */
 
 /* A connection, by its file descriptor. What is handed over is counted by descriptor as well, and
  * libzmq may hand over messages of a closed connection when the descriptor already names the next:
@@ -34,7 +33,7 @@ struct conn {
     bool hot; /* looked at every LOOK_NS; otherwise when epoll tells, or in the next sweep */
     uint32_t group;
     uint64_t cookie; /* the kernel's name of the connection, never used twice */
-    uint64_t since_ns, active_ns, moved_ns, base, consumed, delivered, waiting;
+    uint64_t since_ns, active_ns, base, consumed, waiting;
 };
 
 struct conns {
@@ -139,8 +138,7 @@ void conns_accepted(struct conns *c, int fd, uint32_t group, uint64_t now_ns)
                        .cookie = cookie_of(fd),
                        .since_ns = now_ns,
                        .active_ns = now_ns,
-                       .base = x->base,
-                       .delivered = x->base};
+                       .base = x->base};
     if (fd >= c->fd_end) c->fd_end = fd + 1;
     c->count[group]++;
     if (c->count[group] > c->limits[group].count) make_room(c, group, fd, now_ns);
@@ -167,17 +165,25 @@ int conns_fd(const struct conns *c)
     return c->epoll;
 }
 
-/* What libzmq has read of a connection so far. */
-static bool read_consumed(int fd, const struct conn *x, uint64_t *ret)
+/* What libzmq has read of a connection so far: at least, and at most. Bytes arrive and are read
+ * while the kernel is asked for one number after the other. */
+struct consumed {
+    uint64_t least, most;
+};
+
+static bool read_consumed(int fd, const struct conn *x, struct consumed *ret)
 {
     struct tcp_info info = {0};
     socklen_t n = sizeof info;
-    int unread = 0;
-    if (!x->cookie || cookie_of(fd) != x->cookie ||
-        getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0 || ioctl(fd, SIOCINQ, &unread) != 0)
+    int before = 0, after = 0;
+    if (!x->cookie || cookie_of(fd) != x->cookie || ioctl(fd, SIOCINQ, &before) != 0 ||
+        getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0 || ioctl(fd, SIOCINQ, &after) != 0)
         return false;
-    uint64_t waits = (uint64_t)(unread > 0 ? unread : 0);
-    *ret = info.tcpi_bytes_received > waits ? info.tcpi_bytes_received - waits : 0;
+    uint64_t came = info.tcpi_bytes_received;
+    uint64_t most_unread = after > 0 ? (uint64_t)after : 0;
+    uint64_t least_unread = before > 0 ? (uint64_t)before : 0;
+    ret->least = came > most_unread ? came - most_unread : 0;
+    ret->most = came > least_unread ? came - least_unread : 0;
     return true;
 }
 
@@ -185,25 +191,26 @@ static void look(struct conns *c, int fd, uint64_t now_ns)
 {
     struct conn *x = &c->conns[fd];
     const struct conns_limits *l = &c->limits[x->group];
-    uint64_t consumed;
+    struct consumed consumed;
+    uint64_t before = atomic_load(&c->delivered[fd]);
     if (!read_consumed(fd, x, &consumed)) {
         x->hot = false;
         x->waiting = 0;
         return;
     }
+    /* What was handed over before cannot be more than what has been read after; if it is, some of
+     * it came by an earlier connection. */
     uint64_t delivered = atomic_load(&c->delivered[fd]);
-    if (delivered - x->base > consumed) x->base = delivered - consumed;
-    if (delivered != x->delivered) x->moved_ns = now_ns;
+    if (before - x->base > consumed.most) x->base = before - consumed.most;
     x->spoke |= delivered != x->base;
-    x->hot = consumed != x->consumed;
+    x->hot = consumed.least != x->consumed;
     if (x->hot) x->active_ns = now_ns;
-    x->consumed = consumed;
-    x->delivered = delivered;
+    x->consumed = consumed.least;
     uint64_t commands = COMMAND_BYTES + (now_ns - x->since_ns) / NS_PER_S * COMMAND_BYTES_A_SECOND;
-    uint64_t waiting = consumed - (delivered - x->base);
+    uint64_t handed = delivered - x->base;
+    uint64_t waiting = consumed.least > handed ? consumed.least - handed : 0;
     x->waiting = waiting > commands ? waiting - commands : 0;
-    bool moves = x->moved_ns && now_ns < x->moved_ns + MOVING_NS;
-    if (x->waiting > (moves ? l->moving_bytes : l->bytes))
+    if (x->waiting > l->bytes)
         cut(c, fd);
     else if (!x->hot)
         watch(c, fd, EPOLL_CTL_MOD);

@@ -21,13 +21,12 @@
 
 /* Of one listening socket. */
 struct conns_limits {
-    uint32_t count;        /* connections; one more pushes out the oldest that never said anything,
-                              else the one that is quiet for longest, at least quiet_ns, or else is
-                              refused itself */
-    uint64_t quiet_ns;     /* 0: whoever has spoken is never pushed out */
-    uint64_t bytes;        /* of a connection that were not handed over, */
-    uint64_t moving_bytes; /* and while messages of it are being handed over */
-    uint64_t total_bytes;  /* of all its connections: the largest go first */
+    uint32_t count;       /* connections; one more pushes out the oldest that never said anything,
+                             else the one that is quiet for longest, at least quiet_ns, or else is
+                             refused itself */
+    uint64_t quiet_ns;    /* 0: whoever has spoken is never pushed out */
+    uint64_t bytes;       /* of a connection that were not handed over */
+    uint64_t total_bytes; /* of all its connections: the largest go first */
 };
 
 struct conns;

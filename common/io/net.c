@@ -282,20 +282,19 @@ static void close_guard(struct guard *g)
     (void)pthread_mutex_destroy(&g->lock);
 }
 
-/* A queue, and a message that libzmq has read and cannot put there, are what an honest peer may
- * have waiting. While its messages are handed over there are two more: one that a ROUTER takes out
- * of the queue to see whose it is, and one that was received and is not yet counted. An idle data
- * link must stay; a client, or a worker, makes a new connection. */
+/* What an honest peer may have waiting: a queue, a message that libzmq has read and cannot put
+ * there, and one that has left the queue and is not counted yet, since a ROUTER takes it out to see
+ * whose it is, or the receiver has it only just. An idle data link must stay; a client, or a
+ * worker, makes a new connection. */
 static struct conns_limits peer_limits(const struct net_sock *s)
 {
     const struct net_limits *l = &s->limits;
     uint64_t message = l->message_max ? l->message_max : (uint64_t)l->frame_max;
     uint64_t queued = (uint64_t)(l->recv_hwm ? l->recv_hwm : l->hwm);
-    uint64_t bytes = (queued + 1) * message;
+    uint64_t bytes = (queued + 2) * message;
     return (struct conns_limits){.count = l->peers_max ? l->peers_max : NET_PEERS_DEFAULT,
                                  .quiet_ns = s->kind == NET_ROUTER ? QUIET_NS : 0,
                                  .bytes = bytes,
-                                 .moving_bytes = bytes + 2 * message,
                                  .total_bytes = TOTAL_FACTOR * bytes};
 }
 

@@ -48,7 +48,7 @@ void net_sock_close(struct net_sock *s);
 void net_sock_drain(struct net_sock *s, int ms);
 
 /* "tcp://ADDRESS:PORT", where PORT may be *, or "inproc://NAME". What peers send and nobody
- * receives is held within recv_hwm + 1 messages of message_max bytes each, also while a message
+ * receives is held within recv_hwm + 2 messages of message_max bytes each, also while a message
  * never ends: whoever sends more is cut off (common/io/README.md). */
 int net_bind(struct net_sock *s, const char *endpoint, struct errmsg *em);
 /* "tcp://HOST:PORT" or "inproc://NAME". A host that is a name is looked up on a thread of its own;
