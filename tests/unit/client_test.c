@@ -278,6 +278,27 @@ static void test_stopped_client_makes_no_new_connection(void **state)
     assert_int_equal(fake.n_sockets, 1);
 }
 
+static void stand_still_once(void)
+{
+    fake.on_poll = NULL;
+    fake.now_ns += 3600 * NS_PER_S;
+}
+
+static void test_standstill_is_nobodys_silence(void **state)
+{
+    /* Nothing waits when the client goes on: it asks nobody again before it has listened. */
+    struct seen s;
+    server.stop_after = 3;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    fake.on_poll = stand_still_once;
+    (void)client_turn(*state, 100);
+    turn_for(*state, 1);
+    assert_int_equal(fake.n_sockets, 1);
+    assert_int_equal(server.n_generates, 1);
+    assert_int_equal(s.n_ends, 0);
+}
+
 static void test_duplicates_are_taken_once(void **state)
 {
     struct seen s;
@@ -484,6 +505,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_half_open, setup, teardown),
         cmocka_unit_test_setup_teardown(test_stopped_client_makes_no_new_connection, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(test_standstill_is_nobodys_silence, setup, teardown),
         cmocka_unit_test_setup_teardown(test_duplicates_are_taken_once, setup, teardown),
         cmocka_unit_test_setup_teardown(test_gap_is_asked_for, setup, teardown),
         cmocka_unit_test_setup_teardown(test_seed_is_kept, setup, teardown),

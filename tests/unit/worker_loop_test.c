@@ -147,7 +147,6 @@ static void on_poll(void)
     if (fake.now_ns >= script.stop_ns) (void)raise(SIGTERM);
     if (script.freeze_ns && fake.now_ns >= script.freeze_ns) {
         script.freeze_ns = 0;
-        say(CONTROL, TO_ALIVE); /* it waits in the kernel meanwhile */
         fake.now_ns += script.freeze_for_ns;
     }
     if (script.ready_ns && !script.sent_ready && fake.now_ns >= script.ready_ns) {
