@@ -138,6 +138,8 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
     default: break;
     }
     if (sock == CONTROL && script.silent_ns && fake.now_ns >= script.silent_ns) return 0;
+    /* Nothing waits for a worker that stands still. */
+    if (script.freeze_ns && fake.now_ns + NS_PER_S >= script.freeze_ns) return 0;
     if (m.type == FROM_HEARTBEAT) say(sock, script.refuse ? TO_REFUSE : TO_ALIVE);
     return 0;
 }
