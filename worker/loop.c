@@ -261,6 +261,7 @@ static void metrics_text(void *arg, struct buf *out)
 static int open_metrics(struct loop *l, struct errmsg *em)
 {
     struct addr at;
+    char host[ADDR_TEXT_BYTES];
     uint32_t bound;
     if (!l->o->metrics) return 0;
     int rc = addr_parse(l->o->metrics, &at, em);
@@ -268,7 +269,8 @@ static int open_metrics(struct loop *l, struct errmsg *em)
     if (rc == 0)
         rc = http_open(at.host, at.port, "/metrics", PROM_CONTENT_TYPE, metrics_text, l,
                        &l->metrics, &bound, em);
-    if (rc == 0) log_info("metrics at http://%s:%" PRIu32 "/metrics", at.host, bound);
+    addr_format_host(&at, host, sizeof host);
+    if (rc == 0) log_info("metrics at http://%s:%" PRIu32 "/metrics", host, bound);
     return rc < 0 ? err_wrap(em, ERR_CONF, "--metrics") : 0;
 }
 
