@@ -1,5 +1,5 @@
 """What a lost worker, a stopped one, and a vanished client do, with real processes."""
-import json, os, signal, socket, subprocess, sys, tempfile, time, unittest
+import json, os, re, signal, socket, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import MODEL, Cluster, Generation, Namespace, local, program, run
@@ -158,28 +158,45 @@ class Failures(unittest.TestCase):
         on new connections within 10 s, and the stream has every token once."""
         what = dict(tokens=900, ignore_eos=True)
         want = local("Once upon a time", **what)["tokens"]
-        with Cluster(workers=1, threads=1, kv_tokens=4096) as c, Relay(int(c.join.rsplit(":", 1)[1])) as to_worker, \
-                Relay(int(c.address.rsplit(":", 1)[1])) as to_client:
-            os.kill(c.workers()[0]["pid"], signal.SIGKILL)
-            c.wait(lambda s: not s["ready"], 10)
-            w = subprocess.Popen([program("flotilla-worker"), "--coordinator", f"127.0.0.1:{to_worker.port}", "--threads", "1"],
-                                 stderr=c.log)
-            c.extra.append(w)
-            c.wait(ready, 30)
-            to_worker.freeze()
-            c.wait(lambda s: not s["ready"], 10)
-            at = time.monotonic()
-            c.wait(ready, 30)
-            self.assertLess(time.monotonic() - at, 10)
-            self.assertGreaterEqual(to_worker.connections, 2)
-            stream = Generation(f"127.0.0.1:{to_client.port}", "Once upon a time", **what)
-            c.wait(running(1), 10)
-            time.sleep(0.5)
-            to_client.freeze()
-            got = stream.result(timeout=120)
-            self.assertIsNotNone(got, stream.error)
-            self.assertEqual(got["tokens"], want)
-            self.assertGreaterEqual(to_client.connections, 2)
+        config = f"model: {MODEL}\nworkers: 1\nkv_tokens: 4096\nmetrics: false\n" \
+                 "ports: {clients: 0, workers: 0, results: 0}\n"
+        with tempfile.TemporaryFile("w+") as log:
+            c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=log, text=True)
+            c.stdin.write(config)
+            c.stdin.close()
+            line = c.stdout.readline()
+            client, join = re.search(r"client=(\S+) worker=(\S+)", line).groups()
+
+            def await_ready(wanted, seconds):
+                end = time.monotonic() + seconds
+                while json.loads(run("status", "--cluster", client, "--json").stdout)["ready"] != wanted:
+                    self.assertLess(time.monotonic(), end)
+                    time.sleep(0.1)
+
+            with Relay(int(join.rsplit(":", 1)[1])) as to_worker, Relay(int(client.rsplit(":", 1)[1])) as to_client:
+                w = subprocess.Popen([program("flotilla-worker"), "--coordinator", f"127.0.0.1:{to_worker.port}",
+                                      "--threads", "1"], stderr=log)
+                try:
+                    await_ready(True, 60)
+                    to_worker.freeze()
+                    await_ready(False, 10)
+                    at = time.monotonic()
+                    await_ready(True, 30)
+                    self.assertLess(time.monotonic() - at, 10)
+                    self.assertGreaterEqual(to_worker.connections, 2)
+                    stream = Generation(f"127.0.0.1:{to_client.port}", "Once upon a time", **what)
+                    time.sleep(1)
+                    to_client.freeze()
+                    got = stream.result(timeout=120)
+                    self.assertIsNotNone(got, stream.error)
+                    self.assertEqual(got["tokens"], want)
+                    self.assertGreaterEqual(to_client.connections, 2)
+                finally:
+                    for p in (w, c):
+                        p.terminate()
+                        self.assertEqual(p.wait(timeout=20), 0)
+                    c.stdout.close()
 
     def test_coordinator_stands_still(self):
         """It is stopped for ten seconds: when it goes on nobody is blamed, and the stream is whole."""
@@ -188,8 +205,8 @@ class Failures(unittest.TestCase):
         with Cluster(workers=2, threads=1, kv_tokens=4096) as c:
             stream = c.start("Once upon a time", **what)
             c.wait(running(1), 10)
-            children = subprocess.run(["pgrep", "-P", str(c.up.pid)], stdout=subprocess.PIPE, text=True).stdout.split()
-            pid = next(int(p) for p in children if int(p) not in {w["pid"] for w in c.workers()})
+            found = subprocess.run(["pgrep", "-P", str(c.up.pid), "-f", "flotilla-coordinator"], stdout=subprocess.PIPE, text=True)
+            pid = int(found.stdout)
             os.kill(pid, signal.SIGSTOP)
             time.sleep(10)
             os.kill(pid, signal.SIGCONT)
