@@ -9,10 +9,10 @@
 
 #define N_KEYS 26
 
-static void fill_table(struct config *c, struct conf_key *table)
+static void fill_table(struct config *c, bool model_given, struct conf_key *table)
 {
     const struct conf_key keys[N_KEYS] = {
-        {"model", CONF_STRING, &c->model, 0, 0, true},
+        {"model", CONF_STRING, &c->model, 0, 0, !model_given},
         {"name", CONF_STRING, &c->name, 0, 0, false},
         {"listen", CONF_STRING, &c->listen, 0, 0, false},
         {"ports.clients", CONF_U32, &c->client_port, 0, 65535, false},
@@ -60,7 +60,7 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
     return 0;
 }
 
-int config_read(const char *path, struct config *ret, struct errmsg *em)
+int config_read(const char *path, const char *model, struct config *ret, struct errmsg *em)
 {
     struct config c = {.listen = mem_strdup("127.0.0.1"),
                        .kv = mem_strdup("f16"),
@@ -79,8 +79,12 @@ int config_read(const char *path, struct config *ret, struct errmsg *em)
                        .worker_timeout_ms = 1500,
                        .step_timeout_ms = 2000};
     struct conf_key table[N_KEYS + 1];
-    fill_table(&c, table);
+    fill_table(&c, model != NULL, table);
     int rc = conf_read(path, table, em);
+    if (rc == 0 && model) {
+        mem_free(c.model);
+        c.model = mem_strdup(model);
+    }
     if (rc == 0) rc = check(path, &c, em);
     if (rc < 0)
         conf_free(table);
@@ -92,6 +96,17 @@ int config_read(const char *path, struct config *ret, struct errmsg *em)
 void config_close(struct config *c)
 {
     struct conf_key table[N_KEYS + 1];
-    fill_table(c, table);
+    fill_table(c, false, table);
     conf_free(table);
+}
+
+int config_check_key(const char *name, const char *text, struct errmsg *em)
+{
+    struct config c = {0};
+    struct conf_key table[N_KEYS + 1];
+    fill_table(&c, false, table);
+    for (size_t i = 0; i < N_KEYS; i++) table[i].needed = false;
+    int rc = conf_parse(name, text, strlen(text), table, em);
+    conf_free(table);
+    return rc;
 }

@@ -8,6 +8,7 @@
 #include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/base/process.h"
 #include "proto/wire.h"
 
 #include <inttypes.h>
@@ -24,6 +25,7 @@
 #define WORKER_MESSAGES_A_TURN 64
 #define CLIENT_MESSAGES_A_TURN 32
 #define DRAIN_MS 200
+#define END_S 2
 #define LOGITS_MAX 64u
 /* The last stage holds a Step's logits as floats; a row of Gemma's vocabulary is 1 MiB. */
 #define LOGITS_BYTES ((uint32_t)32 << 20)
@@ -158,7 +160,7 @@ void shell__event(struct shell *s, struct event *e)
                 stops[n_stops++] = a->tokens.request;
             break;
         case ACT_END: calls__end(s, a); break;
-        case ACT_NOTE: log_info("%s", a->note); break;
+        case ACT_NOTE: (a->loss ? log_warn : log_info)("%s", a->note); break;
         }
     }
     for (size_t i = 0; i < n_stops; i++) {
@@ -237,8 +239,7 @@ static void tell_status(struct shell *s)
         metrics_publish(s->metrics, &s->count, &m);
     }
     if (m.ready && !s->was_ready) {
-        (void)printf("ready client=%s\n", s->client_endpoint);
-        (void)fflush(stdout);
+        log_stdout("ready client=%s", s->client_endpoint);
     }
     s->was_ready = m.ready;
 }
@@ -412,13 +413,13 @@ static int open_all(struct shell *s, struct errmsg *em)
     if (c->metrics) rc = metrics_open(c->listen, c->metrics_port, &s->metrics, &metrics_port, em);
     if (rc < 0) return rc;
     if (s->metrics) log_info("metrics at http://%s:%" PRIu32 "/metrics", c->listen, metrics_port);
-    (void)printf("listening client=%s worker=%s\n", s->client_endpoint, worker_endpoint);
-    (void)fflush(stdout);
+    log_stdout("listening client=%s worker=%s", s->client_endpoint, worker_endpoint);
     return 0;
 }
 
 static void close_all(struct shell *s)
 {
+    process_end_within(END_S); /* a prompt may be in the middle of being tokenised */
     metrics_close(s->metrics);
     close_link(s);
     calls__close(s);

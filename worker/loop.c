@@ -4,6 +4,7 @@
 #include "common/base/buf.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/process.h"
 #include "common/base/prom.h"
 #include "common/engine/cpu.h"
 #include "common/io/http.h"
@@ -21,6 +22,7 @@
 
 #define HEARTBEAT_NS (250 * NS_PER_MS)
 #define DRAIN_MS 200
+#define END_S 1
 
 static atomic_bool asked_to_stop;
 
@@ -260,6 +262,7 @@ int loop_run(const struct loop_options *o, struct errmsg *em)
     http_close(l.metrics);
     net_monitor_close(l.control, l.monitor);
     if (l.control) net_sock_drain(l.control, DRAIN_MS);
+    if (rc == 0) process_end_within(END_S); /* the compute thread may read, touch or compute */
     exec_close(l.exec);
     net_close(l.net);
     arena_close(&l.arena);

@@ -29,9 +29,10 @@ ONE_MODULE = {
     "microhttpd.h": "common/io/http.c",
 }
 SYSTEM = {
-    "arpa/inet.h", "cpuid.h", "dirent.h", "errno.h", "float.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "pthread.h",
+    "arpa/inet.h", "cpuid.h", "dirent.h", "errno.h", "float.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "poll.h", "pthread.h",
     "sched.h", "signal.h", "stdarg.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h",
-    "string.h", "sys/mman.h", "sys/prctl.h", "sys/random.h", "sys/stat.h", "sys/syscall.h", "sys/wait.h", "time.h",
+    "string.h", "sys/mman.h", "sys/prctl.h", "sys/random.h", "sys/signalfd.h", "sys/socket.h", "sys/stat.h",
+    "sys/syscall.h", "sys/un.h", "sys/wait.h", "time.h",
     "unistd.h", "xmmintrin.h",
 }
 MANY_MODULES = {"utf8proc.h": {"common/text/utf8.c"}, "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests"}
