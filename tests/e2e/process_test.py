@@ -21,6 +21,11 @@ def free_port():
         return s.getsockname()[1]
 
 
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
 def until(what, seconds, condition):
     end = time.monotonic() + seconds
     while not condition():
@@ -31,17 +36,16 @@ def until(what, seconds, condition):
 class Daemons:
     """A coordinator and one worker, started by hand with the descriptors that a test gives them."""
 
-    def __init__(self, stderr=None, worker=(), **kw):
+    def __init__(self, log=None, **kw):
         self.config = tempfile.NamedTemporaryFile("w", suffix=".yaml")
         self.config.write(f"model: {json.dumps(MODEL)}\nworkers: 1\nkv_tokens: 2048\n"
                           "ports: {clients: 0, workers: 0, results: 0, metrics: 0}\n")
         self.config.flush()
         self.coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", self.config.name],
-                                            stdout=subprocess.PIPE, stderr=stderr, text=True)
+                                            stdout=subprocess.PIPE, stderr=log, text=True)
         words = self.coordinator.stdout.readline().split()
         self.client, join = words[1].removeprefix("client="), words[2].removeprefix("worker=")
-        self.worker = subprocess.Popen([program("flotilla-worker"), "--coordinator", join, "--name", "w", "--threads", "1", *worker],
-                                       **kw)
+        self.worker = subprocess.Popen([program("flotilla-worker"), "--coordinator", join, "--name", "w", "--threads", "1"], **kw)
 
     def __enter__(self):
         return self
@@ -63,38 +67,32 @@ class ProcessTest(unittest.TestCase):
         """Both outputs of the coordinator lose their reader; the worker has no standard descriptor at all; both are
         told that the terminal hung up. Both serve on."""
         r, w = os.pipe()
-        with Daemons(stderr=w, preexec_fn=closing(0, 1, 2)) as d:
+        with Daemons(log=w, preexec_fn=closing(0, 1, 2)) as d:
             os.close(w)
             os.close(r)
             d.coordinator.stdout.close()
+            self.assertEqual(d.generate(stdout=subprocess.DEVNULL).returncode, 0)
             for p in (d.coordinator, d.worker):
                 p.send_signal(signal.SIGHUP)
-            self.assertEqual(d.generate(stdout=subprocess.DEVNULL).returncode, 0)
             # Of the client, too, any may be closed.
             for fds in ((0,), (1,), (0, 1)):
                 self.assertEqual(d.generate(preexec_fn=closing(*fds)).returncode, 0, fds)
             self.assertIsNone(d.coordinator.poll())
             self.assertIsNone(d.worker.poll())
-            d.coordinator.stdout = open(os.devnull)
 
     def test_term_while_a_file_is_opened(self):
-        """The worker's model is a pipe without a writer: as on a disk that does not answer, its load waits for ever."""
-        with tempfile.TemporaryDirectory() as folder:
-            os.mkfifo(os.path.join(folder, os.path.basename(MODEL)))
-            with Daemons(stderr=subprocess.DEVNULL, worker=("--models", folder)) as d:
-                def blocked():
-                    tasks = f"/proc/{d.worker.pid}/task"
-                    return any("partner" in open(f"{tasks}/{t}/wchan").read() for t in os.listdir(tasks))
-                until("the load waits", 60, blocked)
-                d.worker.terminate()
-                self.assertEqual(d.worker.wait(timeout=30), 0)
-            # `up` ends in the same way while its coordinator opens the file.
-            up = subprocess.Popen([program("flotilla"), "up", "--model", os.path.join(folder, os.path.basename(MODEL))],
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            until("a coordinator", 60, lambda: subprocess.run(["pgrep", "-P", str(up.pid)], stdout=subprocess.DEVNULL).returncode == 0)
-            up.terminate()
-            up.communicate(timeout=30)
-            self.assertEqual(up.returncode, 0)
+        """On a disk that does not answer a worker's load, or a coordinator's start, waits for ever."""
+        silent = {**os.environ, "LD_PRELOAD": os.path.join(os.path.dirname(program("")), "..", "lib", "libsilent_disk.so")}
+        with tempfile.NamedTemporaryFile("a") as log, Daemons(log=subprocess.DEVNULL, env=silent, stderr=log) as d:
+            until("the load begins", 60, lambda: "generation 1: layers" in read(log.name))
+            d.worker.terminate()
+            self.assertEqual(d.worker.wait(timeout=30), 0)
+        up = subprocess.Popen([program("flotilla"), "up", "--model", MODEL], env=silent, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        children = f"/proc/{up.pid}/task/{up.pid}/children"
+        until("a coordinator", 60, lambda: read(children))
+        up.terminate()
+        up.communicate(timeout=30)
+        self.assertEqual(up.returncode, 0)
 
     def test_worker_that_cannot_serve(self):
         r = run("up", "--model", MODEL, "--isa", "nosuch")
