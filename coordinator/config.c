@@ -13,10 +13,10 @@
 
 #define N_KEYS 28
 
-static void fill_table(struct config *c, struct conf_key *table)
+static void fill_table(struct config *c, bool model_given, struct conf_key *table)
 {
     const struct conf_key keys[N_KEYS] = {
-        {"model", CONF_STRING, &c->model, 0, 0, true},
+        {"model", CONF_STRING, &c->model, 0, 0, !model_given},
         {"name", CONF_STRING, &c->name, 0, 0, false},
         {"listen", CONF_STRING, &c->listen, 0, 0, false},
         {"ports.clients", CONF_U32, &c->client_port, 0, 65535, false},
@@ -67,7 +67,7 @@ static int make_absolute(struct config *c, struct errmsg *em)
     struct buf path = {0};
     if (c->model[0] == '/') return 0;
     if (!getcwd(folder, sizeof folder))
-        return err_set(em, ERR_CONF, "key 'model': this process's folder: %s", strerror(errno));
+        return err_set(em, ERR_CONF, "this process's folder: %s", strerror(errno));
     (void)buf_append(&path, folder, strlen(folder));
     (void)buf_append(&path, "/", 1);
     (void)buf_append(&path, c->model, strlen(c->model) + 1);
@@ -76,6 +76,20 @@ static int make_absolute(struct config *c, struct errmsg *em)
     c->model_relative = true;
     buf_close(&path);
     return 0;
+}
+
+/* `given` is the command line's, or NULL. */
+static int take_model(const char *path, const char *given, struct config *c, struct errmsg *em)
+{
+    if (given) {
+        mem_free(c->model);
+        c->model = mem_strdup(given);
+    }
+    int rc = make_absolute(c, em);
+    if (rc == 0 && strlen(c->model) >= LIMIT_PATH_BYTES)
+        rc = err_set(em, ERR_CONF, "longer than %u bytes", LIMIT_PATH_BYTES - 1);
+    if (rc == 0) return 0;
+    return given ? err_wrap(em, rc, "--model") : err_wrap(em, rc, "%s: key 'model'", path);
 }
 
 static int check(const char *path, const struct config *c, struct errmsg *em)
@@ -89,9 +103,6 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
     if (c->name && strlen(c->name) >= LIMIT_NAME_BYTES)
         return err_set(em, ERR_CONF, "%s: key 'name': longer than %u bytes", path,
                        LIMIT_NAME_BYTES - 1);
-    if (strlen(c->model) >= LIMIT_PATH_BYTES)
-        return err_set(em, ERR_CONF, "%s: key 'model': longer than %u bytes", path,
-                       LIMIT_PATH_BYTES - 1);
     return 0;
 }
 
@@ -116,15 +127,10 @@ int config_read(const char *path, const char *model, struct config *ret, struct 
                        .worker_timeout_ms = 1500,
                        .step_timeout_ms = 2000};
     struct conf_key table[N_KEYS + 1];
-    fill_table(&c, table);
-    if (model) table[0].needed = false;
+    fill_table(&c, model != NULL, table);
     int rc = conf_read(path, table, em);
-    if (rc == 0 && model) {
-        mem_free(c.model);
-        c.model = mem_strdup(model);
-    }
+    if (rc == 0) rc = take_model(path, model, &c, em);
     if (rc == 0) rc = resolve_listen(path, &c, em);
-    if (rc == 0) rc = make_absolute(&c, em);
     if (rc == 0) rc = check(path, &c, em);
     if (rc < 0)
         conf_free(table);
@@ -136,6 +142,17 @@ int config_read(const char *path, const char *model, struct config *ret, struct 
 void config_close(struct config *c)
 {
     struct conf_key table[N_KEYS + 1];
-    fill_table(c, table);
+    fill_table(c, false, table);
     conf_free(table);
+}
+
+int config_check_key(const char *name, const char *text, struct errmsg *em)
+{
+    struct config c = {0};
+    struct conf_key table[N_KEYS + 1];
+    fill_table(&c, false, table);
+    for (size_t i = 0; i < N_KEYS; i++) table[i].needed = false;
+    int rc = conf_parse(name, text, strlen(text), table, em);
+    conf_free(table);
+    return rc;
 }

@@ -23,9 +23,14 @@ struct config {
     uint32_t connections; /* of clients at once */
 };
 
-/* path "-" reads stdin. `model`, unless it is NULL, takes the place of the key. Checks what can be
+/* path "-" reads stdin. `model`, unless it is NULL, takes the place of the file's key, which may
+ * then be missing: a path whose bytes are not UTF-8 cannot be written in YAML. Checks what can be
  * checked without the model file, and looks a host name up, waiting for it. */
 int config_read(const char *path, const char *model, struct config *ret, struct errmsg *em);
 void config_close(struct config *c);
+
+/* Whether `text`, a cluster file of one key, has a key that is known and a value that it may have.
+ * `name` stands for the file in errors. */
+int config_check_key(const char *name, const char *text, struct errmsg *em);
 
 #endif

@@ -9,6 +9,7 @@
 #include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/base/process.h"
 #include "common/io/http.h"
 #include "proto/wire.h"
 
@@ -26,6 +27,7 @@
 #define WORKER_MESSAGES_A_TURN 64
 #define CLIENT_MESSAGES_A_TURN 32
 #define DRAIN_MS 200
+#define END_S 2
 #define ROUTE_KEPT_NS (600 * NS_PER_S) /* of a worker that has served, while it is silent */
 #define VERSION_TOLD_NS (10 * NS_PER_S)
 /* Open files: this process's own, then connections of each kind. */
@@ -191,7 +193,7 @@ void shell__event(struct shell *s, struct event *e)
                 stops[n_stops++] = a->tokens.request;
             break;
         case ACT_END: calls__end(s, a); break;
-        case ACT_NOTE: log_info("%s", a->note); break;
+        case ACT_NOTE: (a->loss ? log_warn : log_info)("%s", a->note); break;
         }
     }
     for (size_t i = 0; i < n_stops; i++) {
@@ -280,8 +282,7 @@ static void tell_status(struct shell *s)
     }
     if (m.ready && !s->was_ready) {
         prove_routes(s);
-        (void)printf("ready client=%s\n", s->client_endpoint);
-        (void)fflush(stdout);
+        log_stdout("ready client=%s", s->client_endpoint);
     }
     s->was_ready = m.ready;
 }
@@ -511,8 +512,7 @@ static int open_all(struct shell *s, struct errmsg *em)
     if (c->metrics) rc = metrics_open(c->listen, c->metrics_port, &s->metrics, &metrics_port, em);
     if (rc < 0) return rc;
     if (s->metrics) log_info("metrics at http://%s:%" PRIu32 "/metrics", c->listen, metrics_port);
-    (void)printf("listening client=%s worker=%s\n", s->client_endpoint, worker_endpoint);
-    (void)fflush(stdout);
+    log_stdout("listening client=%s worker=%s", s->client_endpoint, worker_endpoint);
     return 0;
 }
 
@@ -570,6 +570,7 @@ int loop_run(const struct config *config, const struct model_file *model, struct
         s->now_ns = clock_ns();
         calls__stop(s);
         log_info("ends");
+        process_end_within(END_S); /* a prompt may be in the middle of being tokenised */
     }
     close_all(s);
     return rc;

@@ -3,6 +3,7 @@
 
 #include "common/base/log.h"
 #include "common/base/opts.h"
+#include "common/base/process.h"
 
 #include <stdio.h>
 
@@ -20,11 +21,11 @@ static int run(const char *path, const char *model_path, bool check_only, struct
         config_close(&config);
         return ERR_CONF;
     }
-    if (config.model_relative) log_info("key 'model' stands for %s", config.model);
-    if (model.warning[0]) log_error("%s", model.warning);
+    if (config.model_relative) log_info("the model is %s", config.model);
+    if (model.warning[0]) log_warn("%s", model.warning);
     rc = loop_check(&config, &model, em);
     if (rc == 0 && check_only)
-        (void)printf("%s: in order\n", path);
+        log_stdout("%s: in order", path);
     else if (rc == 0)
         rc = loop_run(&config, &model, em);
     model_file_close(&model);
@@ -46,13 +47,16 @@ int main(int argc, char **argv)
         {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},
         {0},
     };
+    process_start();
+    process_serve();
     log_program("flotilla-coordinator");
+    log_open();
     struct errmsg em = {0};
     size_t n_rest;
     int rc = opts_parse(table, argc, argv, NULL, 0, &n_rest, &em);
     if (rc == 0 && help) {
         (void)printf(
-            "usage: flotilla-coordinator --config FILE [--check]\n\n"
+            "usage: flotilla-coordinator --config FILE [--model FILE] [--check]\n\n"
             "Takes requests, forms Steps, and keeps the workers' chain alive.\n\noptions:\n");
         opts_help(table);
         (void)printf("\nexamples:\n%s", examples);
@@ -60,7 +64,8 @@ int main(int argc, char **argv)
     }
     if (rc == 0 && !path) rc = err_set(&em, ERR_CONF, "needs --config FILE");
     if (rc == 0) rc = run(path, model, check_only, &em);
+    if (rc < 0) log_error("%s", em.text);
+    log_close();
     if (rc == 0) return 0;
-    (void)fprintf(stderr, "flotilla-coordinator: %s\n", em.text);
     return rc == ERR_CONF ? 2 : 1;
 }

@@ -64,7 +64,7 @@ static void lose(struct core *c, const char *why)
     bool was_ready = r->state == REPLICA_READY;
     (void)snprintf(r->why, sizeof r->why, "%s", why);
     (void)snprintf(r->lost, sizeof r->lost, "%s", why);
-    core__note(c, "generation %" PRIu32 " ended: %s", r->generation, why);
+    core__note_loss(c, "generation %" PRIu32 " ended: %s", r->generation, why);
     if (was_ready || r->pause_ns == 0)
         r->pause_ns = PAUSE_FIRST_NS;
     else if (r->pause_ns < PAUSE_MOST_NS)
@@ -86,7 +86,7 @@ static void lose_worker(struct core *c, struct worker *w, const char *why)
     if (stage != NO_WORKER)
         lose(c, text);
     else
-        core__note(c, "%s", text);
+        core__note_loss(c, "%s", text);
 }
 
 /* ---- the beginning of one ---- */

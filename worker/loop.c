@@ -4,6 +4,7 @@
 #include "common/base/buf.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/process.h"
 #include "common/base/prom.h"
 #include "common/engine/cpu.h"
 #include "common/io/http.h"
@@ -21,9 +22,9 @@
 
 #define HEARTBEAT_NS (250 * NS_PER_MS)
 #define DRAIN_MS 200
-#define SILENT_NS                                                                                  \
-    (4 * NS_PER_S)                 /* a connection on which nothing comes for so long is made anew \
-                                    */
+#define END_S 1
+/* A connection on which nothing comes for so long is made anew. */
+#define SILENT_NS (4 * NS_PER_S)
 #define STALL_NS (200 * NS_PER_MS) /* a wait that took so much longer: this process was stopped */
 
 static atomic_bool asked_to_stop;
@@ -205,8 +206,8 @@ static void check_silence(struct loop *l)
     }
     if (clock_ns() - l->heard_ns < SILENT_NS) return;
     if (!l->told)
-        log_error("hears nothing from %s: %s", l->o->coordinator,
-                  rc < 0 && rc != ERR_AGAIN ? em.text : "makes new connections until it answers");
+        log_warn("hears nothing from %s: %s", l->o->coordinator,
+                 rc < 0 && rc != ERR_AGAIN ? em.text : "makes new connections until it answers");
     l->told = true;
     close_control(l);
     if (open_control(l, &em) < 0) log_error("%s", em.text);
@@ -332,6 +333,7 @@ int loop_run(const struct loop_options *o, struct errmsg *em)
     http_close(l.metrics);
     net_monitor_close(l.control, l.monitor);
     if (l.control) net_sock_drain(l.control, DRAIN_MS);
+    if (rc == 0) process_end_within(END_S); /* the compute thread may read, touch or compute */
     exec_close(l.exec);
     net_close(l.net);
     arena_close(&l.arena);

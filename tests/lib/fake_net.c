@@ -36,12 +36,18 @@ static struct net_sock sockets[FAKE_SOCKETS], monitors[FAKE_SOCKETS];
 static struct net the_net;
 
 int __wrap_clock_gettime(clockid_t id, struct timespec *ret);
+void __wrap_process_end_within(unsigned seconds);
 
 int __wrap_clock_gettime(clockid_t id, struct timespec *ret)
 {
     (void)id;
     *ret = (struct timespec){(time_t)(fake.now_ns / NS_PER_S), (long)(fake.now_ns % NS_PER_S)};
     return 0;
+}
+
+void __wrap_process_end_within(unsigned seconds)
+{
+    fake.end_within_s = seconds;
 }
 
 static void drop_arrivals(struct net_sock *s)

@@ -1,6 +1,7 @@
 /* A network and a clock in the test's hands: defines the functions of common/io/net.h, so that a
  * program's loop, linked with this instead of that, runs in virtual time against a scripted peer.
- * Needs --wrap=clock_gettime. Nothing is ever lost, late or refused but by the script. */
+ * Needs --wrap=clock_gettime, and for a program's loop --wrap=process_end_within: the test's own
+ * process must not end with the loop. Nothing is ever lost, late or refused but by the script. */
 #ifndef FLOTILLA_TESTS_FAKE_NET_H
 #define FLOTILLA_TESTS_FAKE_NET_H
 
@@ -20,6 +21,7 @@ struct fake_net {
     int send_error, recv_error;    /* with which code */
     int lookup_rc;                 /* what net_lookup says */
     uint64_t files_max;
+    unsigned end_within_s; /* what process_end_within was called with; 0: it was not */
 };
 
 extern struct fake_net fake;

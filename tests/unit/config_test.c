@@ -2,6 +2,7 @@
 #include "coordinator/config.h"
 
 #include "common/base/addr.h"
+#include "proto/limits.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -99,8 +100,19 @@ static void test_model(void **state)
     assert_int_equal(read_text(BASE, odd, &c, &em), 0);
     assert_string_equal(c.model, odd);
     config_close(&c);
+    assert_int_equal(read_text("workers: 2\n", "some/m.gguf", &c, &em), 0);
+    assert_string_equal(c.model, want);
+    config_close(&c);
     assert_int_equal(read_text("workers: 2\n", NULL, &c, &em), ERR_CONF);
     assert_non_null(strstr(em.text, "key 'model' is missing"));
+    /* What is wrong with it is said of where it was given. */
+    char text[2 * LIMIT_PATH_BYTES], *path = text + strlen("model: ");
+    (void)snprintf(text, sizeof text, "model: /%0*d\nworkers: 2\n", (int)LIMIT_PATH_BYTES, 0);
+    assert_int_equal(read_text(text, NULL, &c, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, "key 'model': longer than"));
+    path[1 + LIMIT_PATH_BYTES] = 0;
+    assert_int_equal(read_text(BASE, path, &c, &em), ERR_CONF);
+    assert_string_equal(em.text, "--model: longer than 1023 bytes");
 }
 
 /* ---- common/base/addr.h ---- */

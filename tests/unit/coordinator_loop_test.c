@@ -449,6 +449,7 @@ static void test_running_answers_go_on(void **state)
         script.signals_ns[1] = cases[i].second_ms ? first_ns + cases[i].second_ms * MS : 0;
         c.drain_s = cases[i].drain_s;
         assert_int_equal(run(&c, &em), 0);
+        assert_in_range(fake.end_within_s, 1, 3);
         assert_in_range((script.stopped_ns - first_ns) / MS, cases[i].least_ms, cases[i].most_ms);
         if (cases[i].least_ms) assert_in_range(script.draining_ns - first_ns, 0, 200 * MS);
     }
@@ -501,6 +502,7 @@ static void test_open_files(void **state)
             assert_int_equal(fake_limits(CLIENTS)->peers_max, most);
         } else {
             assert_int_equal(rc, ERR_CONF);
+            assert_int_equal(fake.end_within_s, 0); /* it ends with another status than 0 */
             assert_non_null(strstr(em.text, "may open 81 files, and needs 82 for 2 workers"));
         }
     }

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <xmmintrin.h>
 
 #include <cmocka.h>
 
@@ -241,12 +242,31 @@ static void test_out_of_range(void **state)
     assert_int_equal(eng_open(&o, &e, &em), ERR_RANGE);
 }
 
+/* Tables and weights are made when the engine is opened: also by a thread in which a library has
+ * changed the rounding and turned denormals off. */
+static void test_rounding(void **state)
+{
+    (void)state;
+    static float want[ROWS * VOCAB], got[ROWS * VOCAB];
+    uint32_t pages[PAGES] = {0};
+    struct engine *e = open_slice(KV_F16, 0, LAYERS - 1);
+    run(e, 0, ROWS, pages, want);
+    eng_close(e);
+    _mm_setcsr(0x1F80 | 0x4000 | 0x8040); /* towards plus infinity, flush to zero */
+    e = open_slice(KV_F16, 0, LAYERS - 1);
+    assert_int_equal(_mm_getcsr() & 0xFFC0, 0x1F80);
+    run(e, 0, ROWS, pages, got);
+    eng_close(e);
+    assert_memory_equal(got, want, sizeof want);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_page_bytes),
         cmocka_unit_test(test_pages),
         cmocka_unit_test(test_out_of_range),
+        cmocka_unit_test(test_rounding),
     };
     return cmocka_run_group_tests(tests, write_model, remove_model);
 }
