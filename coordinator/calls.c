@@ -13,6 +13,7 @@
 #define SILENT_NS (2 * NS_PER_S)
 #define KEEP_ALIVE_NS (500 * NS_PER_MS)
 #define RETRY_NS (50 * NS_PER_MS) /* after which a connection that took no reply is tried again */
+#define RESTARTING "the coordinator is restarting"
 #define TEXT_MOST_NS (60 * NS_PER_S) /* a Tokenize is not pinged: it ends by itself */
 
 /* A turn takes clients' messages until it has taken so many, or so many bytes. */
@@ -263,7 +264,8 @@ static void answer(struct shell *s, const struct route *to, uint64_t call, enum 
 {
     struct msg_reply h = {.call = call, .end = true, .status = status};
     (void)snprintf(h.message, sizeof h.message, "%s", text);
-    if (status == STATUS_RESOURCE_EXHAUSTED) h.retry_ms = 1000;
+    h.restarting = status == STATUS_UNAVAILABLE && s->draining;
+    if (status == STATUS_RESOURCE_EXHAUSTED || h.restarting) h.retry_ms = 1000;
     (void)send_frames(s, to, &h, body); /* a client that takes no reply asks again or gives up */
 }
 
@@ -284,6 +286,7 @@ static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
     if (h.end) {
         (void)snprintf(h.message, sizeof h.message, "%s", c->text);
         h.retry_ms = c->retry_ms;
+        h.restarting = s->stopping && c->status == STATUS_UNAVAILABLE;
     }
     r.sample = i;
     if (!c->usage_sent && c->prompt.n) {
@@ -420,10 +423,17 @@ void calls__end(struct shell *s, const struct action *a)
 
 void calls__stop(struct shell *s)
 {
+    s->stopping = true;
     for (uint32_t i = 0; i < s->n_calls; i++)
-        if (s->calls[i].used)
-            end(s, &s->calls[i], STATUS_UNAVAILABLE, "the coordinator is stopping", 0);
+        if (s->calls[i].used) end(s, &s->calls[i], STATUS_UNAVAILABLE, RESTARTING, 1000);
     calls__flush(s);
+}
+
+bool calls__any(const struct shell *s)
+{
+    for (uint32_t i = 0; i < s->n_calls; i++)
+        if (s->calls[i].used) return true;
+    return false;
 }
 
 static void tick_call(struct shell *s, struct call *c)
@@ -610,6 +620,10 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
                "field 'from_index' is beyond the tokens that were received", NULL);
         return;
     }
+    if (s->draining) {
+        answer(s, from, h->call, STATUS_UNAVAILABLE, RESTARTING, NULL);
+        return;
+    }
     c = new_call(s, h, from, g.samples);
     if (!c) return;
     c->max_new = g.max_tokens;
@@ -781,6 +795,7 @@ static void take_message(struct shell *s, const struct net_msg *m)
         (void)snprintf(text, sizeof text,
                        "this server speaks protocol version %u, the call %" PRIu32, PROTO_VERSION,
                        h.version);
+        shell__tell_version(s, "client", m->peer, h.version);
         answer(s, &from, h.call, STATUS_FAILED_PRECONDITION, text, NULL);
     } else if (!has_long_body(h.method) && body.bytes > LIMIT_CONTROL_BYTES) {
         (void)snprintf(text, sizeof text, "a body of %zu bytes, the limit of '%.24s' is %u",

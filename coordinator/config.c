@@ -1,18 +1,22 @@
 #include "coordinator/config.h"
 
 #include "common/base/addr.h"
+#include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/io/conf.h"
+#include "common/io/net.h"
 #include "proto/limits.h"
 
+#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
-#define N_KEYS 27
+#define N_KEYS 29
 
-static void fill_table(struct config *c, struct conf_key *table)
+static void fill_table(struct config *c, bool model_given, struct conf_key *table)
 {
     const struct conf_key keys[N_KEYS] = {
-        {"model", CONF_STRING, &c->model, 0, 0, true},
+        {"model", CONF_STRING, &c->model, 0, 0, !model_given},
         {"name", CONF_STRING, &c->name, 0, 0, false},
         {"listen", CONF_STRING, &c->listen, 0, 0, false},
         {"ports.clients", CONF_U32, &c->client_port, 0, 65535, false},
@@ -36,12 +40,57 @@ static void fill_table(struct config *c, struct conf_key *table)
         {"replica_wait", CONF_U32, &c->replica_wait_s, 0, 86400, false},
         {"deadline", CONF_U32, &c->deadline_s, 1, 86400, false},
         {"client_stall", CONF_U32, &c->client_stall_s, 1, 86400, false},
+        {"drain", CONF_U32, &c->drain_s, 0, 86400, false},
+        {"limits.connections", CONF_U32, &c->connections, 1, 100000, false},
         {"limits.hwm", CONF_U32, &c->hwm, 1, 100000, false},
         {"worker_timeout_ms", CONF_U32, &c->worker_timeout_ms, 500, 600000, false},
         {"step_timeout_ms", CONF_U32, &c->step_timeout_ms, 500, 600000, false},
     };
     memcpy(table, keys, sizeof keys);
     table[N_KEYS] = (struct conf_key){0};
+}
+
+/* The key's host becomes an address that libzmq takes without asking anybody. */
+static int resolve_listen(const char *path, struct config *c, struct errmsg *em)
+{
+    char address[ADDR_TEXT_BYTES];
+    if (net_listen_address(c->listen, address, sizeof address, em) < 0)
+        return err_wrap(em, ERR_CONF, "%s: key 'listen'", path);
+    mem_free(c->listen);
+    c->listen = mem_strdup(address);
+    return 0;
+}
+
+/* Workers get the path, and run in other folders. */
+static int make_absolute(struct config *c, struct errmsg *em)
+{
+    char folder[LIMIT_PATH_BYTES];
+    struct buf path = {0};
+    if (c->model[0] == '/') return 0;
+    if (!getcwd(folder, sizeof folder))
+        return err_set(em, ERR_CONF, "this process's folder: %s", strerror(errno));
+    (void)buf_append(&path, folder, strlen(folder));
+    (void)buf_append(&path, "/", 1);
+    (void)buf_append(&path, c->model, strlen(c->model) + 1);
+    mem_free(c->model);
+    c->model = mem_strdup(path.data);
+    c->model_relative = true;
+    buf_close(&path);
+    return 0;
+}
+
+/* `given` is the command line's, or NULL. */
+static int take_model(const char *path, const char *given, struct config *c, struct errmsg *em)
+{
+    if (given) {
+        mem_free(c->model);
+        c->model = mem_strdup(given);
+    }
+    int rc = make_absolute(c, em);
+    if (rc == 0 && strlen(c->model) >= LIMIT_PATH_BYTES)
+        rc = err_set(em, ERR_CONF, "longer than %u bytes", LIMIT_PATH_BYTES - 1);
+    if (rc == 0) return 0;
+    return given ? err_wrap(em, rc, "--model") : err_wrap(em, rc, "%s: key 'model'", path);
 }
 
 static int check(const char *path, const struct config *c, struct errmsg *em)
@@ -55,9 +104,6 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
     if (c->name && strlen(c->name) >= LIMIT_NAME_BYTES)
         return err_set(em, ERR_CONF, "%s: key 'name': longer than %u bytes", path,
                        LIMIT_NAME_BYTES - 1);
-    if (strlen(c->model) >= LIMIT_PATH_BYTES)
-        return err_set(em, ERR_CONF, "%s: key 'model': longer than %u bytes", path,
-                       LIMIT_PATH_BYTES - 1);
     return 0;
 }
 
@@ -76,19 +122,37 @@ static struct config defaults(void)
                            .replica_wait_s = 30,
                            .deadline_s = 600,
                            .client_stall_s = 60,
+                           .drain_s = 20,
                            .hwm = 64,
+                           .connections = 1024,
                            .worker_timeout_ms = 1500,
                            .step_timeout_ms = 2000};
 }
 
-/* text: NULL reads the file. */
-static int read_config(const char *name, const char *text, size_t len, struct config *ret,
-                       struct errmsg *em)
+int config_read(const char *path, const char *model, struct config *ret, struct errmsg *em)
 {
     struct config c = defaults();
     struct conf_key table[N_KEYS + 1];
-    fill_table(&c, table);
-    int rc = text ? conf_parse(name, text, len, table, em) : conf_read(name, table, em);
+    fill_table(&c, model != NULL, table);
+    int rc = conf_read(path, table, em);
+    if (rc == 0) rc = take_model(path, model, &c, em);
+    if (rc == 0) rc = resolve_listen(path, &c, em);
+    if (rc == 0) rc = check(path, &c, em);
+    if (rc < 0)
+        conf_free(table);
+    else
+        *ret = c;
+    return rc;
+}
+
+int config_parse(const char *name, const char *text, size_t len, struct config *ret,
+                 struct errmsg *em)
+{
+    struct config c = defaults();
+    struct conf_key table[N_KEYS + 1];
+    fill_table(&c, false, table);
+    int rc = conf_parse(name, text, len, table, em);
+    if (rc == 0) rc = take_model(name, NULL, &c, em);
     if (rc == 0) rc = check(name, &c, em);
     if (rc < 0)
         conf_free(table);
@@ -97,28 +161,28 @@ static int read_config(const char *name, const char *text, size_t len, struct co
     return rc;
 }
 
-int config_read(const char *path, struct config *ret, struct errmsg *em)
-{
-    return read_config(path, NULL, 0, ret, em);
-}
-
-int config_parse(const char *name, const char *text, size_t len, struct config *ret,
-                 struct errmsg *em)
-{
-    return read_config(name, text, len, ret, em);
-}
-
 const char *config_key(uint32_t idx)
 {
     struct config c = {.model = NULL};
     struct conf_key table[N_KEYS + 1];
-    fill_table(&c, table);
+    fill_table(&c, false, table);
     return idx < N_KEYS ? table[idx].name : NULL;
 }
 
 void config_close(struct config *c)
 {
     struct conf_key table[N_KEYS + 1];
-    fill_table(c, table);
+    fill_table(c, false, table);
     conf_free(table);
+}
+
+int config_check_key(const char *name, const char *text, struct errmsg *em)
+{
+    struct config c = {0};
+    struct conf_key table[N_KEYS + 1];
+    fill_table(&c, false, table);
+    for (size_t i = 0; i < N_KEYS; i++) table[i].needed = false;
+    int rc = conf_parse(name, text, strlen(text), table, em);
+    conf_free(table);
+    return rc;
 }

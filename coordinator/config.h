@@ -9,7 +9,10 @@
 #include <stdint.h>
 
 struct config {
-    char *model, *name, *listen, *kv, *pre;
+    char *model;              /* absolute */
+    bool model_relative;      /* it was not, and stands for a file under this process's folder */
+    char *name, *listen, *kv; /* listen: an address of this machine, as in an endpoint */
+    char *pre;                /* pre-tokeniser in place of the file's, or NULL */
     uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
     bool plaintext;
     uint32_t workers;
@@ -17,16 +20,25 @@ struct config {
     uint32_t max_requests, max_sequences, max_per_client;
     bool prefix_cache, metrics;
     uint32_t replica_wait_s, deadline_s, client_stall_s, worker_timeout_ms, step_timeout_ms;
-    uint32_t hwm; /* messages that a client's connection may have waiting */
+    uint32_t drain_s;     /* what running answers have when it is told to stop */
+    uint32_t hwm;         /* messages that a client's connection may have waiting */
+    uint32_t connections; /* of clients at once */
 };
 
-/* path "-" reads stdin. Checks what can be checked without the model file. */
-int config_read(const char *path, struct config *ret, struct errmsg *em);
-/* From memory; `name` stands for the file in errors. */
+/* path "-" reads stdin. `model`, unless it is NULL, takes the place of the file's key, which may
+ * then be missing: a path whose bytes are not UTF-8 cannot be written in YAML. Checks what can be
+ * checked without the model file, and looks a host name up, waiting for it. */
+int config_read(const char *path, const char *model, struct config *ret, struct errmsg *em);
+/* From memory, and without a look-up: `listen` stays as it is written. `name` stands for the file
+ * in errors. */
 int config_parse(const char *name, const char *text, size_t len, struct config *ret,
                  struct errmsg *em);
 /* The idx-th key's name, "ports.clients" for one inside a mapping; NULL: there are no more. */
 const char *config_key(uint32_t idx);
 void config_close(struct config *c);
+
+/* Whether `text`, a cluster file of one key, has a key that is known and a value that it may have.
+ * `name` stands for the file in errors. */
+int config_check_key(const char *name, const char *text, struct errmsg *em);
 
 #endif

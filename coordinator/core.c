@@ -125,6 +125,16 @@ void core__note(struct core *c, const char *format, ...)
     va_end(args);
 }
 
+void core__note_loss(struct core *c, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    struct action *a = core__act(c, ACT_NOTE);
+    a->loss = true;
+    a->note = format_text(c, format, args);
+    va_end(args);
+}
+
 struct actions core_step(struct core *c, const struct event *e)
 {
     c->now_ns = e->now_ns;

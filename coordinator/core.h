@@ -106,6 +106,7 @@ enum action_type {
 
 struct action {
     enum action_type type;
+    bool loss; /* of ACT_NOTE: something was lost */
     union {
         struct {
             struct instance instance;

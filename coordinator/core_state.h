@@ -197,6 +197,8 @@ struct core {
 const char *core__no_replica(struct core *c);
 struct action *core__act(struct core *c, enum action_type type);
 void core__note(struct core *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A note that something was lost. */
+void core__note_loss(struct core *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void *core__alloc(struct core *c, size_t bytes);
 /* Text that lives until the next step. */
 const char *core__text(struct core *c, const char *format, ...)

@@ -70,7 +70,7 @@ static void hold_down(struct core *c, struct record *x)
                  : x->hold_ns * 2 < HOLD_MOST_NS ? x->hold_ns * 2
                                                  : HOLD_MOST_NS;
     x->held_until_ns = c->now_ns + x->hold_ns;
-    core__note(c, "worker %s is held down for %" PRIu64 " s: to blame %u times in ten minutes",
+    core__note_loss(c, "worker %s is held down for %" PRIu64 " s: to blame %u times in ten minutes",
                x->name, x->hold_ns / NS_PER_S, FLEET_LOSSES);
 }
 

@@ -5,12 +5,15 @@
 #include "coordinator/setup.h"
 #include "coordinator/shell.h"
 
+#include "common/base/addr.h"
 #include "common/base/clock.h"
 #include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/machine.h"
 #include "common/base/mem.h"
+#include "common/base/process.h"
 #include "common/base/progress.h"
+#include "common/io/http.h"
 #include "proto/wire.h"
 
 #include <inttypes.h>
@@ -26,29 +29,45 @@
 #define RESULTS_A_TURN 256
 #define WORKER_MESSAGES_A_TURN 64
 #define DRAIN_MS 200
+#define END_S 2
+#define ROUTE_KEPT_NS (600 * NS_PER_S) /* of a worker that has served, while it is silent */
+#define VERSION_TOLD_NS (10 * NS_PER_S)
+/* Open files: this process's own, then connections of each kind. */
+#define OWN_FILES 48u
+#define WORKER_PEERS (4 * LIMIT_WORKERS)
+#define WORKER_PEERS_LEAST 8u /* beside those that the file asks for */
+#define RESULT_PEERS 8u
+#define CLIENT_PEERS_LEAST 16u
 
-static atomic_bool asked_to_stop;
+static atomic_uint signals; /* SIGTERM and SIGINT that came */
 
 static void on_signal(int number)
 {
     (void)number;
-    atomic_store(&asked_to_stop, true);
+    atomic_fetch_add(&signals, 1);
 }
 
 /* ---- routes to workers ---- */
 
+/* The route of an instance: its own, or the one that was heard least recently of those that have
+ * proved nothing. Anybody may say Hello; a worker that has served keeps its route. */
+static struct worker_route *route_for(struct shell *s, struct instance instance)
+{
+    struct worker_route *least = NULL;
+    for (uint32_t i = 0; i < LIMIT_ROUTES; i++) {
+        struct worker_route *x = &s->routes[i];
+        if (instance_eq(x->instance, instance)) return x;
+        bool gives_way = !x->proved || s->now_ns >= x->heard_ns + ROUTE_KEPT_NS;
+        if (gives_way && (!least || x->heard_ns < least->heard_ns)) least = x;
+    }
+    return least;
+}
+
 static void learn_route(struct shell *s, struct instance instance, struct net_frame id)
 {
-    struct worker_route *w = &s->routes[0];
-    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
-        struct worker_route *x = &s->routes[i];
-        if (instance_eq(x->instance, instance)) {
-            w = x;
-            break;
-        }
-        if (x->heard_ns < w->heard_ns) w = x;
-    }
-    w->instance = instance;
+    struct worker_route *w = route_for(s, instance);
+    if (!w) return; /* as many serve as there is room for */
+    if (!instance_eq(w->instance, instance)) *w = (struct worker_route){.instance = instance};
     w->heard_ns = s->now_ns;
     w->route.n = id.bytes;
     memcpy(w->route.bytes, id.data, id.bytes);
@@ -71,9 +90,10 @@ static void put_assign(struct shell *s, const struct msg_to_worker *m)
 
 static void send_to_worker(struct shell *s, struct instance to, const struct msg_to_worker *m)
 {
-    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
+    for (uint32_t i = 0; i < LIMIT_ROUTES; i++) {
         struct worker_route *w = &s->routes[i];
         if (!instance_eq(w->instance, to) || !w->route.n) continue;
+        if (m->type == TO_CONNECT) w->linked = m->epoch;
         if (m->type == TO_ASSIGN)
             put_assign(s, m);
         else
@@ -82,6 +102,21 @@ static void send_to_worker(struct shell *s, struct instance to, const struct msg
         (void)net_send(s->workers, f, 2); /* a worker that is gone is found by its silence */
         return;
     }
+}
+
+/* The generation is ready: a token has gone through each of its workers. */
+static void prove_routes(struct shell *s)
+{
+    for (uint32_t i = 0; i < LIMIT_ROUTES; i++)
+        s->routes[i].proved |= epoch_eq(s->routes[i].linked, s->link_epoch);
+}
+
+void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version)
+{
+    if (s->version_told_ns && s->now_ns < s->version_told_ns + VERSION_TOLD_NS) return;
+    s->version_told_ns = s->now_ns;
+    log_error("a %s from %s speaks protocol version %" PRIu32 ", this coordinator %u: refused", who,
+              peer, version, PROTO_VERSION);
 }
 
 /* ---- the link to the first stage ---- */
@@ -104,7 +139,7 @@ static void link_event(struct shell *s, bool up)
 static void open_link(struct shell *s, struct epoch epoch, const char *endpoint)
 {
     struct errmsg em = {0};
-    struct net_limits limits = {(int)LIMIT_WINDOW + 2, 1 << 20};
+    struct net_limits limits = {.hwm = (int)LIMIT_WINDOW + 2, .frame_max = 1 << 20};
     close_link(s);
     s->link_epoch = epoch;
     int rc = net_socket(s->net, NET_PUSH, limits, &s->link, &em);
@@ -175,7 +210,7 @@ void shell__event(struct shell *s, struct event *e)
                 stops[n_stops++] = a->tokens.request;
             break;
         case ACT_END: calls__end(s, a); break;
-        case ACT_NOTE: log_info("%s", a->note); break;
+        case ACT_NOTE: (a->loss ? log_warn : log_info)("%s", a->note); break;
         }
     }
     for (size_t i = 0; i < n_stops; i++) {
@@ -203,6 +238,13 @@ static void take_results(struct shell *s)
     }
 }
 
+/* A worker that hears nothing makes a new connection, so it must hear something. */
+static void say_alive(struct shell *s, struct instance to)
+{
+    struct msg_to_worker m = {.version = PROTO_VERSION, .type = TO_ALIVE};
+    send_to_worker(s, to, &m);
+}
+
 static void take_workers(struct shell *s)
 {
     struct net_msg m;
@@ -220,7 +262,9 @@ static void take_workers(struct shell *s)
         } else {
             struct event e = {.type = EV_FROM_WORKER, .from = {&w, m.peer}};
             learn_route(s, w.instance, id);
+            if (w.version != PROTO_VERSION) shell__tell_version(s, "worker", m.peer, w.version);
             shell__event(s, &e);
+            if (w.type == FROM_HEARTBEAT && w.version == PROTO_VERSION) say_alive(s, w.instance);
         }
         net_msg_close(&m);
     }
@@ -245,8 +289,8 @@ static void tell_status(struct shell *s)
         metrics_publish(s->metrics, &s->count, &m);
     }
     if (m.ready && !s->was_ready) {
-        (void)printf("ready client=%s\n", s->client_endpoint);
-        (void)fflush(stdout);
+        prove_routes(s);
+        log_stdout("ready client=%s", s->client_endpoint);
     }
     s->was_ready = m.ready;
 }
@@ -295,6 +339,68 @@ static int bind_one(struct shell *s, struct net *net, enum net_kind kind, struct
         (void)snprintf(endpoint, sizeof endpoint, "tcp://%s:*", s->config->listen);
     rc = net_bind(*ret, endpoint, em);
     return rc < 0 ? rc : net_bound(*ret, ret_endpoint, em);
+}
+
+/* A program that listens everywhere is reached at one address: that is what users are told. */
+static void tell_reachable(char *endpoint, size_t size)
+{
+    struct addr a;
+    char host[ADDR_HOST_BYTES];
+    if (!addr_split(endpoint, &a) || !addr_is_any(a.host)) return;
+    if (net_own_address(a.kind == ADDR_V6, host, sizeof host) < 0)
+        (void)snprintf(host, sizeof host, a.kind == ADDR_V6 ? "::1" : "127.0.0.1");
+    memcpy(a.host, host, sizeof a.host);
+    a.kind = strchr(host, ':') ? ADDR_V6 : ADDR_V4;
+    addr_format(&a, endpoint, size);
+}
+
+/* Shares the open files that this process may have: libzmq accepts no connection without one, and
+ * its I/O thread then spins. */
+static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em)
+{
+    const struct config *c = s->config;
+    uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS;
+    if (c->metrics) fixed += HTTP_CONNECTIONS;
+    uint64_t least = c->workers + WORKER_PEERS_LEAST;
+    if (max < fixed + least + CLIENT_PEERS_LEAST)
+        return err_set(em, ERR_CONF,
+                       "this process may open %" PRIu64 " files, and needs %" PRIu64 " for %" PRIu32
+                       " workers and %u clients: raise the limit (ulimit -n)",
+                       max, fixed + least + CLIENT_PEERS_LEAST, c->workers, CLIENT_PEERS_LEAST);
+    bool room = max >= fixed + WORKER_PEERS + c->connections;
+    uint64_t workers = room ? WORKER_PEERS : least, left = max - fixed - workers;
+    s->clients_max = left < c->connections ? (uint32_t)left : c->connections;
+    if (s->clients_max < c->connections)
+        log_info("open files are limited to %" PRIu64 ": at most %" PRIu32
+                 " connections of clients at once, not %" PRIu32 " (key 'limits.connections')",
+                 max, s->clients_max, c->connections);
+    *ret_workers = (uint32_t)workers;
+    return 0;
+}
+
+static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct errmsg *em)
+{
+    const struct config *c = s->config;
+    uint32_t worker_peers = 0, message = calls__message_bytes(s, setup_context(c, &s->model->dims));
+    int rc = share_files(s, &worker_peers, em);
+    /* One message of a client waits at a time: it may be large, and costs one wake-up. */
+    const struct net_limits clients = {.hwm = (int)c->hwm,
+                                       .recv_hwm = 1,
+                                       .frame_max = message,
+                                       .message_max = message + LIMIT_CONTROL_BYTES,
+                                       .peers_max = s->clients_max};
+    const struct net_limits workers = {
+        .hwm = 256, .recv_hwm = 64, .frame_max = LIMIT_CONTROL_BYTES, .peers_max = worker_peers};
+    const struct net_limits results = {
+        .hwm = (int)LIMIT_WINDOW + 2, .frame_max = LIMIT_RESULT_BYTES, .peers_max = RESULT_PEERS};
+    if (rc == 0)
+        rc = bind_one(s, s->client_net, NET_ROUTER, clients, c->client_port, &s->clients,
+                      s->client_endpoint, em);
+    if (rc == 0)
+        rc = bind_one(s, s->net, NET_ROUTER, workers, c->worker_port, &s->workers, ret_worker, em);
+    if (rc == 0)
+        rc = bind_one(s, s->net, NET_PULL, results, c->result_port, &s->results, ret_results, em);
+    return rc;
 }
 
 /* The first slice and the last are the largest. */
@@ -361,24 +467,16 @@ static int open_all(struct shell *s, struct errmsg *em)
         return err_set(em, ERR_IO, "no random numbers");
     int rc = net_open(&s->net, em);
     if (rc == 0) rc = net_open(&s->client_net, em);
-    if (rc == 0)
-        rc = bind_one(
-            s, s->client_net, NET_ROUTER,
-            (struct net_limits){.hwm = (int)c->hwm,
-                                .frame_max = calls__message_bytes(s, setup_context(c, &s->model->dims))},
-            c->client_port, &s->clients, s->client_endpoint, em);
-    if (rc == 0)
-        rc = bind_one(s, s->net, NET_ROUTER, (struct net_limits){256, LIMIT_CONTROL_BYTES},
-                      c->worker_port, &s->workers, worker_endpoint, em);
-    if (rc == 0)
-        rc = bind_one(s, s->net, NET_PULL,
-                      (struct net_limits){(int)LIMIT_WINDOW + 2, LIMIT_STEP_BYTES}, c->result_port,
-                      &s->results, results_endpoint, em);
+    if (rc == 0) rc = bind_all(s, worker_endpoint, results_endpoint, em);
     if (rc == 0) rc = textjobs_open(s->net, s->model->vocab, &s->text, em);
     if (rc < 0) return rc;
+    tell_reachable(s->client_endpoint, sizeof s->client_endpoint);
+    tell_reachable(worker_endpoint, sizeof worker_endpoint);
     /* Workers know the host: it is the one under which they reach this process. */
-    char results[NET_ENDPOINT_MAX + 8];
-    (void)snprintf(results, sizeof results, "tcp://%s", strrchr(results_endpoint, ':'));
+    struct addr bound;
+    char results[NET_ENDPOINT_MAX] = "";
+    if (addr_split(results_endpoint, &bound))
+        (void)snprintf(results, sizeof results, "tcp://:%u", bound.port);
     rc = open_core(s, results, incarnation, em);
     if (rc < 0) return rc;
     calls__open(s);
@@ -386,8 +484,7 @@ static int open_all(struct shell *s, struct errmsg *em)
     if (c->metrics) rc = metrics_open(c->listen, c->metrics_port, &s->metrics, &metrics_port, em);
     if (rc < 0) return rc;
     if (s->metrics) log_info("metrics at http://%s:%" PRIu32 "/metrics", c->listen, metrics_port);
-    (void)printf("listening client=%s worker=%s\n", s->client_endpoint, worker_endpoint);
-    (void)fflush(stdout);
+    log_stdout("listening client=%s worker=%s", s->client_endpoint, worker_endpoint);
     return 0;
 }
 
@@ -412,9 +509,24 @@ static void close_all(struct shell *s)
     mem_free(s);
 }
 
+/* On the first signal running answers go on for a while, as far as there are workers to compute
+ * them; their clients then go on at the next coordinator. A second one ends at once. */
+static bool goes_on(struct shell *s)
+{
+    unsigned n = atomic_load(&signals);
+    if (n == 0) return true;
+    if (!s->draining) {
+        s->draining = true;
+        s->drain_until_ns = clock_ns() + s->config->drain_s * NS_PER_S;
+        log_info("stops: running answers have %" PRIu32 " s, new ones are refused",
+                 s->config->drain_s);
+    }
+    return n == 1 && clock_ns() < s->drain_until_ns && s->was_ready && calls__any(s);
+}
+
 static bool on_hashing(void *arg, uint64_t done, uint64_t total)
 {
-    return progress_update(arg, done, total) && !atomic_load(&asked_to_stop);
+    return progress_update(arg, done, total) && atomic_load(&signals) == 0;
 }
 
 /* Before any worker can be told what the model is. */
@@ -435,6 +547,7 @@ int loop_run(const struct config *config, const struct model_file *model, const 
              struct errmsg *em)
 {
     struct sigaction action = {.sa_handler = on_signal};
+    atomic_store(&signals, 0);
     (void)sigaction(SIGTERM, &action, NULL);
     (void)sigaction(SIGINT, &action, NULL);
     struct shell *s = mem_zalloc(sizeof *s);
@@ -446,11 +559,12 @@ int loop_run(const struct config *config, const struct model_file *model, const 
     if (rc == 0) log_info("serves %s to %s", s->name, s->client_endpoint);
     cores_stay_on(0); /* beside the I/O threads: common/io/net.c says why */
     uint64_t next_tick_ns = clock_ns();
-    while (rc == 0 && !atomic_load(&asked_to_stop)) shell__turn(s, &next_tick_ns);
+    while (rc == 0 && goes_on(s)) shell__turn(s, &next_tick_ns);
     if (rc == 0) {
         s->now_ns = clock_ns();
         calls__stop(s);
-        log_info("stops");
+        log_info("ends");
+        process_end_within(END_S); /* a prompt may be in the middle of being tokenised */
     }
     close_all(s);
     return rc == ERR_CANCELLED ? 0 : rc; /* stopped while the model was read */

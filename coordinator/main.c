@@ -3,6 +3,7 @@
 
 #include "common/base/log.h"
 #include "common/base/opts.h"
+#include "common/base/process.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,22 +23,23 @@ static bool manifest_folder(char *ret, size_t size)
     return n > 0 && (size_t)n < size;
 }
 
-static int run(const char *path, bool check_only, struct errmsg *em)
+static int run(const char *path, const char *model_path, bool check_only, struct errmsg *em)
 {
     char folder[4096];
     struct config config;
     struct model_file model;
-    int rc = config_read(path, &config, em);
+    int rc = config_read(path, model_path, &config, em);
     if (rc < 0) return rc == ERR_NOTFOUND || rc == ERR_IO ? ERR_CONF : rc;
     rc = model_file_open(config.model, true, config.pre, &model, em);
     if (rc < 0) {
         config_close(&config);
         return ERR_CONF;
     }
-    if (model.warning[0]) log_error("%s", model.warning);
+    if (config.model_relative) log_info("the model is %s", config.model);
+    if (model.warning[0]) log_warn("%s", model.warning);
     rc = loop_check(&config, &model, em);
     if (rc == 0 && check_only)
-        (void)printf("%s: in order\n", path);
+        log_stdout("%s: in order", path);
     else if (rc == 0)
         rc = loop_run(&config, &model, manifest_folder(folder, sizeof folder) ? folder : NULL, em);
     model_file_close(&model);
@@ -47,31 +49,37 @@ static int run(const char *path, bool check_only, struct errmsg *em)
 
 int main(int argc, char **argv)
 {
-    const char *path = NULL;
+    const char *path = NULL, *model = NULL;
     bool check_only = false, help = false;
     const struct opt table[] = {
         {"--config", 'c', OPT_STRING, &path, 0, 0, NULL,
          "FILE  the cluster file (deploy/cluster.example.yaml); - reads stdin"},
+        {"--model", 'm', OPT_STRING, &model, 0, 0, NULL,
+         "FILE  the model, in place of the file's key 'model'; any bytes that a path may have"},
         {"--check", 0, OPT_FLAG, &check_only, 0, 0, NULL,
          "check the file and the model's header, and stop"},
         {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},
         {0},
     };
+    process_start();
+    process_serve();
     log_program("flotilla-coordinator");
+    log_open();
     struct errmsg em = {0};
     size_t n_rest;
     int rc = opts_parse(table, argc, argv, NULL, 0, &n_rest, &em);
     if (rc == 0 && help) {
         (void)printf(
-            "usage: flotilla-coordinator --config FILE [--check]\n\n"
+            "usage: flotilla-coordinator --config FILE [--model FILE] [--check]\n\n"
             "Takes requests, forms Steps, and keeps the workers' chain alive.\n\noptions:\n");
         opts_help(table);
         (void)printf("\nexamples:\n%s", examples);
         return 0;
     }
     if (rc == 0 && !path) rc = err_set(&em, ERR_CONF, "needs --config FILE");
-    if (rc == 0) rc = run(path, check_only, &em);
+    if (rc == 0) rc = run(path, model, check_only, &em);
+    if (rc < 0) log_error("%s", em.text);
+    log_close();
     if (rc == 0) return 0;
-    (void)fprintf(stderr, "flotilla-coordinator: %s\n", em.text);
     return rc == ERR_CONF ? 2 : 1;
 }

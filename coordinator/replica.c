@@ -50,7 +50,7 @@ void replica__lose(struct core *c, bool suspicious, const char *why)
     bool was_ready = r->state == REPLICA_READY;
     (void)snprintf(r->why, sizeof r->why, "%s", why);
     (void)snprintf(r->lost, sizeof r->lost, "%s", why);
-    core__note(c, "generation %" PRIu32 " ended: %s", r->generation, why);
+    core__note_loss(c, "generation %" PRIu32 " ended: %s", r->generation, why);
     if (was_ready || r->pause_ns == 0)
         r->pause_ns = PAUSE_FIRST_NS;
     else if (r->pause_ns < PAUSE_MOST_NS)
@@ -159,17 +159,16 @@ static bool all(struct core *c, bool linked)
 static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
 {
     const struct worker *w = replica__at(c, stage);
-    const char *rest = strncmp(w->endpoint, "tcp://", 6) == 0 ? w->endpoint + 6 : "";
-    const char *colon = strrchr(rest, ':');
-    if (!colon) {
+    struct addr its;
+    if (!addr_split(w->endpoint, &its) || its.port == 0) {
         lose_to(c, stage, core__text(c, "worker %s gave no data endpoint", w->hello.name));
         return -1;
     }
     char host[LIMIT_TEXT_BYTES];
-    if (colon == rest)
-        (void)snprintf(host, sizeof host, "%s", w->address);
+    if (its.host[0])
+        addr_format_host(&its, host, sizeof host);
     else
-        (void)snprintf(host, sizeof host, "%.*s", (int)(colon - rest), rest);
+        (void)snprintf(host, sizeof host, "%s", w->address);
     const char *dialler = stage ? replica__at(c, stage - 1)->address : w->address;
     if (addr_is_loopback(host) && !(addr_is_loopback(dialler) && addr_is_loopback(w->address))) {
         lose_to(c, stage,
@@ -180,7 +179,7 @@ static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
                            stage ? replica__at(c, stage - 1)->hello.name : "the coordinator"));
         return -1;
     }
-    if (snprintf(ret, size, "tcp://%s%s", host, colon) < (int)size) return 0;
+    if (snprintf(ret, size, "tcp://%s:%u", host, its.port) < (int)size) return 0;
     lose_to(c, stage, core__text(c, "worker %s gave too long an endpoint", w->hello.name));
     return -1;
 }
@@ -394,7 +393,7 @@ static void goodbye(struct core *c, struct worker *w)
     if (replica__stage_of(c, w) != NO_WORKER)
         replica__lose(c, false, text);
     else
-        core__note(c, "%s", text);
+        core__note_loss(c, "%s", text);
     w->used = false;
 }
 

@@ -15,6 +15,8 @@
 #include "coordinator/textjob.h"
 
 #define ROUTE_BYTES 32u
+#define LIMIT_ROUTES (4 * LIMIT_WORKERS) /* more than the core knows: strangers have some as well  \
+                                          */
 
 /* A ROUTER's name for a peer's connection. */
 struct route {
@@ -55,6 +57,8 @@ struct worker_route {
     struct instance instance;
     struct route route;
     uint64_t heard_ns;
+    struct epoch linked; /* the last generation in which it was told its next stage */
+    bool proved;         /* it was part of a generation that became ready */
 };
 
 struct shell {
@@ -71,7 +75,7 @@ struct shell {
     uint32_t step_at, step_n;
     struct core *core;
     struct textjobs *text;
-    struct worker_route routes[LIMIT_WORKERS];
+    struct worker_route routes[LIMIT_ROUTES];
     struct metrics *metrics; /* or NULL */
     struct counters count;
     uint64_t published_ns;
@@ -88,11 +92,17 @@ struct shell {
     struct buf out, body;
     uint64_t dropped, now_ns;
     bool was_ready;
-    char client_endpoint[NET_ENDPOINT_MAX];
+    bool draining; /* a signal to stop has come: running answers go on, new ones are refused */
+    bool stopping; /* the last replies are being sent */
+    uint64_t drain_until_ns, version_told_ns;
+    uint32_t clients_max;                   /* connections at once, as open files allow */
+    char client_endpoint[NET_ENDPOINT_MAX]; /* as others reach it */
 };
 
 /* loop.c: runs an event through the core and carries out its actions. */
 void shell__event(struct shell *s, struct event *e);
+/* Logs, not too often, that a peer ("client" or "worker") speaks another protocol version. */
+void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version);
 
 /* loop.c: one turn; next_tick_ns is when the core and the calls are told the time again. */
 void shell__turn(struct shell *s, uint64_t *next_tick_ns);
@@ -113,6 +123,9 @@ void calls__end(struct shell *s, const struct action *a);
 /* Replies to who is due one; cancels for clients that are gone or silent. */
 void calls__flush(struct shell *s);
 void calls__tick(struct shell *s, uint64_t lost_ns);
+/* Ends all calls: their clients are told to go on at the next coordinator. */
 void calls__stop(struct shell *s);
+/* Whether a client still waits for something. */
+bool calls__any(const struct shell *s);
 
 #endif

@@ -106,7 +106,7 @@ static void replace(struct core *c, uint32_t with)
         "the probe's logits of %s are right from now on; %s computed others (broken hardware, or "
         "another build)",
         names_of(c, v, NULL), differ[0] ? differ : names_of(c, old, NULL));
-    core__note(c, "%s", text);
+    core__note_loss(c, "%s", text);
     for (uint32_t i = 0; i < old->n_names; i++)
         if (!among(v, old->names[i])) fleet__blame_name(c, old->names[i], v->agreed, text);
     *old = (struct verdict){.used = false};

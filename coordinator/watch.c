@@ -216,7 +216,7 @@ static void check_silence(struct core *c, struct worker *w)
     if (serves)
         replica__lose(c, true, why);
     else
-        core__note(c, "%s", why);
+        core__note_loss(c, "%s", why);
     w->used = false;
 }
 

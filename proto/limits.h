@@ -34,7 +34,9 @@
 
 #define LIMIT_CONTROL_BYTES (64u << 10) /* a control message */
 #define LIMIT_STEP_BYTES (16u << 20)    /* a Step's header frame */
-#define LIMIT_CLIENT_BYTES (20u << 20)  /* a client's message */
+#define LIMIT_RESULT_BYTES (512u << 10) /* a result: LIMIT_STEP_RUNS runs with all they may tell   \
+                                         */
+#define LIMIT_CLIENT_BYTES (17u << 20)  /* a client's message */
 #define LIMIT_UNPACK_FACTOR 8u          /* memory that unpacking may take, per byte received */
 
 #endif

@@ -167,7 +167,7 @@ struct msg_from_worker {
     char text[LIMIT_TEXT_BYTES]; /* fault */
 };
 
-enum to_worker { TO_ASSIGN, TO_CONNECT, TO_REFUSE, TO_WHO };
+enum to_worker { TO_ASSIGN, TO_CONNECT, TO_REFUSE, TO_WHO, TO_ALIVE };
 
 struct msg_assign {
     char model_path[LIMIT_PATH_BYTES];
@@ -198,8 +198,10 @@ struct msg_call {
 };
 
 struct msg_reply {
+    uint32_t version; /* of the sender; encoding says PROTO_VERSION */
     uint64_t call;
     bool end;
+    bool restarting; /* ended because this coordinator stops: the next one goes on with it */
     enum status status;
     char message[LIMIT_TEXT_BYTES];
     uint32_t retry_ms;

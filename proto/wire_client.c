@@ -4,7 +4,6 @@
 #include "common/base/cursor.h"
 #include "proto/client.pb-c.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 typedef Flotilla__Client__GenerateRequest PbGenerate;
@@ -48,6 +47,7 @@ void wire_put_reply(const struct msg_reply *m, struct buf *to)
     SET(&h, status, (uint32_t)m->status);
     if (m->message[0]) h.message = (char *)(uintptr_t)m->message;
     if (m->retry_ms) SET(&h, retry_ms, m->retry_ms);
+    if (m->restarting) SET(&h, restarting, true);
     wire__pack(&h.base, to);
 }
 
@@ -57,11 +57,12 @@ int wire_get_reply(const void *data, size_t n, struct arena *a, struct msg_reply
     const Flotilla__Client__ReplyHeader *h =
         wire__unpack(&flotilla__client__reply_header__descriptor, data, n, a, em);
     if (!h) return ERR_PROTO;
-    if (h->version != PROTO_VERSION)
-        return err_set(em, ERR_PROTO, "the server speaks protocol version %" PRIu32 ", not %u",
-                       h->version, PROTO_VERSION);
-    *ret = (struct msg_reply){
-        .call = h->call, .end = h->end, .status = (enum status)h->status, .retry_ms = h->retry_ms};
+    *ret = (struct msg_reply){.version = h->version,
+                              .call = h->call,
+                              .end = h->end,
+                              .status = (enum status)h->status,
+                              .retry_ms = h->retry_ms,
+                              .restarting = h->restarting};
     return wire__copy_text(h->message, ret->message, sizeof ret->message, "message", em);
 }
 

@@ -256,7 +256,7 @@ void wire_put_result(const struct msg_result *m, struct buf *to)
 int wire_get_result(const void *data, size_t n, struct arena *a, struct msg_result *ret,
                     struct errmsg *em)
 {
-    if (n > LIMIT_STEP_BYTES) return wire__bad(em, "result");
+    if (n > LIMIT_RESULT_BYTES) return wire__bad(em, "result");
     const PbResult *r = wire__unpack(&flotilla__cluster__result__descriptor, data, n, a, em);
     if (!r) return ERR_PROTO;
     if (r->version != PROTO_VERSION) return wire__bad(em, "version");
@@ -490,6 +490,7 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
     Flotilla__Cluster__Connect connect = FLOTILLA__CLUSTER__CONNECT__INIT;
     Flotilla__Cluster__Refuse refuse = FLOTILLA__CLUSTER__REFUSE__INIT;
     Flotilla__Cluster__Hello who = FLOTILLA__CLUSTER__HELLO__INIT;
+    Flotilla__Cluster__Alive alive = FLOTILLA__CLUSTER__ALIVE__INIT;
     PbEpoch epoch;
     set_epoch(&epoch, m->epoch);
     SET(&t, version, m->version);
@@ -527,6 +528,10 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
     case TO_WHO:
         t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_WHO;
         t.who = &who;
+        break;
+    case TO_ALIVE:
+        t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_ALIVE;
+        t.alive = &alive;
         break;
     }
     wire__pack(&t.base, to);
@@ -585,6 +590,7 @@ int wire_get_to_worker(const void *data, size_t n, struct arena *a, struct msg_t
         ret->type = TO_REFUSE;
         return wire__copy_text(t->refuse->text, ret->text, sizeof ret->text, "text", em);
     case FLOTILLA__CLUSTER__TO_WORKER__BODY_WHO: ret->type = TO_WHO; return 0;
+    case FLOTILLA__CLUSTER__TO_WORKER__BODY_ALIVE: ret->type = TO_ALIVE; return 0;
     default: return wire__bad(em, "body");
     }
 }

@@ -1,5 +1,6 @@
 #include "worker/exec.h"
 
+#include "common/base/addr.h"
 #include "common/base/arena.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
@@ -16,6 +17,7 @@
 
 #define PAIR_HWM 64
 #define BIND_TRIES 50
+#define DATA_PEERS_MAX 4 /* one is right; strangers do not keep it out */
 #define PROGRESS_NS (200 * NS_PER_MS)
 /* An idle thread turns this often, so that the coordinator can tell it from one that hangs. */
 #define IDLE_TURN_MS 100
@@ -110,31 +112,48 @@ static int bind_fixed(struct net_sock *s, const char *endpoint, struct errmsg *e
     return rc;
 }
 
+/* Bytes of a Step's header at the most, as this epoch's Steps can be. */
+static uint64_t header_max(const struct msg_assign *a)
+{
+    uint64_t runs = a->rows_max < LIMIT_STEP_RUNS ? a->rows_max : LIMIT_STEP_RUNS;
+    uint64_t table = a->n_pages < LIMIT_SEQ_PAGES ? a->n_pages : LIMIT_SEQ_PAGES;
+    uint64_t pages = runs * table < LIMIT_STEP_PAGES ? runs * table : LIMIT_STEP_PAGES;
+    uint64_t varint = 5, run = 256 + LIMIT_BIAS * (varint + sizeof(float));
+    return a->rows_max * varint + pages * varint + runs * run + LIMIT_LIVE * sizeof(uint64_t) +
+           LIMIT_STAGES * 64;
+}
+
 static int bind_in(struct exec *e, char *ret_endpoint, size_t size, struct errmsg *em)
 {
     char endpoint[NET_ENDPOINT_MAX], bound[NET_ENDPOINT_MAX];
-    const char *port = e->o.advertise ? strrchr(e->o.advertise, ':') : NULL;
-    struct net_limits limits = {(int)e->assign.window + 2, (int64_t)LIMIT_STEP_BYTES * 4};
+    struct addr at;
+    bool fixed = e->o.advertise && addr_split(e->o.advertise, &at);
     int64_t frame =
         (int64_t)e->assign.rows_max * stage_work_width(e->work) * (int64_t)sizeof(float);
-    if (frame > limits.frame_max) limits.frame_max = frame;
+    struct net_limits limits = {.hwm = (int)e->assign.window + 2,
+                                .frame_max = frame > LIMIT_STEP_BYTES ? frame : LIMIT_STEP_BYTES,
+                                .message_max = header_max(&e->assign) + (uint64_t)frame,
+                                .peers_max = DATA_PEERS_MAX};
     int rc = net_socket(e->net, NET_PULL, limits, &e->in, em);
     if (rc < 0) return rc;
-    (void)snprintf(endpoint, sizeof endpoint, "tcp://%s%s", e->o.listen, port ? port : ":*");
-    rc = port ? bind_fixed(e->in, endpoint, em) : net_bind(e->in, endpoint, em);
+    if (fixed)
+        (void)snprintf(endpoint, sizeof endpoint, "tcp://%s:%u", e->o.listen, at.port);
+    else
+        (void)snprintf(endpoint, sizeof endpoint, "tcp://%s:*", e->o.listen);
+    rc = fixed ? bind_fixed(e->in, endpoint, em) : net_bind(e->in, endpoint, em);
     if (rc == 0) rc = net_bound(e->in, bound, em);
     if (rc < 0) return rc;
-    if (e->o.advertise)
-        (void)snprintf(ret_endpoint, size, "tcp://%s", e->o.advertise);
-    else
-        (void)snprintf(ret_endpoint, size, "tcp://%s", strrchr(bound, ':'));
+    if (fixed)
+        (void)snprintf(ret_endpoint, size, "%s", e->o.advertise);
+    else if (addr_split(bound, &at))
+        (void)snprintf(ret_endpoint, size, "tcp://:%u", at.port);
     return 0;
 }
 
 static void connect_out(struct exec *e, const char *endpoint)
 {
     struct errmsg em = {0};
-    struct net_limits limits = {(int)e->assign.window + 2, 1 << 20};
+    struct net_limits limits = {.hwm = (int)e->assign.window + 2, .frame_max = 1 << 20};
     int rc = net_socket(e->net, NET_PUSH, limits, &e->out, &em);
     if (rc == 0) rc = net_monitor(e->net, e->out, &e->monitor, &em);
     if (rc == 0) rc = net_connect(e->out, endpoint, &em);
@@ -426,7 +445,7 @@ int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_e
               struct errmsg *em)
 {
     struct exec *e = mem_zalloc(sizeof *e);
-    struct net_limits limits = {PAIR_HWM, 1 << 20};
+    struct net_limits limits = {.hwm = PAIR_HWM, .frame_max = 1 << 20};
     e->o = *o;
     e->net = net;
     (void)pthread_mutex_init(&e->lock, NULL);

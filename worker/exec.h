@@ -17,8 +17,8 @@
 struct exec_options {
     unsigned threads;
     const char *isa;       /* NULL: the best; borrowed, like all strings here */
-    const char *listen;    /* host at which data links are received */
-    const char *advertise; /* "HOST:PORT", or NULL: any port, where the coordinator sees us */
+    const char *listen;    /* address at which data links are received */
+    const char *advertise; /* "tcp://HOST:PORT", or NULL: any port, where the coordinator sees us */
     const char *models;    /* folder in which model files are looked for by their names, or NULL */
     bool off_machine;      /* listen is not loopback: needs a coordinator that allows plaintext */
 };

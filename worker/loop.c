@@ -5,6 +5,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/machine.h"
+#include "common/base/process.h"
 #include "common/base/prom.h"
 #include "common/engine/cpu.h"
 #include "common/io/http.h"
@@ -24,6 +25,10 @@
 #define HEARTBEAT_NS (250 * NS_PER_MS)
 #define CPU_WAIT_NS NS_PER_S /* how often the threads' waiting for CPU is read */
 #define DRAIN_MS 200
+#define END_S 1
+/* A connection on which nothing comes for so long is made anew. */
+#define SILENT_NS (4 * NS_PER_S)
+#define STALL_NS (200 * NS_PER_MS) /* a wait that took so much longer: this process was stopped */
 
 static atomic_bool asked_to_stop;
 
@@ -38,6 +43,10 @@ struct loop {
     struct http *metrics; /* or NULL */
     struct net *net;
     struct net_sock *control, *monitor;
+    struct addr coordinator;
+    char listen[ADDR_TEXT_BYTES], advertise[ADDR_TEXT_BYTES];
+    uint64_t heard_ns; /* the coordinator's last word, or when its connection was begun */
+    bool heard, told;  /* ever; that it is silent now */
     struct exec *exec;
     struct instance instance;
     struct msg_hello hello;
@@ -56,6 +65,7 @@ static void send_up(struct loop *l, struct msg_from_worker *m)
     m->instance = l->instance;
     wire_put_from_worker(m, &l->out);
     struct net_frame f = {l->out.data, l->out.len};
+    if (!l->control) return;
     (void)net_send(l->control, &f, 1); /* not connected: the next Hello says it all again */
 }
 
@@ -130,12 +140,10 @@ static void send_heartbeat(struct loop *l)
 /* "tcp://:PORT" is the coordinator's own: it cannot know under which address it is reached. */
 static void fill_host(const struct loop *l, char *endpoint, size_t size)
 {
-    char port[16];
-    if (strncmp(endpoint, "tcp://:", 7) != 0) return;
-    (void)snprintf(port, sizeof port, "%.15s", endpoint + 6);
-    const char *colon = strrchr(l->o->coordinator, ':');
-    (void)snprintf(endpoint, size, "%.*s%s", (int)(colon - l->o->coordinator), l->o->coordinator,
-                   port);
+    struct addr its, full = l->coordinator;
+    if (!addr_split(endpoint, &its) || its.host[0]) return;
+    full.port = its.port;
+    addr_format(&full, endpoint, size);
 }
 
 static void on_control(struct loop *l)
@@ -143,6 +151,10 @@ static void on_control(struct loop *l)
     struct net_msg msg;
     while (net_recv(l->control, &msg) == 0) {
         struct errmsg em = {0};
+        if (l->told) log_info("hears the coordinator again");
+        l->heard = true;
+        l->told = false;
+        l->heard_ns = clock_ns();
         struct msg_to_worker m;
         struct net_frame f = net_msg_frame(&msg, 0);
         int rc = msg.n == 1 ? wire_get_to_worker(f.data, f.bytes, &l->arena, &m, &em) : ERR_PROTO;
@@ -159,7 +171,7 @@ static void on_control(struct loop *l)
                           m.version, PROTO_VERSION);
         } else if (m.type == TO_WHO) {
             send_hello(l);
-        } else {
+        } else if (m.type != TO_ALIVE) {
             if (m.type == TO_ASSIGN) l->stands = false;
             if (m.type == TO_ASSIGN)
                 log_info("generation %" PRIu32 ": layers %" PRIu32 "-%" PRIu32 " of %s",
@@ -202,6 +214,49 @@ static void on_monitor(struct loop *l)
         if (e == NET_EVENT_CONNECTED) send_hello(l);
 }
 
+/* ---- the connection ---- */
+
+static void close_control(struct loop *l)
+{
+    net_monitor_close(l->control, l->monitor);
+    net_sock_close(l->control);
+    l->control = l->monitor = NULL;
+}
+
+static int open_control(struct loop *l, struct errmsg *em)
+{
+    char endpoint[ADDR_TEXT_BYTES];
+    struct net_limits limits = {.hwm = 64, .frame_max = LIMIT_CONTROL_BYTES};
+    addr_format(&l->coordinator, endpoint, sizeof endpoint);
+    l->heard_ns = clock_ns();
+    int rc = net_socket(l->net, NET_DEALER, limits, &l->control, em);
+    if (rc == 0) rc = net_monitor(l->net, l->control, &l->monitor, em);
+    if (rc == 0) rc = net_connect(l->control, endpoint, em);
+    if (rc < 0) close_control(l);
+    return rc;
+}
+
+/* A connection may be dead though this end knows nothing of it: the other host lost power, or
+ * something between has forgotten it. libzmq makes a new one only when the old one breaks, and
+ * looks up no name again; so whatever the reason is, a new socket is tried. */
+static void check_silence(struct loop *l)
+{
+    struct errmsg em = {0};
+    int rc = l->control ? net_lookup(l->control, &em) : 0;
+    if (rc == ERR_NOTFOUND && !l->heard) {
+        l->refused = true;
+        (void)err_set(l->em, ERR_CONF, "--coordinator: %s", em.text);
+        return;
+    }
+    if (clock_ns() - l->heard_ns < SILENT_NS) return;
+    if (!l->told)
+        log_warn("hears nothing from %s: %s", l->o->coordinator,
+                 rc < 0 && rc != ERR_AGAIN ? em.text : "makes new connections until it answers");
+    l->told = true;
+    close_control(l);
+    if (open_control(l, &em) < 0) log_error("%s", em.text);
+}
+
 static void turn(struct loop *l, uint64_t *next_heartbeat_ns)
 {
     uint64_t now = clock_ns();
@@ -213,9 +268,12 @@ static void turn(struct loop *l, uint64_t *next_heartbeat_ns)
         {.sock = l->control}, {.sock = exec_socket(l->exec)}, {.sock = l->monitor}};
     long wait_ms = (long)((*next_heartbeat_ns - now) / NS_PER_MS) + 1;
     if (net_poll(items, 3, wait_ms) < 0) return;
+    uint64_t waited_ns = clock_ns() - now, most_ns = (uint64_t)wait_ms * NS_PER_MS + STALL_NS;
+    if (waited_ns > most_ns) l->heard_ns += waited_ns;
     if (items[2].readable) on_monitor(l);
     if (items[0].readable) on_control(l);
     if (items[1].readable) on_exec(l);
+    check_silence(l); /* what had come was taken first */
 }
 
 static int introduce(struct loop *l, struct errmsg *em)
@@ -247,40 +305,54 @@ static void metrics_text(void *arg, struct buf *out)
 
 static int open_metrics(struct loop *l, struct errmsg *em)
 {
-    char host[64];
-    const char *colon = l->o->metrics ? strrchr(l->o->metrics, ':') : NULL, *at = l->o->metrics;
-    char *end = NULL;
-    if (!at) return 0;
-    unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
-    if (!colon || !*(colon + 1) || *end || port > 65535 || (size_t)(colon - at) >= sizeof host)
-        return err_set(em, ERR_CONF, "--metrics: '%s' is not HOST:PORT", at);
-    (void)snprintf(host, sizeof host, "%.*s", (int)(colon - at), at);
+    struct addr at;
+    char host[ADDR_TEXT_BYTES];
     uint32_t bound;
-    int rc = http_open(host, (uint32_t)port, "/metrics", PROM_CONTENT_TYPE, metrics_text, l,
+    if (!l->o->metrics) return 0;
+    int rc = addr_parse(l->o->metrics, &at, em);
+    if (rc == 0 && !at.has_port) rc = err_set(em, ERR_CONF, "'%s' is not HOST:PORT", l->o->metrics);
+    if (rc == 0)
+        rc = http_open(at.host, at.port, "/metrics", PROM_CONTENT_TYPE, metrics_text, l,
                        &l->metrics, &bound, em);
+    addr_format_host(&at, host, sizeof host);
     if (rc == 0) log_info("metrics at http://%s:%" PRIu32 "/metrics", host, bound);
     return rc < 0 ? err_wrap(em, ERR_CONF, "--metrics") : 0;
 }
 
+/* The addresses of the command line, each named by its option where it is wrong. */
+static int read_addresses(struct loop *l, struct errmsg *em)
+{
+    struct addr advertise;
+    if (addr_parse_port(l->o->coordinator, &l->coordinator, em) < 0)
+        return err_wrap(em, ERR_CONF, "--coordinator");
+    bool local = addr_is_loopback(l->coordinator.host), v6 = l->coordinator.kind == ADDR_V6;
+    const char *listen = l->o->listen ? l->o->listen
+                         : local      ? (v6 ? "[::1]" : "127.0.0.1")
+                                      : (v6 ? "[::]" : "0.0.0.0");
+    if (net_listen_address(listen, l->listen, sizeof l->listen, em) < 0)
+        return err_wrap(em, ERR_CONF, "--listen");
+    if (!l->o->advertise) return 0;
+    if (addr_parse_port(l->o->advertise, &advertise, em) < 0)
+        return err_wrap(em, ERR_CONF, "--advertise");
+    addr_format(&advertise, l->advertise, sizeof l->advertise);
+    return 0;
+}
+
 static int open_all(struct loop *l, struct errmsg *em)
 {
-    bool local = addr_is_loopback(l->o->coordinator);
-    const char *listen = l->o->listen ? l->o->listen : local ? "127.0.0.1" : "0.0.0.0";
+    (void)net_files_max();
+    int rc = read_addresses(l, em);
+    if (rc < 0) return rc;
     struct exec_options e = {.threads = l->o->threads,
                              .isa = l->o->isa,
-                             .listen = listen,
-                             .advertise = l->o->advertise,
+                             .listen = l->listen,
+                             .advertise = l->advertise[0] ? l->advertise : NULL,
                              .models = l->o->models,
-                             .off_machine = !addr_is_loopback(listen)};
-    if (l->o->advertise && !strrchr(l->o->advertise, ':'))
-        return err_set(em, ERR_CONF, "--advertise: '%s' is not HOST:PORT", l->o->advertise);
-    int rc = introduce(l, em);
+                             .off_machine = !addr_is_loopback(l->listen)};
+    rc = introduce(l, em);
     if (rc == 0) rc = net_open(&l->net, em);
     if (rc == 0) rc = exec_open(l->net, &e, &l->exec, em);
-    struct net_limits limits = {64, LIMIT_CONTROL_BYTES};
-    if (rc == 0) rc = net_socket(l->net, NET_DEALER, limits, &l->control, em);
-    if (rc == 0) rc = net_monitor(l->net, l->control, &l->monitor, em);
-    if (rc == 0) rc = net_connect(l->control, l->o->coordinator, em);
+    if (rc == 0) rc = open_control(l, em);
     if (rc == 0) rc = open_metrics(l, em);
     return rc == ERR_IO ? ERR_CONF : rc;
 }
@@ -289,6 +361,7 @@ int loop_run(const struct loop_options *o, struct errmsg *em)
 {
     struct loop l = {.o = o, .em = em};
     struct sigaction action = {.sa_handler = on_signal};
+    atomic_store(&asked_to_stop, false);
     (void)sigaction(SIGTERM, &action, NULL);
     (void)sigaction(SIGINT, &action, NULL);
     int rc = open_all(&l, em);
@@ -304,6 +377,7 @@ int loop_run(const struct loop_options *o, struct errmsg *em)
     http_close(l.metrics);
     net_monitor_close(l.control, l.monitor);
     if (l.control) net_sock_drain(l.control, DRAIN_MS);
+    if (rc == 0) process_end_within(END_S); /* the compute thread may read, touch or compute */
     exec_close(l.exec);
     net_close(l.net);
     arena_close(&l.arena);

@@ -4,6 +4,7 @@
 #include "common/base/log.h"
 #include "common/base/opts.h"
 #include "common/base/pool.h"
+#include "common/base/process.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -37,7 +38,10 @@ int main(int argc, char **argv)
         {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},
         {0},
     };
+    process_start();
+    process_serve();
     log_program("flotilla-worker");
+    log_open();
     struct errmsg em = {0};
     size_t n_rest;
     int rc = opts_parse(table, argc, argv, NULL, 0, &n_rest, &em);
@@ -50,14 +54,9 @@ int main(int argc, char **argv)
         return 0;
     }
     if (rc == 0 && !o.coordinator) rc = err_set(&em, ERR_CONF, "needs --coordinator ADDR");
-    if (rc < 0) {
-        (void)fprintf(stderr, "flotilla-worker: %s\n", em.text);
-        return 2;
-    }
-    rc = loop_run(&o, &em);
-    if (rc < 0) {
-        log_error("%s", em.text);
-        return rc == ERR_CONF ? 2 : 1;
-    }
-    return 0;
+    bool usage = rc < 0;
+    if (rc == 0) rc = loop_run(&o, &em);
+    if (rc < 0) log_error("%s", em.text);
+    log_close();
+    return rc == 0 ? 0 : usage || rc == ERR_CONF ? 2 : 1;
 }

@@ -7,6 +7,22 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <xmmintrin.h>
+
+/* Results are defined to the bit, so the compiler may not reorder, contract or assume. -ffast-math
+ * and -Ofast define the first of these; parts of it given alone define the others. */
+#if defined __FAST_MATH__ || (defined __FINITE_MATH_ONLY__ && __FINITE_MATH_ONLY__) ||             \
+    defined __ASSOCIATIVE_MATH__ || defined __RECIPROCAL_MATH__ || defined __NO_SIGNED_ZEROS__
+#error                                                                                             \
+    "flotilla's results are defined to the bit: build without -ffast-math, -Ofast and their parts"
+#endif
+
+/* Rounds to nearest and keeps denormals in the calling thread: a library built with -ffast-math may
+ * have turned flush-to-zero on for the whole process. */
+static inline void fm_set_rounding(void)
+{
+    _mm_setcsr(0x1F80);
+}
 
 static inline uint32_t fm_bits(float f)
 {

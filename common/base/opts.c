@@ -1,6 +1,7 @@
 #include "common/base/opts.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,8 @@ static int bad(const struct opt *o, const char *value, struct errmsg *em)
     if (o->kind == OPT_U32 || o->kind == OPT_F32)
         return err_set(em, ERR_CONF, "%s: '%s' is not a number in %g..%g", o->name, value, o->min,
                        o->max);
-    return err_set(em, ERR_CONF, "%s: '%s' is not a whole number", o->name, value);
+    return err_set(em, ERR_CONF, "%s: '%s' is not a whole number in 0..%" PRIu64, o->name, value,
+                   UINT64_MAX);
 }
 
 static int set_number(const struct opt *o, const char *value, struct errmsg *em)
@@ -38,7 +40,6 @@ static int set_number(const struct opt *o, const char *value, struct errmsg *em)
     unsigned long long v = strtoull(value, &end, 10);
     if (*end || errno) return bad(o, value, em);
     if (o->kind == OPT_U64) {
-        if (v > (UINT64_C(1) << 53)) return bad(o, value, em);
         *(uint64_t *)o->value = v;
         return 0;
     }

@@ -13,7 +13,7 @@ enum opt_kind {
     OPT_FLAG,   /* bool: no value */
     OPT_STRING, /* const char *: borrowed from argv */
     OPT_U32,    /* uint32_t in [min, max] */
-    OPT_U64,    /* uint64_t up to 2^53, which JSON can name */
+    OPT_U64,    /* uint64_t, all of it */
     OPT_F32,    /* float in [min, max] */
     OPT_LIST,   /* struct opt_list: may be repeated */
 };

@@ -2,6 +2,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/cores.h"
+#include "common/base/fmath.h"
 #include "common/base/machine.h"
 #include "common/base/mem.h"
 
@@ -9,103 +10,227 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
-#include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
-#include <xmmintrin.h>
+
+/* A wait that lasts longer is no matter of uneven shares: the thread that it is for does not run.
+ */
+#define AWAY_NS 500000
+/* A thread that is woken runs within this time, if there is a core for it. */
+#define PROMPT_NS 200000
+/* How much of its time in jobs a thread may lack a core before the team is made smaller. */
+#define LOST_SHARE 4
+/* The job word is a count of jobs and, in its lowest bits, how many threads the job is for: 0 ends
+ * the pool. A thread that has no part in a job reads nothing else, as the next one may be written
+ * by then. */
+#define PART_BITS 9
+_Static_assert(POOL_THREADS_MAX < 1 << PART_BITS, "any number of threads fits");
 
 /* A word that threads wait on: they spin first and count themselves as sleepers before they sleep,
  * so that the waker makes the system call only when somebody does sleep. */
 struct gate_word {
     _Alignas(64) atomic_uint value;
     atomic_uint sleepers;
+    _Atomic uint64_t woken_ns; /* when the sleepers were last woken */
 };
 
 struct pool {
-    struct gate_word job;     /* counts jobs; a change wakes the team */
+    struct gate_word job;     /* a change wakes the team */
     struct gate_word barrier; /* counts barriers passed */
     _Alignas(64) atomic_uint arrived;
-    pool_fn fn; /* written before `job` changes, read after */
+    atomic_bool crowded; /* a thread lacked a core */
+    pool_fn fn; /* written before `job` changes, read by its threads, like the next three */
     void *arg;
-    bool stop;
-    unsigned n_threads;
+    unsigned n_active; /* threads of this job */
     bool pinned;
+    bool claimed; /* what follows is thread 0's */
+    uint64_t grow_ns, grown_ns, pause_ns, n_shrunk;
+    unsigned n_threads;
     pthread_t *threads;
     struct member {
-        struct pool *pool;
+        _Alignas(64) struct pool *pool;
         unsigned idx;
+        bool pinned;
+        uint64_t spin_ns;                    /* how long it spins at a barrier */
+        uint64_t job_ns, slept_ns, away_ns;  /* of the jobs since it last looked */
+        _Atomic uint64_t spun, slept, looks; /* written by this thread, read by the owner */
     } * members;
 };
+
+/* The member that the calling thread is, in the job that it runs. */
+static _Thread_local struct member *self;
 
 static void futex(atomic_uint *word, int op, unsigned value)
 {
     (void)syscall(SYS_futex, word, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
 }
 
-static void word_wait(struct gate_word *w, unsigned seen, uint64_t spin_ns)
+/* How a wait ended: after a sleep or not, after so many readings of the clock and, where it slept,
+ * how long it lasted and how long after its waking the thread ran. */
+struct wait {
+    bool slept;
+    uint64_t looks, ns, late_ns;
+};
+
+static struct wait word_wait(struct gate_word *w, unsigned seen, uint64_t spin_ns)
 {
-    uint64_t deadline = 0;
+    struct wait r = {0};
+    uint64_t start = 0, deadline = 0;
     for (unsigned i = 0; atomic_load_explicit(&w->value, memory_order_acquire) == seen; i++) {
         _mm_pause();
         if (i % 32 != 31) continue;
-        (void)sched_yield(); /* what we wait for may need this core */
         uint64_t now = clock_ns();
+        r.looks++;
+        if (start == 0) start = now;
         if (deadline == 0) deadline = now + spin_ns;
         if (now < deadline) continue;
         atomic_fetch_add(&w->sleepers, 1);
         if (atomic_load(&w->value) == seen) futex(&w->value, FUTEX_WAIT, seen);
         atomic_fetch_sub(&w->sleepers, 1);
-        deadline = 0; /* roused without a change: spin again */
+        r.slept = true;
+        deadline = 0; /* woken without a change: spin again */
     }
+    if (r.slept) {
+        uint64_t now = clock_ns(), woken = atomic_load_explicit(&w->woken_ns, memory_order_relaxed);
+        r.ns = now - start;
+        if (woken >= start && woken < now) r.late_ns = now - woken;
+    }
+    return r;
 }
 
-static void word_advance(struct gate_word *w)
+static void word_set(struct gate_word *w, unsigned value)
 {
-    atomic_fetch_add(&w->value, 1);
-    if (atomic_load(&w->sleepers)) futex(&w->value, FUTEX_WAKE, INT_MAX);
+    atomic_store(&w->value, value);
+    if (!atomic_load(&w->sleepers)) return;
+    atomic_store_explicit(&w->woken_ns, clock_ns(), memory_order_relaxed);
+    futex(&w->value, FUTEX_WAKE, INT_MAX);
 }
 
 void pool_rouse(struct pool *p)
 {
-    if (atomic_load(&p->job.sleepers)) futex(&p->job.value, FUTEX_WAKE, INT_MAX);
+    if (p->n_active > 1 && atomic_load(&p->job.sleepers)) futex(&p->job.value, FUTEX_WAKE, INT_MAX);
+}
+
+/* ---- waiting ---- */
+
+static void adapt_spin(struct member *m, const struct wait *w)
+{
+    if (w->slept && w->ns >= AWAY_NS)
+        m->spin_ns /= 2;
+    else
+        m->spin_ns += m->spin_ns / 4 + 1;
+    if (m->spin_ns < POOL_SPIN_LEAST_NS) m->spin_ns = POOL_SPIN_LEAST_NS;
+    if (m->spin_ns > POOL_SPIN_NS) m->spin_ns = POOL_SPIN_NS;
+}
+
+static void count(_Atomic uint64_t *c, uint64_t n)
+{
+    atomic_store_explicit(c, atomic_load_explicit(c, memory_order_relaxed) + n,
+                          memory_order_relaxed);
 }
 
 void pool_barrier(struct pool *p)
 {
-    if (p->n_threads == 1) return;
+    if (p->n_active == 1) return;
     unsigned seen = atomic_load_explicit(&p->barrier.value, memory_order_acquire);
-    if (atomic_fetch_add(&p->arrived, 1) + 1 == p->n_threads) {
+    if (atomic_fetch_add(&p->arrived, 1) + 1 == p->n_active) {
         atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        word_advance(&p->barrier);
-    } else {
-        word_wait(&p->barrier, seen, POOL_SPIN_NS);
+        word_set(&p->barrier, seen + 1);
+        return;
     }
+    struct member *m = self;
+    struct wait w = word_wait(&p->barrier, seen, m->spin_ns);
+    count(&m->spun, !w.slept);
+    count(&m->slept, w.slept);
+    count(&m->looks, w.looks);
+    m->slept_ns += w.ns;
+    if (w.late_ns > PROMPT_NS) m->away_ns += w.late_ns;
+    adapt_spin(m, &w);
 }
 
-/* A library built with -ffast-math may have turned on flush-to-zero for the whole process: the
- * arithmetic here is defined with denormals, rounding to nearest. */
-static void set_rounding(void)
+/* ---- jobs ---- */
+
+static uint64_t computed_ns(void)
 {
-    _mm_setcsr(0x1F80);
+    struct timespec t;
+    if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) != 0) return 0;
+    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+/* A thread's time in a job is what it computed, what it slept, and what it lacked a core: other
+ * processes had it. */
+static void look(struct member *m, uint64_t job_ns, uint64_t cpu_ns)
+{
+    m->job_ns += job_ns;
+    m->away_ns += job_ns > cpu_ns + m->slept_ns ? job_ns - cpu_ns - m->slept_ns : 0;
+    m->slept_ns = 0;
+    if (m->job_ns < POOL_LOOK_NS) return;
+    if (m->away_ns > m->job_ns / LOST_SHARE) atomic_store(&m->pool->crowded, true);
+    m->job_ns = m->away_ns = 0;
+}
+
+static void run_job(struct member *m)
+{
+    struct pool *p = m->pool;
+    self = m;
+    fm_set_rounding();
+    if (m->pinned != p->pinned) {
+        m->pinned = p->pinned;
+        if (m->pinned)
+            cores_stay_on(m->idx);
+        else
+            cores_roam();
+    }
+    uint64_t start = clock_ns(), cpu = computed_ns();
+    p->fn(p->arg, m->idx, p->n_active);
+    pool_barrier(p);
+    look(m, clock_ns() - start, computed_ns() - cpu);
 }
 
 static void *member_main(void *arg)
 {
     struct member *m = arg;
     struct pool *p = m->pool;
-    set_rounding();
-    if (p->pinned)
-        cores_stay_on(m->idx);
-    else
-        cores_roam(); /* whoever opened the pool may be pinned */
-    for (unsigned seen = 0;; seen++) {
-        word_wait(&p->job, seen, POOL_IDLE_SPIN_NS);
-        if (p->stop) return NULL;
-        p->fn(p->arg, m->idx, p->n_threads);
-        pool_barrier(p);
+    cores_roam(); /* whoever opened the pool may be pinned */
+    for (unsigned seen = 0;;) {
+        (void)word_wait(&p->job, seen, POOL_IDLE_SPIN_NS);
+        seen = atomic_load_explicit(&p->job.value, memory_order_acquire);
+        unsigned n = seen & ((1u << PART_BITS) - 1);
+        if (n == 0) return NULL;
+        if (m->idx < n) run_job(m);
+    }
+}
+
+static void start_job(struct pool *p, unsigned n)
+{
+    unsigned count = atomic_load_explicit(&p->job.value, memory_order_relaxed) >> PART_BITS;
+    word_set(&p->job, (count + 1) << PART_BITS | n);
+}
+
+/* Where a thread lacked a core, half as many threads do the next jobs, on any core. After a pause
+ * in which none did, twice as many; the whole team is pinned again. The pause doubles when the
+ * larger team lacked cores at once. */
+static void size_team(struct pool *p)
+{
+    if (atomic_load_explicit(&p->crowded, memory_order_relaxed)) {
+        uint64_t now = clock_ns();
+        bool at_once = p->grown_ns && now - p->grown_ns < POOL_PAUSE_NS;
+        p->pause_ns = at_once ? p->pause_ns * 2 : POOL_PAUSE_NS;
+        if (p->pause_ns > POOL_PAUSE_MOST_NS) p->pause_ns = POOL_PAUSE_MOST_NS;
+        atomic_store(&p->crowded, false);
+        p->n_shrunk++;
+        p->n_active = (p->n_active + 1) / 2;
+        p->pinned = false;
+        p->grow_ns = now + p->pause_ns;
+    } else if (p->n_active < p->n_threads && clock_ns() >= p->grow_ns) {
+        p->grown_ns = clock_ns();
+        p->n_active = p->n_active * 2 < p->n_threads ? p->n_active * 2 : p->n_threads;
+        p->pinned = p->claimed && p->n_active == p->n_threads;
+        p->grow_ns = p->grown_ns + p->pause_ns;
     }
 }
 
@@ -113,26 +238,31 @@ void pool_run(struct pool *p, pool_fn fn, void *arg)
 {
     p->fn = fn;
     p->arg = arg;
-    set_rounding();
-    if (p->n_threads > 1) word_advance(&p->job);
-    fn(arg, 0, p->n_threads);
-    pool_barrier(p);
+    size_team(p);
+    if (p->n_active > 1) start_job(p, p->n_active);
+    run_job(&p->members[0]);
 }
+
+/* ---- opening ---- */
 
 int pool_open(unsigned n_threads, struct pool **ret_pool, struct errmsg *em)
 {
     if (n_threads == 0 || n_threads > POOL_THREADS_MAX)
         return err_set(em, ERR_RANGE, "threads: %u is not in 1..%d", n_threads, POOL_THREADS_MAX);
     struct pool *p = NULL;
-    if (posix_memalign((void **)&p, 64, sizeof *p) != 0)
+    struct member *members = NULL;
+    if (posix_memalign((void **)&p, 64, sizeof *p) != 0 ||
+        posix_memalign((void **)&members, 64, n_threads * sizeof *members) != 0) {
+        free(p);
         return err_set(em, ERR_NOMEM, "thread pool");
-    memset(p, 0, sizeof *p);
-    p->n_threads = n_threads;
-    p->pinned = n_threads > 1 && n_threads == cores_count();
+    }
+    *p = (struct pool){.n_threads = n_threads, .n_active = n_threads, .members = members};
+    p->claimed = n_threads > 1 && n_threads == cores_count() && cores_claim();
+    p->pinned = p->claimed;
     p->threads = mem_zalloc(n_threads * sizeof *p->threads);
-    p->members = mem_zalloc(n_threads * sizeof *p->members);
+    for (unsigned i = 0; i < n_threads; i++)
+        members[i] = (struct member){.pool = p, .idx = i, .spin_ns = POOL_SPIN_NS};
     for (unsigned i = 1; i < n_threads; i++) {
-        p->members[i] = (struct member){p, i};
         int rc = pthread_create(&p->threads[i], NULL, member_main, &p->members[i]);
         if (rc == 0) continue;
         p->n_threads = i;
@@ -140,7 +270,6 @@ int pool_open(unsigned n_threads, struct pool **ret_pool, struct errmsg *em)
         return err_set(em, ERR_AGAIN, "cannot start thread %u of %u: %s", i, n_threads,
                        strerror(rc));
     }
-    if (p->pinned) cores_stay_on(0);
     *ret_pool = p;
     return 0;
 }
@@ -148,13 +277,25 @@ int pool_open(unsigned n_threads, struct pool **ret_pool, struct errmsg *em)
 void pool_close(struct pool *p)
 {
     if (!p) return;
-    p->stop = true;
-    if (p->n_threads > 1) word_advance(&p->job);
+    if (p->n_threads > 1) start_job(p, 0);
     for (unsigned i = 1; i < p->n_threads; i++) (void)pthread_join(p->threads[i], NULL);
-    if (p->pinned) cores_roam();
+    if (p->members[0].pinned) cores_roam();
+    if (p->claimed) cores_release();
+    if (self == &p->members[0]) self = NULL;
     mem_free(p->threads);
-    mem_free(p->members);
-    mem_free(p);
+    free(p->members);
+    free(p);
+}
+
+struct pool_waits pool_waits(const struct pool *p)
+{
+    struct pool_waits all = {.shrunk = p->n_shrunk, .active = p->n_active, .pinned = p->pinned};
+    for (unsigned i = 0; i < p->n_threads; i++) {
+        all.spun += atomic_load_explicit(&p->members[i].spun, memory_order_relaxed);
+        all.slept += atomic_load_explicit(&p->members[i].slept, memory_order_relaxed);
+        all.looks += atomic_load_explicit(&p->members[i].looks, memory_order_relaxed);
+    }
+    return all;
 }
 
 unsigned pool_cores(void)

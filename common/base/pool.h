@@ -1,12 +1,26 @@
 /* A fixed team of threads that run one function together (fork and join), with a barrier.
  *
- * The caller is thread 0. A thread that waits at a barrier spins for at most POOL_SPIN_NS, one that
- * waits for the next job for POOL_IDLE_SPIN_NS; then it sleeps on a futex. The second is short
- * because the core is wanted: in a chain of workers the next one starts when this one has finished.
+ * The caller is thread 0. A thread that waits at a barrier spins for a moment, at most
+ * POOL_SPIN_NS, and then sleeps on a futex; one that waits for the next job spins for
+ * POOL_IDLE_SPIN_NS. The second is short because the core is wanted: in a chain of workers the next
+ * one starts when this one has finished. It never yields: a yield beside busy processes gives the
+ * core away for several milliseconds, while a thread that sleeps is run soon after it is woken.
+ *
+ * Each thread learns how long it is worth to spin. A spin that ran out halves its limit: whom it
+ * waited for did not run, since other processes have the cores. A spin that ended in time raises it
+ * again, by an eighth.
  *
  * A team of as many threads as there are cores is pinned, thread i to core i: woken threads then
  * find their core at once. (Two workers and a coordinator on two cores, one stream: 0.86 of one
- * process's rate unpinned, 0.89 pinned; see common/io/net.c for the I/O threads.)
+ * process's rate unpinned, 0.89 pinned; see common/io/net.c for the I/O threads.) One process of a
+ * machine does so, the first (cores_claim).
+ *
+ * Where other processes have the cores, a team that waits for its slowest thread is slower than one
+ * thread: beside eight busy processes on two cores two threads decoded 6 tokens/s and one 20. Each
+ * thread therefore measures how long it lacked a core in its jobs. If that was more than a quarter
+ * of POOL_LOOK_NS, half as many threads do the next jobs, down to one, and the team is not pinned;
+ * after POOL_PAUSE_NS without such a lack twice as many. The rows that a job computes do not depend
+ * on the number of threads, which `fn` is told anew each time.
  *
  * Owned by the thread that calls pool_open, pool_run and pool_close; it stays pinned in between. */
 #ifndef FLOTILLA_BASE_POOL_H
@@ -14,10 +28,15 @@
 
 #include "common/base/err.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define POOL_SPIN_NS 50000
+#define POOL_SPIN_LEAST_NS 1000
 #define POOL_IDLE_SPIN_NS 5000
+#define POOL_LOOK_NS UINT64_C(50000000)
+#define POOL_PAUSE_NS UINT64_C(1000000000)
+#define POOL_PAUSE_MOST_NS UINT64_C(16000000000)
 #define POOL_THREADS_MAX 256
 
 struct pool;
@@ -28,7 +47,8 @@ typedef void (*pool_fn)(void *arg, unsigned thread_idx, unsigned n_threads);
 int pool_open(unsigned n_threads, struct pool **ret_pool, struct errmsg *em);
 void pool_close(struct pool *p);
 
-/* Runs fn on every thread and returns when all have come back. */
+/* Runs fn on every thread of the team, or on the first of them where others have the cores, and
+ * returns when all have come back. */
 void pool_run(struct pool *p, pool_fn fn, void *arg);
 
 /* Something to run is about to come: threads that sleep are woken, and spin once more. */
@@ -36,6 +56,18 @@ void pool_rouse(struct pool *p);
 
 /* Inside fn: returns when all threads of the pool have called it. */
 void pool_barrier(struct pool *p);
+
+/* How waits at barriers ended since the pool was opened, and what became of the team. For the
+ * owner, between jobs: threads that have just been let go may lack their last wait. */
+struct pool_waits {
+    uint64_t spun;   /* while spinning */
+    uint64_t slept;  /* after the spin ran out */
+    uint64_t looks;  /* times that a spinning thread looked at the clock */
+    uint64_t shrunk; /* times that the team was halved because others had its cores */
+    unsigned active; /* threads of the last job */
+    bool pinned;
+};
+struct pool_waits pool_waits(const struct pool *p);
 
 /* Threads that this process can give a core each (its affinity, its group's quota), at most
  * POOL_THREADS_MAX. */

@@ -12,12 +12,16 @@
 #include <stdint.h>
 
 #define CLIENT_CONNECT_MS 5000   /* how long a coordinator may take to accept the connection */
+#define CLIENT_AGAIN_MS 3000     /* after which a silent server is asked on a new connection */
 #define CLIENT_SILENT_MS 5000    /* after which a server that answers nothing is given up, */
+#define CLIENT_SLOW_MS 60000     /* or, where it answers pings, that takes so long for one reply; */
 #define CLIENT_PATIENCE_MS 30000 /* or, within a Generate, is looked for this much longer */
+#define CLIENT_REPLIES_A_TURN 256
 
 struct client;
 
-/* endpoint: "tcp://HOST:PORT". Connects when first used. */
+/* endpoint: "tcp://HOST:PORT" or "HOST:PORT". Waits for the look-up of a host that is a name, but
+ * not for a connection. ERR_CONF: the address is wrong, or there is no such host. */
 int client_open(const char *endpoint, struct client **ret_client, struct errmsg *em);
 void client_close(struct client *c);
 
@@ -36,13 +40,14 @@ typedef bool (*client_reply_fn)(void *arg, const struct msg_generate_reply *repl
 typedef void (*client_end_fn)(void *arg, const struct client_end *end);
 
 /* Starts a Generate; client_turn calls back. What `request` points to is borrowed until on_end,
- * which comes exactly once unless the client is closed before. A connection that breaks, or a
- * coordinator that is started again, is a pause: the answer goes on with the very next token.
+ * which comes exactly once unless the client is closed before. A connection that breaks or dies, or
+ * a coordinator that is started again, is a pause: the answer goes on with the very next token.
  * deadline_ms 0: the server's default. ERR_TIMEOUT when nobody is there. */
 int client_start(struct client *c, const struct msg_generate *request, uint64_t deadline_ms,
                  client_reply_fn on_reply, client_end_fn on_end, void *arg, struct errmsg *em);
-/* Waits up to timeout_ms for replies, takes all that came, and keeps the server informed. To be
- * called at least each 500 ms while calls run. Returns how many still do. */
+/* Waits up to timeout_ms for replies, takes up to CLIENT_REPLIES_A_TURN of those that came, and
+ * keeps the server informed. To be called at least each 500 ms while calls run. Returns how many
+ * still do. */
 size_t client_turn(struct client *c, long timeout_ms);
 
 /* Both until the end. 0 when the server has ended it (ret_end says how), ERR_TIMEOUT, ERR_CLOSED or

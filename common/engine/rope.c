@@ -1,5 +1,7 @@
 #include "common/engine/rope.h"
 
+#include "common/base/fmath.h"
+
 #include <string.h>
 
 /* 1.5 * 2^52: adding it rounds to an integer that lies in the low bits. */

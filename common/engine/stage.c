@@ -485,6 +485,7 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
         return err_set(em, ERR_RANGE,
                        "rows %" PRIu32 " (1..%u), logits %" PRIu32 ", pages %" PRIu32, o->rows_max,
                        ENG_ROWS_MAX, o->logits_max, o->n_pages);
+    fm_set_rounding(); /* tables and weights are computed here too */
     struct engine *e = mem_zalloc(sizeof *e);
     e->kv = o->kv;
     e->moves = o->moves;

@@ -1,11 +1,14 @@
 #include "common/io/http.h"
 
+#include "common/base/addr.h"
 #include "common/base/mem.h"
+#include "common/io/lookup.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <microhttpd.h>
+#include <netinet/in.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -131,20 +134,24 @@ int http_open(const char *host, uint32_t port, const char *path, const char *con
               http_text_fn text, void *arg, struct http **ret, uint32_t *ret_port,
               struct errmsg *em)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    if (inet_pton(AF_INET, strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, &at.sin_addr) != 1)
-        return err_set(em, ERR_CONF, "'%s' is not an IPv4 address", host);
+    struct addr a;
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    if (addr_parse(host, &a, em) < 0 || lookup_now(&a, em) < 0) return ERR_CONF;
+    bool six = a.kind == ADDR_V6;
+    (void)inet_pton(six ? AF_INET6 : AF_INET, a.host,
+                    six ? (void *)&v6.sin6_addr : (void *)&v4.sin_addr);
     struct http *h = mem_zalloc(sizeof *h);
     h->path = path;
     h->content_type = content_type;
     h->text = text;
     h->arg = arg;
     h->daemon = MHD_start_daemon(
-        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, 0, NULL, NULL, on_request, h,
-        MHD_OPTION_SOCK_ADDR, &at, MHD_OPTION_CONNECTION_LIMIT, ACCEPTED,
-        MHD_OPTION_CONNECTION_TIMEOUT, HTTP_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)REQUEST_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_END);
+        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | (six ? MHD_USE_IPv6 : 0), 0, NULL, NULL,
+        on_request, h, MHD_OPTION_SOCK_ADDR, six ? (const void *)&v6 : (const void *)&v4,
+        MHD_OPTION_CONNECTION_LIMIT, ACCEPTED, MHD_OPTION_CONNECTION_TIMEOUT, HTTP_IDLE_S,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)REQUEST_BYTES, MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, h, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_END);
     if (!h->daemon) {
         mem_free(h);
         return err_set(em, ERR_IO, "cannot listen for HTTP at %s:%" PRIu32 ": %s", host, port,

@@ -1,22 +1,70 @@
 #include "common/io/net.h"
 
+#include "common/base/addr.h"
+#include "common/base/clock.h"
 #include "common/base/cores.h"
 #include "common/base/mem.h"
+#include "common/io/conns.h"
+#include "common/io/lookup.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #define HANDSHAKE_MS 5000
+/* A peer whose host is gone, or whose connection a middlebox forgot, is found within 25 s, also
+ * where nobody expects to hear from it. */
+#define KEEPALIVE_IDLE_S 10
+#define KEEPALIVE_EACH_S 5
+#define KEEPALIVE_TRIES 3
+#define MONITOR_EVENTS 4096 /* that may wait to be read: the I/O thread blocks beyond it */
+#define QUIET_NS (10 * NS_PER_S)
+#define TOTAL_FACTOR 4u /* times one peer's limit that all peers of a socket may have waiting */
+
+/* The thread that holds the peers of listening sockets within their limits. It begins with the
+ * first of them. */
+struct guard {
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards what follows, up to `conns` */
+    bool running, stop;
+    int wake; /* an eventfd */
+    struct watched {
+        void *monitor; /* NULL: free. Used by the thread alone once it is here */
+        struct conns_limits limits;
+        bool fresh; /* limits are not told to `conns` yet */
+    } watched[CONNS_GROUPS];
+    struct conns *conns;
+};
 
 struct net {
     void *ctx;
+    struct guard guard;
 };
 
 struct net_sock {
     void *zmq;
     enum net_kind kind;
+    struct net *net;
+    struct net_limits limits;
+    bool guarded;             /* its peers are held within limits */
+    struct net_sock *watches; /* of a monitor: the socket, until that is closed */
+    struct net_sock *monitor; /* and the other way round */
+    struct lookup *lookup;    /* of its host, or NULL */
+    struct addr to;           /* what is looked up */
+    int lookup_rc;            /* how it failed, or 0 */
+    bool lookup_told;         /* the monitor has told of it */
+    struct errmsg lookup_why;
 };
 
 _Static_assert(sizeof(zmq_msg_t) == 64, "struct net_msg holds zmq_msg_t");
@@ -28,7 +76,8 @@ _Static_assert(sizeof(zmq_msg_t) == 64, "struct net_msg holds zmq_msg_t");
 static void stay_on_first_core(void *ctx)
 {
     int core = cores_number(0);
-    if (core >= 0) (void)zmq_ctx_set(ctx, ZMQ_THREAD_AFFINITY_CPU_ADD, core);
+    if (core >= 0 && core < 1024) /* libzmq's set ends there, and an empty one aborts it */
+        (void)zmq_ctx_set(ctx, ZMQ_THREAD_AFFINITY_CPU_ADD, core);
 }
 
 int net_open(struct net **ret_net, struct errmsg *em)
@@ -44,9 +93,12 @@ int net_open(struct net **ret_net, struct errmsg *em)
     return 0;
 }
 
+static void close_guard(struct guard *g);
+
 void net_close(struct net *n)
 {
     if (!n) return;
+    close_guard(&n->guard);
     while (zmq_ctx_term(n->ctx) != 0 && errno == EINTR) continue;
     mem_free(n);
 }
@@ -59,7 +111,11 @@ static bool set_int(void *s, int option, int value)
 static bool set_options(void *s, enum net_kind kind, struct net_limits l)
 {
     bool ok = set_int(s, ZMQ_LINGER, 0) && set_int(s, ZMQ_SNDHWM, l.hwm) &&
-              set_int(s, ZMQ_RCVHWM, l.hwm) && set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) &&
+              set_int(s, ZMQ_RCVHWM, l.recv_hwm ? l.recv_hwm : l.hwm) &&
+              set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) && set_int(s, ZMQ_TCP_KEEPALIVE, 1) &&
+              set_int(s, ZMQ_TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S) &&
+              set_int(s, ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_EACH_S) &&
+              set_int(s, ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_TRIES) &&
               zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &l.frame_max, sizeof l.frame_max) == 0;
     switch (kind) {
     case NET_ROUTER: ok = ok && set_int(s, ZMQ_ROUTER_MANDATORY, 1); break;
@@ -92,7 +148,7 @@ int net_socket(struct net *n, enum net_kind kind, struct net_limits limits, stru
         return code;
     }
     struct net_sock *s = mem_zalloc(sizeof *s);
-    *s = (struct net_sock){z, kind};
+    *s = (struct net_sock){.zmq = z, .kind = kind, .net = n, .limits = limits};
     *ret = s;
     return 0;
 }
@@ -100,6 +156,10 @@ int net_socket(struct net *n, enum net_kind kind, struct net_limits limits, stru
 void net_sock_close(struct net_sock *s)
 {
     if (!s) return;
+    if (s->watches) s->watches->monitor = NULL;
+    if (s->monitor) s->monitor->watches = NULL;
+    if (s->guarded) (void)zmq_socket_monitor(s->zmq, NULL, 0); /* the guard's end closes by it */
+    lookup_close(s->lookup);
     (void)zmq_close(s->zmq);
     mem_free(s);
 }
@@ -110,16 +170,235 @@ void net_sock_drain(struct net_sock *s, int ms)
     net_sock_close(s);
 }
 
+/* ---- peers of listening sockets ---- */
+
+/* False: the socket of this monitor is closed. */
+static bool take_events(struct guard *g, void *monitor, uint32_t group)
+{
+    zmq_msg_t m;
+    for (;;) {
+        uint16_t event = 0;
+        uint32_t value = 0;
+        (void)zmq_msg_init(&m);
+        if (zmq_msg_recv(&m, monitor, ZMQ_DONTWAIT) < 0) {
+            (void)zmq_msg_close(&m);
+            return errno == EAGAIN || errno == EINTR;
+        }
+        if (zmq_msg_more(&m) && zmq_msg_size(&m) == sizeof event + sizeof value) {
+            memcpy(&event, zmq_msg_data(&m), sizeof event);
+            memcpy(&value, (const char *)zmq_msg_data(&m) + sizeof event, sizeof value);
+        }
+        (void)zmq_msg_close(&m); /* the endpoint follows as a second frame, and says nothing */
+        if (event == ZMQ_EVENT_ACCEPTED)
+            conns_accepted(g->conns, (int)value, group, clock_ns());
+        else if (event == ZMQ_EVENT_DISCONNECTED)
+            conns_lost(g->conns, (int)value);
+        else if (event == ZMQ_EVENT_MONITOR_STOPPED)
+            return false;
+    }
+}
+
+/* Takes in what net_bind has put there. False: it is time to end. */
+static bool take_watched(struct guard *g, void **monitors)
+{
+    eventfd_t ignored;
+    (void)eventfd_read(g->wake, &ignored);
+    (void)pthread_mutex_lock(&g->lock);
+    bool any = false;
+    for (uint32_t i = 0; i < CONNS_GROUPS; i++) {
+        struct watched *w = &g->watched[i];
+        if (w->fresh) conns_set_limits(g->conns, i, w->limits);
+        w->fresh = false;
+        monitors[i] = w->monitor;
+        any |= w->monitor != NULL;
+    }
+    bool stop = g->stop;
+    (void)pthread_mutex_unlock(&g->lock);
+    return any || !stop;
+}
+
+static void forget_watched(struct guard *g, uint32_t group)
+{
+    (void)zmq_close(g->watched[group].monitor);
+    conns_drop_group(g->conns, group);
+    (void)pthread_mutex_lock(&g->lock);
+    g->watched[group].monitor = NULL;
+    (void)pthread_mutex_unlock(&g->lock);
+}
+
+static void *run_guard(void *arg)
+{
+    struct guard *g = arg;
+    void *monitors[CONNS_GROUPS];
+    long wait_ms = -1;
+    while (take_watched(g, monitors)) {
+        zmq_pollitem_t items[CONNS_GROUPS + 2] = {
+            {.fd = g->wake, .events = ZMQ_POLLIN},
+            {.fd = conns_fd(g->conns),
+             .events = wait_ms < 0 || wait_ms > CONNS_LOOK_MS ? ZMQ_POLLIN : 0}};
+        uint32_t of[CONNS_GROUPS];
+        int n = 0;
+        for (uint32_t i = 0; i < CONNS_GROUPS; i++) {
+            if (!monitors[i]) continue;
+            of[n] = i;
+            items[2 + n++] = (zmq_pollitem_t){.socket = monitors[i], .events = ZMQ_POLLIN};
+        }
+        (void)zmq_poll(items, n + 2, wait_ms);
+        for (int i = 0; i < n; i++)
+            if ((items[2 + i].revents & ZMQ_POLLIN) && !take_events(g, monitors[of[i]], of[i]))
+                forget_watched(g, of[i]);
+        wait_ms = conns_turn(g->conns, clock_ns());
+    }
+    return NULL;
+}
+
+static int open_guard(struct guard *g, struct errmsg *em)
+{
+    sigset_t all, before;
+    if (g->running) return 0;
+    int rc = conns_open(&g->conns, em);
+    if (rc < 0) return rc;
+    g->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    (void)pthread_mutex_init(&g->lock, NULL);
+    (void)sigfillset(&all); /* signals are the program's thread's */
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before);
+    int failed = g->wake < 0 ? errno : pthread_create(&g->thread, NULL, run_guard, g);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    g->running = failed == 0;
+    if (g->running) return 0;
+    conns_close(g->conns);
+    return err_set(em, ERR_IO, "no thread to watch connections: %s", strerror(failed));
+}
+
+static void close_guard(struct guard *g)
+{
+    if (!g->running) return;
+    (void)pthread_mutex_lock(&g->lock);
+    g->stop = true;
+    (void)pthread_mutex_unlock(&g->lock);
+    (void)eventfd_write(g->wake, 1);
+    (void)pthread_join(g->thread, NULL);
+    conns_close(g->conns);
+    (void)close(g->wake);
+    (void)pthread_mutex_destroy(&g->lock);
+}
+
+/* What an honest peer may have waiting: a queue, a message that libzmq has read and cannot put
+ * there, and one that has left the queue and is not counted yet, since a ROUTER takes it out to see
+ * whose it is, or the receiver has it only just. An idle data link must stay; a client, or a
+ * worker, makes a new connection. */
+static struct conns_limits peer_limits(const struct net_sock *s)
+{
+    const struct net_limits *l = &s->limits;
+    uint64_t message = l->message_max ? l->message_max : (uint64_t)l->frame_max;
+    uint64_t queued = (uint64_t)(l->recv_hwm ? l->recv_hwm : l->hwm);
+    uint64_t bytes = (queued + 2) * message;
+    return (struct conns_limits){.count = l->peers_max ? l->peers_max : NET_PEERS_DEFAULT,
+                                 .quiet_ns = s->kind == NET_ROUTER ? QUIET_NS : 0,
+                                 .bytes = bytes,
+                                 .total_bytes = TOTAL_FACTOR * bytes};
+}
+
+/* Before it listens, so that no connection is missed. */
+static int watch_peers(struct net_sock *s, struct errmsg *em)
+{
+    struct guard *g = &s->net->guard;
+    char endpoint[64];
+    int hwm = MONITOR_EVENTS, linger = 0, rc = open_guard(g, em);
+    if (rc < 0 || s->guarded) return rc;
+    (void)snprintf(endpoint, sizeof endpoint, "inproc://guard-%p", s->zmq);
+    void *monitor = zmq_socket(s->net->ctx, ZMQ_PAIR);
+    if (!monitor || zmq_setsockopt(monitor, ZMQ_RCVHWM, &hwm, sizeof hwm) != 0 ||
+        zmq_setsockopt(monitor, ZMQ_LINGER, &linger, sizeof linger) != 0 ||
+        zmq_socket_monitor(s->zmq, endpoint,
+                           ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED |
+                               ZMQ_EVENT_MONITOR_STOPPED) != 0 ||
+        zmq_connect(monitor, endpoint) != 0) {
+        rc = err_set(em, ERR_IO, "monitor: %s", zmq_strerror(errno));
+        (void)zmq_socket_monitor(s->zmq, NULL, 0);
+        if (monitor) (void)zmq_close(monitor);
+        return rc;
+    }
+    (void)pthread_mutex_lock(&g->lock); /* the fence with which a socket may change its thread */
+    rc = ERR_LIMIT;
+    for (uint32_t i = 0; i < CONNS_GROUPS && rc < 0; i++) {
+        if (g->watched[i].monitor) continue;
+        g->watched[i] = (struct watched){monitor, peer_limits(s), true};
+        rc = 0;
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+    s->guarded = true;
+    if (rc == 0) {
+        (void)eventfd_write(g->wake, 1);
+        return 0;
+    }
+    (void)zmq_socket_monitor(s->zmq, NULL, 0);
+    (void)zmq_close(monitor);
+    return err_set(em, ERR_LIMIT, "more than %u sockets listen", CONNS_GROUPS);
+}
+
+/* ---- addresses ---- */
+
+/* Only where it is needed: on an IPv4 address the option changes what libzmq looks up. */
+static void allow_v6(struct net_sock *s, const struct addr *a)
+{
+    if (a->kind == ADDR_V6) (void)set_int(s->zmq, ZMQ_IPV6, 1);
+}
+
 int net_bind(struct net_sock *s, const char *endpoint, struct errmsg *em)
 {
+    struct addr a;
+    if (strncmp(endpoint, "inproc://", 9) != 0) {
+        if (!addr_split(endpoint, &a) || a.kind == ADDR_NAME)
+            return err_set(em, ERR_CONF, "cannot listen at %s: it is no address", endpoint);
+        allow_v6(s, &a);
+        int rc = watch_peers(s, em);
+        if (rc < 0) return rc;
+    }
     if (zmq_bind(s->zmq, endpoint) == 0) return 0;
     return err_set(em, ERR_IO, "cannot listen at %s: %s", endpoint, zmq_strerror(errno));
 }
 
-int net_connect(struct net_sock *s, const char *endpoint, struct errmsg *em)
+static int connect_to(struct net_sock *s, const char *endpoint, struct errmsg *em)
 {
     if (zmq_connect(s->zmq, endpoint) == 0) return 0;
     return err_set(em, ERR_IO, "cannot connect to %s: %s", endpoint, zmq_strerror(errno));
+}
+
+int net_connect(struct net_sock *s, const char *endpoint, struct errmsg *em)
+{
+    char text[ADDR_TEXT_BYTES];
+    if (strncmp(endpoint, "inproc://", 9) == 0) return connect_to(s, endpoint, em);
+    int rc = addr_parse_port(endpoint, &s->to, em);
+    if (rc < 0) return rc;
+    if (s->to.kind == ADDR_NAME) return lookup_start(s->to.host, &s->lookup, em);
+    allow_v6(s, &s->to);
+    addr_format(&s->to, text, sizeof text);
+    return connect_to(s, text, em);
+}
+
+/* Goes on with a look-up that has ended. */
+static void settle(struct net_sock *s)
+{
+    char text[ADDR_TEXT_BYTES];
+    if (!s->lookup) return;
+    int rc = lookup_result(s->lookup, &s->to, &s->lookup_why);
+    if (rc == ERR_AGAIN) return;
+    lookup_close(s->lookup);
+    s->lookup = NULL;
+    if (rc == 0) {
+        allow_v6(s, &s->to);
+        addr_format(&s->to, text, sizeof text);
+        rc = connect_to(s, text, &s->lookup_why);
+    }
+    s->lookup_rc = rc;
+}
+
+int net_lookup(struct net_sock *s, struct errmsg *em)
+{
+    settle(s);
+    if (s->lookup) return ERR_AGAIN;
+    return s->lookup_rc ? err_set(em, s->lookup_rc, "%s", s->lookup_why.text) : 0;
 }
 
 int net_bound(struct net_sock *s, char *ret_endpoint, struct errmsg *em)
@@ -142,6 +421,16 @@ int net_send(struct net_sock *s, const struct net_frame *frames, unsigned n)
     return 0;
 }
 
+/* As it stands in an endpoint: an IPv6 address in brackets, unless it stands for an IPv4 one. */
+static void set_peer(struct net_msg *m, const char *peer)
+{
+    bool v6 = strchr(peer, ':') != NULL;
+    if (v6 && strncmp(peer, "::ffff:", 7) == 0 && strchr(peer, '.'))
+        (void)snprintf(m->peer, sizeof m->peer, "%s", peer + 7);
+    else
+        (void)snprintf(m->peer, sizeof m->peer, "%s%s%s", v6 ? "[" : "", peer, v6 ? "]" : "");
+}
+
 static zmq_msg_t *raw(struct net_msg *m, unsigned i)
 {
     return (zmq_msg_t *)(void *)m->frames[i].raw;
@@ -162,10 +451,12 @@ int net_recv(struct net_sock *s, struct net_msg *m)
             return errno == EAGAIN ? ERR_AGAIN : ERR_IO;
         }
         more = zmq_msg_more(to);
+        if (s->guarded)
+            conns_delivered(s->net->guard.conns, zmq_msg_get(to, ZMQ_SRCFD), zmq_msg_size(to));
         if (m->n < NET_FRAMES_MAX) {
             /* A ROUTER's own first frame does not carry it, those from the wire do. */
             const char *peer = m->peer[0] ? NULL : zmq_msg_gets(to, "Peer-Address");
-            if (peer) (void)snprintf(m->peer, sizeof m->peer, "%s", peer);
+            if (peer) set_peer(m, peer);
             m->n++;
         } else {
             m->truncated = true;
@@ -196,8 +487,13 @@ int net_monitor(struct net *n, struct net_sock *s, struct net_sock **ret_monitor
                  ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
     if (zmq_socket_monitor(s->zmq, endpoint, events) != 0)
         return err_set(em, ERR_IO, "monitor: %s", zmq_strerror(errno));
-    int rc = net_socket(n, NET_PAIR, (struct net_limits){64, 4096}, ret_monitor, em);
+    int rc =
+        net_socket(n, NET_PAIR, (struct net_limits){.hwm = 64, .frame_max = 4096}, ret_monitor, em);
     if (rc == 0) rc = net_connect(*ret_monitor, endpoint, em);
+    if (rc == 0) {
+        s->monitor = *ret_monitor;
+        s->monitor->watches = s;
+    }
     return rc;
 }
 
@@ -210,6 +506,12 @@ void net_monitor_close(struct net_sock *s, struct net_sock *monitor)
 enum net_event net_monitor_next(struct net_sock *monitor)
 {
     struct net_msg m;
+    struct net_sock *s = monitor->watches;
+    if (s) settle(s);
+    if (s && s->lookup_rc && !s->lookup_told) {
+        s->lookup_told = true;
+        return NET_EVENT_LOST;
+    }
     if (net_recv(monitor, &m) < 0) return NET_EVENT_NONE;
     struct net_frame f = net_msg_frame(&m, 0);
     uint16_t event = 0;
@@ -218,11 +520,18 @@ enum net_event net_monitor_next(struct net_sock *monitor)
     return event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED ? NET_EVENT_CONNECTED : NET_EVENT_LOST;
 }
 
+/* The socket whose look-up concerns an item: itself, or the one that it watches. */
+static struct net_sock *looking_up(const struct net_poll *item)
+{
+    struct net_sock *s = item->sock;
+    return s && s->watches ? s->watches : s;
+}
+
 int net_poll(struct net_poll *items, unsigned n, long timeout_ms)
 {
-    zmq_pollitem_t z[NET_POLL_MAX];
+    zmq_pollitem_t z[2 * NET_POLL_MAX];
     unsigned of[NET_POLL_MAX];
-    int used = 0;
+    int used = 0, lookups = 0;
     for (unsigned i = 0; i < n && i < NET_POLL_MAX; i++) {
         items[i].readable = items[i].writable = false;
         if (!items[i].sock) continue;
@@ -231,10 +540,91 @@ int net_poll(struct net_poll *items, unsigned n, long timeout_ms)
             .socket = items[i].sock->zmq,
             .events = (short)(ZMQ_POLLIN | (items[i].want_write ? ZMQ_POLLOUT : 0))};
     }
-    if (zmq_poll(z, used, timeout_ms) < 0) return errno == EINTR ? 0 : ERR_IO;
+    for (unsigned i = 0; i < n && i < NET_POLL_MAX; i++) {
+        const struct net_sock *s = looking_up(&items[i]);
+        if (s && s->lookup)
+            z[used + lookups++] =
+                (zmq_pollitem_t){.fd = lookup_fd(s->lookup), .events = ZMQ_POLLIN};
+    }
+    if (zmq_poll(z, used + lookups, timeout_ms) < 0) return errno == EINTR ? 0 : ERR_IO;
     for (int i = 0; i < used; i++) {
         items[of[i]].readable = z[i].revents & ZMQ_POLLIN;
         items[of[i]].writable = z[i].revents & ZMQ_POLLOUT;
     }
+    for (unsigned i = 0; lookups && i < n && i < NET_POLL_MAX; i++) {
+        struct net_sock *s = looking_up(&items[i]);
+        if (!s) continue;
+        settle(s);
+        if (s != items[i].sock && s->lookup_rc && !s->lookup_told) items[i].readable = true;
+    }
     return 0;
+}
+
+/* ---- this machine ---- */
+
+uint64_t net_files_max(void)
+{
+    struct rlimit l;
+    if (getrlimit(RLIMIT_NOFILE, &l) != 0) return 0;
+    if (l.rlim_cur < l.rlim_max) {
+        struct rlimit most = {l.rlim_max, l.rlim_max};
+        if (setrlimit(RLIMIT_NOFILE, &most) == 0) l = most;
+    }
+    return l.rlim_cur;
+}
+
+int net_own_address(bool v6, char *ret, size_t size)
+{
+    struct ifaddrs *list;
+    int rc = ERR_NOTFOUND;
+    if (getifaddrs(&list) != 0) return err_from_errno(errno);
+    for (const struct ifaddrs *i = list; i && rc < 0; i = i->ifa_next) {
+        if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || (i->ifa_flags & IFF_LOOPBACK)) continue;
+        int family = i->ifa_addr->sa_family;
+        const struct sockaddr_in6 *a6 = (const struct sockaddr_in6 *)(const void *)i->ifa_addr;
+        const struct sockaddr_in *a4 = (const struct sockaddr_in *)(const void *)i->ifa_addr;
+        if (family == AF_INET)
+            rc = inet_ntop(family, &a4->sin_addr, ret, (socklen_t)size) ? 0 : ERR_LIMIT;
+        else if (v6 && family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&a6->sin6_addr))
+            rc = inet_ntop(family, &a6->sin6_addr, ret, (socklen_t)size) ? 0 : ERR_LIMIT;
+    }
+    freeifaddrs(list);
+    return rc;
+}
+
+/* Tries it with a socket of its own. */
+static int check_own(const struct addr *a, struct errmsg *em)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6};
+    bool six = a->kind == ADDR_V6;
+    (void)inet_pton(six ? AF_INET6 : AF_INET, a->host,
+                    six ? (void *)&v6.sin6_addr : (void *)&v4.sin_addr);
+    int fd = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int rc = fd < 0 ? -1
+                    : bind(fd,
+                           six ? (const struct sockaddr *)(const void *)&v6
+                               : (const struct sockaddr *)(const void *)&v4,
+                           six ? sizeof v6 : sizeof v4);
+    int why = errno;
+    if (fd >= 0) (void)close(fd);
+    if (rc == 0) return 0;
+    return err_set(em, ERR_CONF, "'%s' is no address of this machine: %s", a->host, strerror(why));
+}
+
+int net_listen_address(const char *host, char *ret, size_t size, struct errmsg *em)
+{
+    struct addr a;
+    int rc = addr_parse(host, &a, em);
+    if (rc < 0) return rc;
+    if (a.has_port) return err_set(em, ERR_CONF, "'%s': a host, without a port", host);
+    rc = lookup_now(&a, em);
+    if (rc < 0)
+        return err_set(em, ERR_CONF,
+                       "'%s' is no address and no name that resolves: it is an IP address of this "
+                       "machine, a host name, or 0.0.0.0 for every address",
+                       host);
+    rc = check_own(&a, em);
+    if (rc == 0) addr_format_host(&a, ret, size);
+    return rc;
 }

@@ -33,7 +33,13 @@ enum net_kind {
 struct net_limits {
     int hwm;           /* messages a peer, each way */
     int64_t frame_max; /* bytes of a received frame */
+    /* The rest counts for sockets that listen; 0 stands for what is in brackets. */
+    int recv_hwm;         /* messages of a peer that wait to be received (hwm) */
+    uint64_t message_max; /* bytes of a message that an honest peer sends, all frames (frame_max) */
+    uint32_t peers_max;   /* connections at once (NET_PEERS_DEFAULT) */
 };
+
+#define NET_PEERS_DEFAULT 16u
 
 int net_socket(struct net *n, enum net_kind kind, struct net_limits limits, struct net_sock **ret,
                struct errmsg *em);
@@ -41,9 +47,18 @@ void net_sock_close(struct net_sock *s);
 /* Closes, but lets what was sent leave for up to ms milliseconds (net_close then waits for it). */
 void net_sock_drain(struct net_sock *s, int ms);
 
-/* "tcp://HOST:PORT", PORT may be *; "inproc://NAME". */
+/* "tcp://ADDRESS:PORT", where PORT may be *, or "inproc://NAME". What peers send and nobody
+ * receives is held within recv_hwm + 2 messages of message_max bytes each, also while a message
+ * never ends: whoever sends more is cut off (common/io/README.md). */
 int net_bind(struct net_sock *s, const char *endpoint, struct errmsg *em);
+/* "tcp://HOST:PORT" or "inproc://NAME". A host that is a name is looked up on a thread of its own;
+ * net_poll goes on with it when it polls this socket or its monitor. A PUSH whose host does not
+ * resolve is lost, as its monitor tells. */
 int net_connect(struct net_sock *s, const char *endpoint, struct errmsg *em);
+/* How far the look-up of net_connect is: 0 done, or none was needed; ERR_AGAIN: under way;
+ * ERR_NOTFOUND: there is no such host; ERR_TIMEOUT, ERR_LIMIT, ERR_IO: it could not be found out.
+ * A new socket tries again. */
+int net_lookup(struct net_sock *s, struct errmsg *em);
 /* The bound endpoint with its real port; NET_ENDPOINT_MAX bytes. */
 int net_bound(struct net_sock *s, char *ret_endpoint, struct errmsg *em);
 
@@ -58,7 +73,7 @@ int net_send(struct net_sock *s, const struct net_frame *frames, unsigned n);
 
 struct net_msg {
     unsigned n;     /* public: frames */
-    char peer[64];  /* public: the host it came from; empty on inproc */
+    char peer[64];  /* public: the host it came from, as in an endpoint; empty on inproc */
     bool truncated; /* public: it had more frames than NET_FRAMES_MAX, which were dropped */
     struct {
         _Alignas(8) uint8_t raw[64];
@@ -91,5 +106,14 @@ struct net_poll {
 
 /* Waits until one of n sockets is ready, at most timeout_ms (-1: for ever). 0 also on a signal. */
 int net_poll(struct net_poll *items, unsigned n, long timeout_ms);
+
+/* Raises this process's limit of open files as far as it may, and returns it. */
+uint64_t net_files_max(void);
+/* The address under which others reach a program that listens at every address of this machine:
+ * that of the first interface that is up and not the loopback; ERR_NOTFOUND: there is none. */
+int net_own_address(bool v6, char *ret, size_t size);
+/* Replaces a name by its address, waiting for it, and checks that an address is one of this
+ * machine. For the start of a program. */
+int net_listen_address(const char *host, char *ret, size_t size, struct errmsg *em);
 
 #endif

@@ -1,5 +1,6 @@
 #include "common/text/json.h"
 
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 
@@ -42,6 +43,16 @@ void json_put_string(struct json *object, const char *key, const char *s, size_t
 void json_put_int(struct json *object, const char *key, int64_t v)
 {
     put(object, key, json_integer(v));
+}
+
+void json_put_u64(struct json *object, const char *key, uint64_t v)
+{
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%" PRIu64, v);
+    if (v <= UINT64_C(1) << 53)
+        json_put_int(object, key, (int64_t)v);
+    else
+        json_put_string(object, key, digits, (size_t)n);
 }
 
 void json_put_real(struct json *object, const char *key, double v)

@@ -18,6 +18,8 @@ void json_free(struct json *j);
 
 void json_put_string(struct json *object, const char *key, const char *s, size_t len);
 void json_put_int(struct json *object, const char *key, int64_t v);
+/* A number up to 2^53, as a JSON number holds it exactly everywhere; above a string of digits. */
+void json_put_u64(struct json *object, const char *key, uint64_t v);
 void json_put_real(struct json *object, const char *key, double v);
 void json_put_bool(struct json *object, const char *key, bool v);
 void json_put_null(struct json *object, const char *key);

@@ -15,6 +15,7 @@
 struct gen_options {
     const char *model;         /* path; NULL: the cluster */
     const char *cluster;       /* address */
+    const char *file;          /* holds the prompt; read into `prompt` */
     const char *prompt;        /* or NULL: the ids are in gen_result.prompt already, */
     const char *prompt_tokens; /* parsed from this */
     bool special;              /* names of control tokens in the prompt are those tokens */

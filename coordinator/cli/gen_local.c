@@ -192,7 +192,7 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
     }
     ret->seed = l.sampling.seed;
     int rc = model_file_open(o->model, true, o->pre, &l.file, em);
-    if (rc == 0 && l.file.warning[0]) log_error("%s", l.file.warning);
+    if (rc == 0 && l.file.warning[0]) log_warn("%s", l.file.warning);
     if (rc == 0) rc = encode_prompt(&l, em);
     if (rc == 0) rc = open_engine(&l, em);
     if (rc == 0) rc = generate(&l, em);

@@ -3,8 +3,10 @@
 
 #include "common/base/mem.h"
 #include "common/text/json.h"
+#include "proto/limits.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,7 +63,7 @@ static void print_json(const struct gen_result *r)
     if (r->chosen.len) json_put(j, "logprobs", json_logprobs(r));
     json_put_string(j, "finish_reason", r->finish_reason, strlen(r->finish_reason));
     if (r->n_more) json_put(j, "more", json_more(r));
-    json_put_int(j, "seed", (int64_t)r->seed);
+    json_put_u64(j, "seed", r->seed);
     if (r->isa) json_put_string(j, "isa", r->isa, strlen(r->isa));
     json_put_real(t, "prompt_ms", r->prompt_ms);
     json_put_real(t, "ttft_ms", r->ttft_ms);
@@ -86,9 +88,10 @@ static void print_summary(const struct gen_result *r)
 static int check(struct gen_options *o, const char *priority, struct errmsg *em)
 {
     static const char *const priorities[] = {"critical", "high", "normal", "low"};
-    if (!o->model == !o->cluster || !o->prompt == !o->prompt_tokens)
+    if (!o->model == !o->cluster || !!o->prompt + !!o->file + !!o->prompt_tokens != 1)
         return err_set(em, ERR_CONF,
-                       "needs --prompt or --prompt-tokens, and one of --model and --cluster");
+                       "needs one of --prompt, --file and --prompt-tokens, and one of --model and "
+                       "--cluster");
     if (o->cluster && (o->threads || o->ctx || o->chunk || o->isa || o->kv || o->pre))
         return err_set(
             em, ERR_CONF,
@@ -134,6 +137,32 @@ static int parse_bias(const char *text, struct sample_bias *ret, struct errmsg *
     return 0;
 }
 
+/* --prompt - and --file F: all that is there, as it is, the last newline too. */
+static int read_prompt(struct gen_options *o, struct buf *text, struct errmsg *em)
+{
+    bool from_stdin = o->prompt && strcmp(o->prompt, "-") == 0;
+    const char *name = from_stdin ? "stdin" : o->file;
+    char block[65536];
+    size_t n;
+    if (!name) return 0;
+    FILE *f = from_stdin ? stdin : fopen(o->file, "re");
+    if (!f) return err_set(em, ERR_CONF, "--file %s: %s", o->file, strerror(errno));
+    int rc = 0;
+    while (rc == 0 && (n = fread(block, 1, sizeof block, f)) > 0)
+        if (buf_append(text, block, n) < 0)
+            rc = err_set(em, ERR_CONF, "the prompt in %s is longer than %u bytes", name,
+                         LIMIT_PROMPT_BYTES);
+    if (rc == 0 && ferror(f)) rc = err_set(em, ERR_IO, "%s: %s", name, strerror(errno));
+    if (!from_stdin) (void)fclose(f);
+    if (rc == 0 && !text->len) rc = err_set(em, ERR_CONF, "the prompt in %s is empty", name);
+    const char *nul = rc == 0 ? memchr(text->data, 0, text->len) : NULL;
+    if (nul)
+        rc = err_set(em, ERR_CONF, "the prompt in %s holds a NUL, at byte %td", name,
+                     nul - text->data);
+    o->prompt = text->data;
+    return rc;
+}
+
 /* Checks what was given and parses lists; bias has room for OPT_LIST_MAX. */
 static int complete(struct gen_options *o, const char *priority, struct sample_bias *bias,
                     struct gen_result *r, struct errmsg *em)
@@ -153,11 +182,14 @@ static int run_generate(struct gen_options *o, const char *priority, bool json)
     struct sample_bias bias[OPT_LIST_MAX];
     struct errmsg em = {0};
     struct gen_result r = {0};
+    struct buf text = {.max = LIMIT_PROMPT_BYTES};
     int rc = complete(o, priority, bias, &r, &em);
+    if (rc == 0) rc = read_prompt(o, &text, &em);
     if (rc == 0)
         rc = (o->model ? gen_local : gen_cluster)(o, json ? NULL : print_text, NULL, &r, &em);
     if (rc == 0) (json ? print_json : print_summary)(&r);
     gen_result_close(&r);
+    buf_close(&text);
     return rc < 0 ? cmd_fail("generate", rc, &em) : CMD_OK;
 }
 
@@ -173,7 +205,8 @@ int cmd_generate(int argc, char **argv)
         {"--cluster", 0, OPT_STRING, &o.cluster, 0, 0, NULL,
          "ADDR  a running cluster, e.g. tcp://127.0.0.1:7070"},
         {"--prompt", 'p', OPT_STRING, &o.prompt, 0, 0, NULL,
-         "TEXT  what to continue; control tokens in it are text"},
+         "TEXT  what to continue; control tokens in it are text; - reads it from stdin"},
+        {"--file", 'f', OPT_STRING, &o.file, 0, 0, NULL, "FILE  holds the prompt"},
         {"--prompt-tokens", 0, OPT_STRING, &o.prompt_tokens, 0, 0, NULL,
          "IDS  the prompt as token ids, 1,2,3; nothing is added to it"},
         {"--special", 0, OPT_FLAG, &o.special, 0, 0, NULL,
@@ -194,7 +227,8 @@ int cmd_generate(int argc, char **argv)
          "ID=B  add B, -100 to 100, to a token's logit; may be repeated"},
         {"--logprobs", 0, OPT_U32, &o.top_logprobs, 0, SAMPLE_TOP_MAX, &o.logprobs,
          "N  log-probabilities of tokens and of N alternatives (with --json)"},
-        {"--seed", 0, OPT_U64, &s->seed, 0, 0, &o.seed_given, "S  same seed, same answer"},
+        {"--seed", 0, OPT_U64, &s->seed, 0, 0, &o.seed_given,
+         "S  same seed, same answer; up to 2^64-1"},
         {"--stop", 0, OPT_LIST, &o.stops, 0, 0, NULL,
          "TEXT  end before this text; may be repeated"},
         {"--ignore-eos", 0, OPT_FLAG, &o.ignore_eos, 0, 0, NULL,
@@ -225,7 +259,7 @@ int cmd_generate(int argc, char **argv)
     size_t n_rest;
     int status;
     if (!cmd_options(
-            "generate (--model FILE | --cluster ADDR) --prompt TEXT [options]",
+            "generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) [options]",
             "  flotilla generate --model smol.gguf --prompt 'Once upon a time' --tokens 64\n"
             "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n",
             table, argc, argv, NULL, 0, &n_rest, &status))

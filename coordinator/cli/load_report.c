@@ -104,7 +104,7 @@ static void print_json(const struct load_options *o, const struct load_run *run,
     struct json *j = json_new_object();
     put(j, "scenario", scenarios[o->scenario]);
     json_put_int(j, "clients", o->clients);
-    json_put_int(j, "seed", (int64_t)o->seed);
+    json_put_u64(j, "seed", o->seed);
     json_put_int(j, "requests", run->n_records);
     json_put_int(j, "failed", s->n_failed);
     json_put_int(j, "checked", s->n_checked);

@@ -1,5 +1,7 @@
 #include "coordinator/cli/cmd.h"
 
+#include "common/base/process.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -63,6 +65,7 @@ static int finish(int status)
 
 int main(int argc, char **argv)
 {
+    process_start();
     if (argc < 2) {
         usage(stderr);
         return CMD_USAGE;

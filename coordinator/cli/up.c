@@ -1,41 +1,61 @@
-/* `up`: a whole cluster on this machine, as separate processes, until ^C. */
+/* `up`: a whole cluster on this machine, as separate processes, until ^C.
+ *
+ * One loop over the pipes from the children and the signals (a descriptor, so that none is missed
+ * between a check and a wait). A worker that ends is started again, after a pause that doubles each
+ * time; one that ends before the cluster was ever ready would end again: then `up` ends with its
+ * reason. Where the coordinator ends, so does `up`: the next one would have other ports. */
 #include "coordinator/cli/cmd.h"
+#include "coordinator/cli/up_file.h"
 
-#include "common/base/mem.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "common/base/pool.h"
+#include "common/engine/engine.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define WORKERS_MAX 32
+#define PAUSE_MOST_S 30
+#define SETTLED_S 60 /* a worker that ran so long begins with the first pause again */
+#define STOP_S 5
+
+struct child {
+    char name[16];
+    pid_t pid; /* 0: not running */
+    int log;   /* its stderr; -1: closed */
+    char line[2048];
+    size_t n;
+    char reason[512]; /* its last line that was no plain information */
+    uint64_t started_ns, restart_ns;
+    uint32_t pause_s;
+};
 
 struct up {
     const char *model, *kv, *isa, *pre;
     uint32_t workers, replicas, threads, ctx, kv_tokens, chunk, replica_wait, max_requests;
-    bool replica_wait_given;
+    bool replica_wait_given, verbose, no_restart;
     struct opt_list keys; /* KEY=VALUE of the cluster file */
     char bin[4096];       /* folder of the programs */
-    pid_t coordinator, children[WORKERS_MAX];
-    FILE *from_coordinator;
+    char join[256];       /* where workers find the coordinator; empty: it does not listen yet */
+    struct child children[1 + WORKERS_MAX]; /* the coordinator, then the workers */
+    sigset_t mask_before;
+    int signals, from_coordinator;
+    char line[512]; /* of the coordinator's stdout */
+    size_t n;
+    bool served, stopping;
 };
 
-static atomic_bool asked_to_stop;
-
-static void on_signal(int number)
-{
-    (void)number;
-    atomic_store(&asked_to_stop, true);
-}
+/* ---- children ---- */
 
 static int find_programs(struct up *u, struct errmsg *em)
 {
@@ -47,135 +67,367 @@ static int find_programs(struct up *u, struct errmsg *em)
 }
 
 /* stdin and stdout are taken over where they are not -1. A child ends when this process does. */
-static pid_t spawn(const struct up *u, const char *program, char *const *args, int in, int out)
+static int spawn(struct up *u, struct child *c, const char *program, char *const *args, int in,
+                 int out, struct errmsg *em)
 {
     char path[sizeof u->bin + 64];
+    int log[2];
     (void)snprintf(path, sizeof path, "%s/%s", u->bin, program);
+    if (pipe2(log, O_CLOEXEC) != 0) return err_set(em, ERR_IO, "pipe: %s", strerror(errno));
     pid_t parent = getpid(), pid = fork();
-    if (pid != 0) return pid;
+    if (pid < 0) {
+        (void)close(log[0]);
+        (void)close(log[1]);
+        return err_set(em, ERR_IO, "fork: %s", strerror(errno));
+    }
+    if (pid > 0) {
+        (void)close(log[1]);
+        (void)fcntl(log[0], F_SETFL, O_NONBLOCK);
+        c->pid = pid;
+        c->log = log[0];
+        c->n = 0;
+        c->reason[0] = 0;
+        c->started_ns = clock_ns();
+        return 0;
+    }
     (void)setpgid(0, 0); /* ^C is this process's to pass on */
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(1);
+    (void)sigprocmask(SIG_SETMASK, &u->mask_before, NULL);
     if (in >= 0) (void)dup2(in, STDIN_FILENO);
     if (out >= 0) (void)dup2(out, STDOUT_FILENO);
+    (void)dup2(log[1], STDERR_FILENO);
     (void)execv(path, args);
-    (void)fprintf(stderr, "flotilla up: %s: %s\n", path, strerror(errno));
+    (void)dprintf(STDERR_FILENO, "%s: %s\n", path, strerror(errno));
     _exit(127);
 }
 
-/* A YAML string in double quotes. */
-static void put_quoted(FILE *f, const char *key, const char *s)
+static void write_file(const struct up *u, struct buf *out)
 {
-    (void)fprintf(f, "%s: \"", key);
-    for (; *s; s++) {
-        if (*s == '"' || *s == '\\') (void)fputc('\\', f);
-        (void)fputc(*s, f);
-    }
-    (void)fprintf(f, "\"\n");
+    struct up_file f = {0};
+    static const char *const ports[] = {"ports.clients", "ports.workers", "ports.results",
+                                        "ports.metrics"};
+    for (size_t i = 0; i < sizeof ports / sizeof ports[0]; i++) up_file_number(&f, ports[i], 0);
+    up_file_number(&f, "workers", u->workers);
+    up_file_number(&f, "chunk", u->chunk);
+    if (u->kv) up_file_string(&f, "kv", u->kv);
+    if (u->pre) up_file_string(&f, "pre", u->pre);
+    if (u->ctx) up_file_number(&f, "ctx", u->ctx);
+    if (u->kv_tokens) up_file_number(&f, "kv_tokens", u->kv_tokens);
+    if (u->max_requests) up_file_number(&f, "max_requests", u->max_requests);
+    if (u->replica_wait_given) up_file_number(&f, "replica_wait", u->replica_wait);
+    up_file_write(&f, &u->keys, out);
 }
 
-static void write_config(const struct up *u, FILE *f)
-{
-    char *absolute = realpath(u->model, NULL); /* workers may run in another folder one day */
-    put_quoted(f, "model", absolute ? absolute : u->model);
-    free(absolute);
-    (void)fprintf(f, "ports: {clients: 0, workers: 0, results: 0, metrics: 0}\n");
-    (void)fprintf(f, "workers: %" PRIu32 "\nchunk: %" PRIu32 "\n", u->workers, u->chunk);
-    if (u->kv) put_quoted(f, "kv", u->kv);
-    if (u->pre) put_quoted(f, "pre", u->pre);
-    if (u->ctx) (void)fprintf(f, "ctx: %" PRIu32 "\n", u->ctx);
-    if (u->kv_tokens) (void)fprintf(f, "kv_tokens: %" PRIu32 "\n", u->kv_tokens);
-    if (u->max_requests) (void)fprintf(f, "max_requests: %" PRIu32 "\n", u->max_requests);
-    if (u->replica_wait_given) (void)fprintf(f, "replica_wait: %" PRIu32 "\n", u->replica_wait);
-    for (size_t i = 0; i < u->keys.n; i++) {
-        const char *key = u->keys.items[i], *value = strchr(key, '=') + 1, *dot = strchr(key, '.');
-        int n = (int)(value - 1 - key), outer = dot && dot < value ? (int)(dot - key) : 0;
-        if (outer)
-            (void)fprintf(f, "%.*s: {%.*s: %s}\n", outer, key, n - outer - 1, dot + 1, value);
-        else
-            (void)fprintf(f, "%.*s: %s\n", n, key, value);
-    }
-}
-
-static int start_coordinator(struct up *u, char *ret_worker, size_t size, struct errmsg *em)
+/* The model's path goes on the command line: its bytes need not be UTF-8. The coordinator, which
+ * has the same folder, makes it absolute. The file is smaller than a pipe. */
+static int start_coordinator(struct up *u, struct errmsg *em)
 {
     int in[2], out[2];
     if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0)
         return err_set(em, ERR_IO, "pipe: %s", strerror(errno));
-    char *args[] = {"flotilla-coordinator", "--config", "-", NULL};
-    u->coordinator = spawn(u, "flotilla-coordinator", args, in[0], out[1]);
-    if (u->coordinator < 0) return err_set(em, ERR_IO, "fork: %s", strerror(errno));
+    char *args[] = {"flotilla-coordinator",      "--config", "-", "--model",
+                    (char *)(uintptr_t)u->model, NULL};
+    (void)snprintf(u->children[0].name, sizeof u->children[0].name, "coordinator");
+    int rc = spawn(u, &u->children[0], "flotilla-coordinator", args, in[0], out[1], em);
     (void)close(in[0]);
     (void)close(out[1]);
-    FILE *config = fdopen(in[1], "w"), *lines = fdopen(out[0], "r");
-    if (!config || !lines) return err_set(em, ERR_IO, "pipe: %s", strerror(errno));
-    write_config(u, config);
-    (void)fclose(config);
-    u->from_coordinator = lines;
-    char line[512], *worker;
-    if (!fgets(line, sizeof line, lines) || !(worker = strstr(line, " worker=")))
-        return err_set(em, ERR_CONF, "the coordinator did not start");
-    worker[strcspn(worker, "\n")] = 0;
-    (void)snprintf(ret_worker, size, "%s", worker + strlen(" worker="));
-    (void)fprintf(stderr, "workers join at %s\n", ret_worker);
-    return 0;
+    struct buf file = {0};
+    write_file(u, &file);
+    if (rc == 0 && write(in[1], file.data, file.len) != (ssize_t)file.len && errno != EPIPE)
+        rc = err_set(em, ERR_IO, "the coordinator's stdin: %s", strerror(errno));
+    buf_close(&file);
+    (void)close(in[1]);
+    (void)fcntl(out[0], F_SETFL, O_NONBLOCK);
+    u->from_coordinator = out[0];
+    return rc;
 }
 
-static int start_workers(struct up *u, const char *coordinator, struct errmsg *em)
+static int start_worker(struct up *u, struct child *c, struct errmsg *em)
 {
-    char threads[16], name[16];
+    char threads[16];
     uint32_t each = pool_cores() / u->workers;
     (void)snprintf(threads, sizeof threads, "%" PRIu32, u->threads ? u->threads : each ? each : 1);
-    for (uint32_t i = 0; i < u->workers; i++) {
-        (void)snprintf(name, sizeof name, "w%" PRIu32, i + 1);
-        char *args[] = {"flotilla-worker",
-                        "--coordinator",
-                        (char *)(uintptr_t)coordinator,
-                        "--name",
-                        name,
-                        "--threads",
-                        threads,
-                        u->isa ? "--isa" : NULL,
-                        (char *)(uintptr_t)u->isa,
-                        NULL};
-        u->children[i] = spawn(u, "flotilla-worker", args, -1, -1);
-        if (u->children[i] < 0) return err_set(em, ERR_IO, "fork: %s", strerror(errno));
+    char *args[] = {"flotilla-worker",
+                    "--coordinator",
+                    u->join,
+                    "--name",
+                    c->name,
+                    "--threads",
+                    threads,
+                    u->isa ? "--isa" : NULL,
+                    (char *)(uintptr_t)u->isa,
+                    NULL};
+    c->restart_ns = 0;
+    return spawn(u, c, "flotilla-worker", args, -1, -1, em);
+}
+
+static int start_workers(struct up *u, struct errmsg *em)
+{
+    int rc = 0;
+    log_text("workers join at %s", u->join);
+    for (uint32_t i = 1; i <= u->workers && rc == 0; i++) {
+        struct child *c = &u->children[i];
+        (void)snprintf(c->name, sizeof c->name, "w%" PRIu32, i);
+        rc = start_worker(u, c, em);
     }
+    return rc;
+}
+
+/* ---- what children say ---- */
+
+/* "2026-01-31 23:59:59.999 info program: text" (common/base/log.h). */
+static bool is_info(const char *line)
+{
+    static const char level[] = " info ";
+    size_t at = strlen("2026-01-31 23:59:59.999");
+    return strlen(line) > at && strncmp(line + at, level, strlen(level)) == 0;
+}
+
+/* The text alone of a log line; any other line whole. */
+static const char *text_of(const char *line)
+{
+    size_t stamp = strlen("2026-01-31 23:59:59.999");
+    const char *colon = strlen(line) > stamp && line[4] == '-' ? strstr(line + stamp, ": ") : NULL;
+    return colon ? colon + 2 : line;
+}
+
+static void show(const struct up *u, struct child *c)
+{
+    c->line[c->n] = 0;
+    c->n = 0;
+    bool info = is_info(c->line);
+    if (!info) (void)snprintf(c->reason, sizeof c->reason, "%.500s", text_of(c->line));
+    if (!info || u->verbose) log_text("%s: %s", c->name, c->line);
+}
+
+static void read_log(const struct up *u, struct child *c)
+{
+    char block[4096];
+    ssize_t n = 0;
+    while (c->log >= 0 && (n = read(c->log, block, sizeof block)) > 0)
+        for (ssize_t i = 0; i < n; i++) {
+            if (block[i] != '\n') c->line[c->n++] = block[i];
+            if (block[i] == '\n' || c->n == sizeof c->line - 1) show(u, c);
+        }
+    if (c->log < 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
+    if (c->n) show(u, c);
+    (void)close(c->log);
+    c->log = -1;
+}
+
+static void say_next(const struct up *u, const char *address)
+{
+    (void)u;
+    log_text("%s generate --cluster %s --prompt 'Once upon a time'", program_invocation_name,
+             address);
+    log_text("%s status --cluster %s", program_invocation_name, address);
+}
+
+static int coordinator_says(struct up *u, struct errmsg *em)
+{
+    char *worker = strstr(u->line, " worker=");
+    if (strncmp(u->line, "listening ", 10) == 0 && worker && !u->join[0]) {
+        (void)snprintf(u->join, sizeof u->join, "%s", worker + strlen(" worker="));
+        return start_workers(u, em);
+    }
+    if (u->served || strncmp(u->line, "ready client=", 13) != 0) return 0;
+    u->served = true;
+    log_stdout("%s", u->line);
+    say_next(u, u->line + 13);
     return 0;
 }
 
-/* Passes the coordinator's "ready" lines on until it ends or a signal comes. */
-static int wait_for_end(struct up *u, struct errmsg *em)
+static int read_coordinator(struct up *u, struct errmsg *em)
 {
-    char line[512];
-    bool told = false;
-    while (!atomic_load(&asked_to_stop) && fgets(line, sizeof line, u->from_coordinator)) {
-        if (told || strncmp(line, "ready ", 6) != 0) continue;
-        told = true;
-        (void)fputs(line, stdout);
-        (void)fflush(stdout);
+    char block[512];
+    ssize_t n = read(u->from_coordinator, block, sizeof block);
+    if (n == 0) { /* it ends, or prints no more */
+        (void)close(u->from_coordinator);
+        u->from_coordinator = -1;
     }
-    return atomic_load(&asked_to_stop) ? 0 : err_set(em, ERR_CLOSED, "the coordinator ended");
+    int rc = 0;
+    for (ssize_t i = 0; i < n && rc == 0; i++) {
+        if (block[i] != '\n' && u->n < sizeof u->line - 1) {
+            u->line[u->n++] = block[i];
+        } else if (block[i] == '\n') {
+            u->line[u->n] = 0;
+            u->n = 0;
+            rc = coordinator_says(u, em);
+        }
+    }
+    return rc;
 }
 
+/* ---- their ends ---- */
+
+static void describe(int status, char *ret, size_t size)
+{
+    if (WIFSIGNALED(status))
+        (void)snprintf(ret, size, "killed by signal %d, %s", WTERMSIG(status),
+                       strsignal(WTERMSIG(status)));
+    else
+        (void)snprintf(ret, size, "exit status %d", WEXITSTATUS(status));
+}
+
+static int ended(struct up *u, struct child *c, int status, struct errmsg *em)
+{
+    char how[64];
+    bool coordinator = c == &u->children[0];
+    int code = WIFEXITED(status) && WEXITSTATUS(status) == CMD_USAGE ? ERR_CONF : ERR_CLOSED;
+    describe(status, how, sizeof how);
+    if (coordinator || !u->served)
+        return err_set(em, code, "%s ended %s(%s)%s%s", c->name,
+                       u->served ? "" : "before the cluster was ready ", how,
+                       c->reason[0] ? ": " : "", c->reason);
+    if (u->no_restart || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) {
+        log_text("worker %s ended (%s) and is not started again", c->name, how);
+        return 0;
+    }
+    uint64_t now = clock_ns();
+    bool settled = now - c->started_ns >= SETTLED_S * NS_PER_S;
+    c->pause_s = settled || !c->pause_s ? 1 : c->pause_s * 2;
+    if (c->pause_s > PAUSE_MOST_S) c->pause_s = PAUSE_MOST_S;
+    c->restart_ns = now + c->pause_s * NS_PER_S;
+    log_text("worker %s ended (%s); it is started again in %" PRIu32 " s", c->name, how,
+             c->pause_s);
+    return 0;
+}
+
+static int reap(struct up *u, struct errmsg *em)
+{
+    int rc = 0, status;
+    for (uint32_t i = 0; i <= u->workers; i++) {
+        struct child *c = &u->children[i];
+        if (c->pid <= 0 || waitpid(c->pid, &status, WNOHANG) != c->pid) continue;
+        c->pid = 0;
+        read_log(u, c);
+        if (c->log >= 0) (void)close(c->log); /* a process of its own may hold the other end */
+        c->log = -1;
+        if (rc == 0 && !u->stopping) rc = ended(u, c, status, em);
+    }
+    return rc;
+}
+
+static int restart(struct up *u, struct errmsg *em)
+{
+    int rc = 0;
+    uint64_t now = clock_ns();
+    for (uint32_t i = 1; i <= u->workers && rc == 0; i++) {
+        struct child *c = &u->children[i];
+        if (c->restart_ns && c->restart_ns <= now) rc = start_worker(u, c, em);
+    }
+    return rc;
+}
+
+/* ---- the loop ---- */
+
+static int take_signals(struct up *u, struct errmsg *em)
+{
+    struct signalfd_siginfo s;
+    int rc = 0;
+    while (rc == 0 && read(u->signals, &s, sizeof s) == (ssize_t)sizeof s) {
+        if (s.ssi_signo == SIGCHLD)
+            rc = reap(u, em);
+        else
+            u->stopping = true;
+    }
+    return rc;
+}
+
+/* Waits until something happens, at most until `until_ns`, and takes it. */
+static int turn(struct up *u, uint64_t until_ns, struct errmsg *em)
+{
+    struct pollfd fds[3 + WORKERS_MAX];
+    for (uint32_t i = 0; i <= u->workers; i++) {
+        if (u->children[i].restart_ns && u->children[i].restart_ns < until_ns)
+            until_ns = u->children[i].restart_ns;
+        fds[2 + i] = (struct pollfd){.fd = u->children[i].log, .events = POLLIN};
+    }
+    fds[0] = (struct pollfd){.fd = u->signals, .events = POLLIN};
+    fds[1] = (struct pollfd){.fd = u->from_coordinator, .events = POLLIN};
+    uint64_t now = clock_ns();
+    uint64_t wait_ms = until_ns > now ? (until_ns - now) / NS_PER_MS + 1 : 0;
+    (void)poll(fds, 3 + u->workers, wait_ms > 60000 ? 60000 : (int)wait_ms);
+    int rc = 0;
+    for (uint32_t i = 0; i <= u->workers; i++)
+        if (fds[2 + i].revents) read_log(u, &u->children[i]);
+    if (fds[1].revents) rc = read_coordinator(u, em);
+    if (rc == 0 && fds[0].revents) rc = take_signals(u, em);
+    return rc;
+}
+
+static int open_signals(struct up *u, struct errmsg *em)
+{
+    struct sigaction hangup;
+    sigset_t set;
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    (void)sigaddset(&set, SIGCHLD);
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
+        (void)sigaddset(&set, SIGHUP); /* the terminal is gone; under nohup it does not matter */
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)sigprocmask(SIG_BLOCK, &set, &u->mask_before);
+    u->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return u->signals < 0 ? err_set(em, ERR_IO, "signalfd: %s", strerror(errno)) : 0;
+}
+
+static bool any_runs(const struct up *u)
+{
+    for (uint32_t i = 0; i <= u->workers; i++)
+        if (u->children[i].pid > 0) return true;
+    return false;
+}
+
+static void signal_all(const struct up *u, int number)
+{
+    for (uint32_t i = 0; i <= u->workers; i++)
+        if (u->children[i].pid > 0) (void)kill(u->children[i].pid, number);
+}
+
+/* In order within STOP_S; a child that is stopped or stuck gets no longer. */
 static void stop_all(struct up *u)
 {
-    for (uint32_t i = 0; i < u->workers; i++)
-        if (u->children[i] > 0) (void)kill(u->children[i], SIGTERM);
-    if (u->coordinator > 0) (void)kill(u->coordinator, SIGTERM);
-    /* In order within five seconds; a child that is stopped or stuck gets no longer. */
-    struct timespec pause = {0, 20 * 1000000};
-    for (int i = 0; i < 250 && waitpid(-1, NULL, WNOHANG) >= 0; i++) (void)nanosleep(&pause, NULL);
-    for (uint32_t i = 0; i < u->workers; i++)
-        if (u->children[i] > 0) (void)kill(u->children[i], SIGKILL);
-    if (u->coordinator > 0) (void)kill(u->coordinator, SIGKILL);
+    struct errmsg em;
+    u->stopping = true;
+    signal_all(u, SIGTERM);
+    for (uint32_t i = 0; i <= u->workers; i++) u->children[i].restart_ns = 0;
+    uint64_t end = clock_ns() + STOP_S * NS_PER_S;
+    while (any_runs(u) && clock_ns() < end) (void)turn(u, end, &em);
+    signal_all(u, SIGKILL);
     while (waitpid(-1, NULL, 0) > 0) continue;
-    if (u->from_coordinator) (void)fclose(u->from_coordinator);
+}
+
+static int run(struct up *u, struct errmsg *em)
+{
+    int rc = open_signals(u, em);
+    log_open();
+    if (rc == 0) rc = find_programs(u, em);
+    if (rc == 0) rc = start_coordinator(u, em);
+    while (rc == 0 && !u->stopping) {
+        rc = turn(u, UINT64_MAX, em);
+        if (rc == 0 && !u->stopping) rc = restart(u, em);
+    }
+    stop_all(u);
+    if (rc < 0) log_text("flotilla up: %s", em->text);
+    log_close();
+    return rc == 0 ? CMD_OK : rc == ERR_CONF ? CMD_USAGE : CMD_FAILED;
+}
+
+static int check(const struct up *u, struct errmsg *em)
+{
+    enum kv_type kv;
+    if (!u->model) return err_set(em, ERR_CONF, "needs --model");
+    if (u->kv && !eng_kv_parse(u->kv, &kv))
+        return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16, q8_0, q4_0)", u->kv);
+    return up_file_check(&u->keys, em);
 }
 
 int cmd_up(int argc, char **argv)
 {
-    struct up u = {.workers = 2, .replicas = 1, .chunk = 512};
+    struct up u = {.workers = 2, .replicas = 1, .chunk = 512, .from_coordinator = -1};
+    for (int i = 0; i <= WORKERS_MAX; i++) u.children[i].log = -1;
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &u.model, 0, 0, NULL, "FILE  a GGUF file"},
         {"--workers", 'w', OPT_U32, &u.workers, 1, WORKERS_MAX, NULL,
@@ -196,36 +448,22 @@ int cmd_up(int argc, char **argv)
         {"--replica-wait", 0, OPT_U32, &u.replica_wait, 0, 86400, &u.replica_wait_given,
          "S  how long requests wait for lost workers (30)"},
         {"--set", 0, OPT_LIST, &u.keys, 0, 0, NULL,
-         "KEY=VALUE  any other key of the cluster file, e.g. limits.hwm=8; may be repeated"},
+         "KEY=VALUE  any key of the cluster file, e.g. ports.clients=7070; may be repeated"},
+        {"--no-restart", 0, OPT_FLAG, &u.no_restart, 0, 0, NULL,
+         "a worker that ends is not started again"},
+        {"--verbose", 'v', OPT_FLAG, &u.verbose, 0, 0, NULL,
+         "show all that coordinator and workers log"},
         {0},
     };
     size_t n_rest;
     int status;
-    if (!cmd_options(
-            "up --model FILE [--workers 2] [options]",
-            "  flotilla up --model smol.gguf\n"
-            "  flotilla up --model smol.gguf --workers 3 --kv-tokens 4096 --replica-wait 0\n",
-            table, argc, argv, NULL, 0, &n_rest, &status))
+    if (!cmd_options("up --model FILE [--workers 2] [options]",
+                     "  flotilla up --model smol.gguf\n"
+                     "  flotilla up --model smol.gguf --workers 3 --kv-tokens 4096 --set "
+                     "ports.clients=7070\n",
+                     table, argc, argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
-    if (!u.model) {
-        (void)err_set(&em, ERR_CONF, "needs --model");
-        return cmd_fail("up", ERR_CONF, &em);
-    }
-    for (size_t i = 0; i < u.keys.n; i++)
-        if (!strchr(u.keys.items[i], '=')) {
-            (void)err_set(&em, ERR_CONF, "--set: '%s' is not KEY=VALUE", u.keys.items[i]);
-            return cmd_fail("up", ERR_CONF, &em);
-        }
-    struct sigaction action = {.sa_handler = on_signal};
-    (void)signal(SIGPIPE, SIG_IGN); /* a coordinator that ends early is told by its output */
-    (void)sigaction(SIGTERM, &action, NULL);
-    (void)sigaction(SIGINT, &action, NULL);
-    char coordinator[256];
-    int rc = find_programs(&u, &em);
-    if (rc == 0) rc = start_coordinator(&u, coordinator, sizeof coordinator, &em);
-    if (rc == 0) rc = start_workers(&u, coordinator, &em);
-    if (rc == 0) rc = wait_for_end(&u, &em);
-    stop_all(&u);
-    return rc < 0 ? cmd_fail("up", rc, &em) : CMD_OK;
+    int rc = check(&u, &em);
+    return rc < 0 ? cmd_fail("up", rc, &em) : run(&u, &em);
 }

@@ -12,6 +12,8 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
     enum kv_type kv = KV_F16;
     if (o->kv && !eng_kv_parse(o->kv, &kv))
         return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16, q8_0, q4_0)", o->kv);
+    int rc = eng_kv_check(&f->dims, kv, em); /* before hours of loading */
+    if (rc < 0) return err_wrap(em, rc, "--kv");
     struct ring_file file = {.path = f->path};
     struct machine_memory memory = machine_memory("");
     uint64_t free = machine_free(&memory), room = free;
@@ -34,7 +36,7 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
                             .read_ctx = &file,
                             .progress = progress_update,
                             .progress_arg = &progress};
-    int rc = eng_open(&e, &ret->engine, em);
+    rc = eng_open(&e, &ret->engine, em);
     if (rc < 0) return rc;
     ret->pages = mem_alloc(e.n_pages * sizeof *ret->pages);
     for (uint32_t i = 0; i < e.n_pages; i++) ret->pages[i] = i;

@@ -1,5 +1,5 @@
 """The client API answers what it does not serve; bytes that are no message are dropped and counted."""
-import os, random, socket, subprocess, sys, unittest
+import os, random, re, socket, subprocess, sys, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import BIN, Cluster
@@ -38,6 +38,7 @@ class Api(unittest.TestCase):
             mine = [f"pid={pid}," for some in pids.values() for pid in some]
             ports = set()
             listing = subprocess.run(["ss", "-ltnpH"], stdout=subprocess.PIPE, text=True)
+            mine = set(subprocess.run(["pgrep", "-P", str(c.up.pid)], stdout=subprocess.PIPE, text=True).stdout.split())
             for line in listing.stdout.splitlines():
                 if any(m in line for m in mine):
                     ports.add(int(line.split()[3].rsplit(":", 1)[1]))

@@ -1,9 +1,10 @@
 """What a lost worker, a stopped one, and a vanished client do, with real processes."""
-import json, os, signal, socket, subprocess, sys, tempfile, time, unittest
+import json, os, re, signal, socket, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from threads import StoppedThread, compute_thread
 from cluster import LONG, MODEL, Cluster, Generation, Namespace, local, program, run
+from relay import Relay
+from threads import StoppedThread, compute_thread
 
 LONG_RUN = dict(tokens=4000, ignore_eos=True)
 WORKER_TIMEOUT_S, STEP_TIMEOUT_S = 1.5, 2  # the defaults of the cluster file
@@ -109,15 +110,19 @@ class Failures(unittest.TestCase):
             self.assertEqual([len(r["tokens"]) for r in results if r], [150] * 6)
             c.wait(all_free, 5)
 
-    def test_coordinator_killed(self):
+    def test_coordinator_started_again(self):
         """Workers that are left running serve the next coordinator, and load nothing again; a stream goes on
-        there with the very next token."""
+        there with the very next token, whether the one before was killed or told to stop."""
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            self.start_again(how)
+
+    def start_again(self, how):
         what = dict(tokens=600, ignore_eos=True)
         whole = local("Once upon a time", **what)
         want = local("Once upon a time", tokens=12)["tokens"]
         ports = free_ports(3)
-        config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\n" \
-                 f"ports: {{clients: {ports[0]}, workers: {ports[1]}, results: {ports[2]}, metrics: 0}}\n"
+        config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\ndrain: 1\nmetrics: false\n" \
+                 f"ports: {{clients: {ports[0]}, workers: {ports[1]}, results: {ports[2]}}}\n"
         client = f"tcp://127.0.0.1:{ports[0]}"
 
         def start():
@@ -136,8 +141,8 @@ class Failures(unittest.TestCase):
                 self.assertTrue(c.stdout.readline().startswith("ready"))
                 stream = Generation(client, "Once upon a time", **what)
                 time.sleep(1)
-                c.kill()
-                c.wait()
+                c.send_signal(how)
+                self.assertEqual(c.wait(timeout=20), -signal.SIGKILL if how == signal.SIGKILL else 0)
                 c.stdout.close()
                 c = start()
                 self.assertTrue(c.stdout.readline().startswith("ready"))
@@ -195,6 +200,67 @@ class Failures(unittest.TestCase):
                 for p in (load, *busy):
                     p.kill()
                     p.wait()
+
+    def test_half_open(self):
+        """A worker's and a client's connection are forgotten on the way, without a word to either end: both are back
+        on new connections within 10 s, and the stream has every token once."""
+        what = dict(tokens=900, ignore_eos=True)
+        want = local("Once upon a time", **what)["tokens"]
+        config = f"model: {MODEL}\nworkers: 1\nkv_tokens: 4096\nmetrics: false\n" \
+                 "ports: {clients: 0, workers: 0, results: 0}\n"
+        with tempfile.TemporaryFile("w+") as log:
+            c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=log, text=True)
+            c.stdin.write(config)
+            c.stdin.close()
+            line = c.stdout.readline()
+            client, join = re.search(r"client=(\S+) worker=(\S+)", line).groups()
+
+            def await_ready(wanted, seconds):
+                end = time.monotonic() + seconds
+                while json.loads(run("status", "--cluster", client, "--json").stdout)["ready"] != wanted:
+                    self.assertLess(time.monotonic(), end)
+                    time.sleep(0.1)
+
+            with Relay(int(join.rsplit(":", 1)[1])) as to_worker, Relay(int(client.rsplit(":", 1)[1])) as to_client:
+                w = subprocess.Popen([program("flotilla-worker"), "--coordinator", f"127.0.0.1:{to_worker.port}",
+                                      "--threads", "1"], stderr=log)
+                try:
+                    await_ready(True, 60)
+                    to_worker.freeze()
+                    await_ready(False, 10)
+                    at = time.monotonic()
+                    await_ready(True, 30)
+                    self.assertLess(time.monotonic() - at, 10)
+                    self.assertGreaterEqual(to_worker.connections, 2)
+                    stream = Generation(f"127.0.0.1:{to_client.port}", "Once upon a time", **what)
+                    time.sleep(1)
+                    to_client.freeze()
+                    got = stream.result(timeout=120)
+                    self.assertIsNotNone(got, stream.error)
+                    self.assertEqual(got["tokens"], want)
+                    self.assertGreaterEqual(to_client.connections, 2)
+                finally:
+                    for p in (w, c):
+                        p.terminate()
+                        self.assertEqual(p.wait(timeout=20), 0)
+                    c.stdout.close()
+
+    def test_coordinator_stands_still(self):
+        """It is stopped for ten seconds: when it goes on nobody is blamed, and the stream is whole."""
+        what = dict(tokens=300, ignore_eos=True)
+        want = local("Once upon a time", **what)["tokens"]
+        with Cluster(workers=2, threads=1, kv_tokens=4096) as c:
+            stream = c.start("Once upon a time", **what)
+            c.wait(running(1), 10)
+            pid = c.pids()["flotilla-coordinator"][0]
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(10)
+            os.kill(pid, signal.SIGCONT)
+            got = stream.result(timeout=120)
+            self.assertIsNotNone(got, stream.error)
+            self.assertEqual(got["tokens"], want)
+            self.assertEqual(c.status()["replicas"][0]["epoch"], 1, c.text()[-2000:])
 
     def test_blocked_links(self):
         """A firewall swallows the data between workers for ten seconds: the stream ends and names one. Then the workers'

@@ -78,7 +78,7 @@ int main(int argc, char **argv)
         struct target *t = &targets[n++];
         t->kind = argv[i][0];
         if (net_socket(net, t->kind == 'p' ? NET_PUSH : NET_DEALER,
-                       (struct net_limits){64, 1 << 24}, &t->sock, &em) < 0 ||
+                       (struct net_limits){.hwm = 64, .frame_max = 1 << 24}, &t->sock, &em) < 0 ||
             net_connect(t->sock, endpoint, &em) < 0)
             return 2;
     }

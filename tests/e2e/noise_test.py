@@ -17,13 +17,15 @@ class Noise(unittest.TestCase):
         with Cluster(workers=2, threads=1, kv_tokens=2048, max_requests=64) as c:
             listing = subprocess.run(["ss", "-ltnpH"], stdout=subprocess.PIPE, text=True).stdout
             pids = {w["pid"] for w in c.workers()}
+            children = {int(p) for p in subprocess.run(["pgrep", "-P", str(c.up.pid)], stdout=subprocess.PIPE,
+                                                       text=True).stdout.split()} - pids
             data, other = set(), set()
             for line in listing.splitlines():
                 pid = re.search(r"pid=(\d+)", line)
                 port = int(line.split()[3].rsplit(":", 1)[1])
                 if pid and int(pid.group(1)) in pids:
                     data.add(port)
-                elif pid and "flotilla-coord" in line and int(pid.group(1)) > c.up.pid:
+                elif pid and int(pid.group(1)) in children:
                     other.add(port)
             client = int(c.address.rsplit(":", 1)[1])
             worker = int(c.join.rsplit(":", 1)[1])

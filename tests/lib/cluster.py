@@ -86,14 +86,16 @@ class Generation:
 
 
 class Cluster:
-    """`flotilla up`, until the end of the with block. Logs go to self.log."""
+    """`flotilla up`, until the end of the with block. Logs go to self.log, all of them; a worker that a test
+    ends stays ended, unless it is said otherwise."""
 
     def __init__(self, model=MODEL, env=None, prefix=(), kv_tokens=16384, **kw):
         """kv_tokens=None: by the machine's memory, as without the option."""
         self.prefix = prefix
         kw["kv_tokens"] = kv_tokens
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
-        self.up = subprocess.Popen([*prefix, program("flotilla"), "up", "--model", model, *options(kw)],
+        self.up = subprocess.Popen([*prefix, program("flotilla"), "up", "--model", model,
+                                    *options(dict(dict(verbose=True, no_restart=True), **kw))],
                                    stdout=subprocess.PIPE, stderr=self.log, text=True,
                                    env={**os.environ, **(env or {})})
         line = self.up.stdout.readline()

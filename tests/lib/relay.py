@@ -11,6 +11,7 @@ class Relay:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.open, self.stop = [], False
+        self.connections, self.frozen = 0, set()
 
     def __enter__(self):
         threading.Thread(target=self.accept, daemon=True).start()
@@ -31,6 +32,11 @@ class Relay:
                 pass
             s.close()
 
+    def freeze(self):
+        """Present connections stay open, and nothing comes through them any more; new ones are passed on. So does a
+        connection look that something between the hosts has forgotten."""
+        self.frozen |= set(self.open)
+
     def accept(self):
         while True:
             try:
@@ -41,6 +47,7 @@ class Relay:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             server.connect(("127.0.0.1", self.target))
             self.open += [client, server]
+            self.connections += 1
             threading.Thread(target=self.pump, args=(client, server, False), daemon=True).start()
             threading.Thread(target=self.pump, args=(server, client, True), daemon=True).start()
 
@@ -51,10 +58,14 @@ class Relay:
                 data = source.recv(max(1, rate // 10) if rate else 65536)
                 if not data:
                     break
+                if source in self.frozen:
+                    continue
                 sink.sendall(data)
                 if rate:
                     time.sleep(len(data) / rate)
         except OSError:
             pass
+        if source in self.frozen:
+            return
         for s in (source, sink):
             s.close()

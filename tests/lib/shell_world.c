@@ -469,7 +469,7 @@ static void read_config(struct world *w, const char *yaml)
     (void)fprintf(f, "model: /none\nworkers: 1\nmetrics: false\n%s%s", yaml,
                   strstr(yaml, "kv_tokens") ? "" : "kv_tokens: 512\n");
     (void)fclose(f);
-    int rc = config_read(path, &w->config, &em);
+    int rc = config_read(path, NULL, &w->config, &em);
     (void)unlink(path);
     if (rc < 0) fail_msg("%s", em.text);
 }

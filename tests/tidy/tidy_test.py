@@ -1,6 +1,6 @@
 """The rules of the tree that a machine can check: who includes whom, one module for each third-party
 header, sources listed, a README in each folder, function and file sizes."""
-import os, re, sys, unittest
+import os, re, subprocess, sys, unittest
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
@@ -29,9 +29,11 @@ ONE_MODULE = {
     "microhttpd.h": "common/io/http.c",
 }
 SYSTEM = {
-    "arpa/inet.h", "cpuid.h", "dirent.h", "errno.h", "float.h", "fcntl.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h", "math.h", "poll.h", "pthread.h",
+    "arpa/inet.h", "cpuid.h", "ctype.h", "dirent.h", "errno.h", "float.h", "fcntl.h", "ifaddrs.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h",
+    "linux/sockios.h", "linux/tcp.h", "math.h", "net/if.h", "netdb.h", "netinet/in.h", "poll.h", "pthread.h",
     "sched.h", "signal.h", "stdarg.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h",
-    "string.h", "sys/mman.h", "sys/prctl.h", "sys/random.h", "sys/socket.h", "sys/stat.h", "sys/syscall.h", "sys/time.h", "sys/wait.h", "time.h",
+    "string.h", "sys/epoll.h", "sys/eventfd.h", "sys/ioctl.h", "sys/mman.h", "sys/prctl.h", "sys/random.h",
+    "sys/resource.h", "sys/signalfd.h", "sys/socket.h", "sys/stat.h", "sys/syscall.h", "sys/time.h", "sys/un.h", "sys/wait.h", "time.h",
     "unistd.h", "xmmintrin.h",
 }
 MANY_MODULES = {"utf8proc.h": {"common/text/utf8.c"},
@@ -98,6 +100,20 @@ class Tidy(unittest.TestCase):
                 continue
             for name in re.findall(r"\b((?:exp|log|pow|sin|cos|tan|tanh|erf)[12f]?[f]?)\(", read(path)):
                 self.fail(f"{path} calls {name}")
+
+    def test_fast_math_is_refused(self):
+        """No file of the engine passes the preprocessor with flags that change arithmetic."""
+        files = [p for p in sources() if p.startswith("common/engine/") and p.endswith(".c")]
+        isa = "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni".split()
+        for path in files:
+            for flag, right in (("-O3", True), ("-ffast-math", False)):
+                r = subprocess.run(["gcc", "-E", "-D_GNU_SOURCE", "-I", ROOT, *isa, flag, os.path.join(ROOT, path)],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                self.assertEqual(r.returncode == 0, right, f"{path} {flag}: {r.stderr}")
+        for flag in ("-funsafe-math-optimizations", "-ffinite-math-only", "-freciprocal-math", "-fno-signed-zeros"):
+            r = subprocess.run(["gcc", "-E", flag, os.path.join(ROOT, "common/base/fmath.h")], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+            self.assertNotEqual(r.returncode, 0, flag)
 
     def test_sources_are_listed(self):
         lists = read("CMakeLists.txt") + read("tests/CMakeLists.txt")

@@ -78,7 +78,7 @@ static void test_each_key(void **state)
     (void)state;
     WITH("name: other\n", strcmp(c.name, "other") == 0);
     WITH("listen: 127.0.0.9\n", strcmp(c.listen, "127.0.0.9") == 0);
-    WITH("listen: 10.0.0.1\nplaintext: true\n", c.plaintext && k.plaintext);
+    WITH("listen: 0.0.0.0\nplaintext: true\n", c.plaintext && k.plaintext);
     WITH("ports: {clients: 1, workers: 2, results: 3, metrics: 4}\n",
          c.client_port == 1 && c.worker_port == 2 && c.result_port == 3 && c.metrics_port == 4);
     WITH("metrics: false\n", !c.metrics);
@@ -99,6 +99,9 @@ static void test_each_key(void **state)
     WITH("replica_wait: 0\n", k.replica_wait_ns == 0);
     WITH("replica_wait: 7\n", k.replica_wait_ns == 7 * NS_PER_S);
     WITH("deadline: 7\n", k.deadline_ns == 7 * NS_PER_S && c.deadline_s == 7);
+    WITH("drain: 0\n", c.drain_s == 0);
+    WITH("limits: {connections: 7}\n", c.connections == 7 && c.hwm == 64);
+    WITH("pre: qwen2\n", strcmp(c.pre, "qwen2") == 0);
     WITH("client_stall: 7\n", c.client_stall_s == 7);
     WITH("limits:\n  hwm: 7\n", c.hwm == 7);
     WITH("worker_timeout_ms: 700\n", k.worker_timeout_ns == 700 * NS_PER_MS);

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <xmmintrin.h>
 
 #include <cmocka.h>
 
@@ -496,6 +497,24 @@ static void test_costs(void **state)
     mem_free((void *)(uintptr_t)costs.layer_bytes);
 }
 
+/* Tables and weights are made when the engine is opened: also by a thread in which a library has
+ * changed the rounding and turned denormals off. */
+static void test_rounding(void **state)
+{
+    (void)state;
+    static float want[ROWS * VOCAB], got[ROWS * VOCAB];
+    uint32_t pages[PAGES] = {0};
+    struct engine *e = open_slice(KV_F16, 0, LAYERS - 1);
+    run(e, 0, ROWS, pages, want);
+    eng_close(e);
+    _mm_setcsr(0x1F80 | 0x4000 | 0x8040); /* towards plus infinity, flush to zero */
+    e = open_slice(KV_F16, 0, LAYERS - 1);
+    assert_int_equal(_mm_getcsr() & 0xFFC0, 0x1F80);
+    run(e, 0, ROWS, pages, got);
+    eng_close(e);
+    assert_memory_equal(got, want, sizeof want);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -505,6 +524,7 @@ int main(void)
         cmocka_unit_test(test_out_of_range), cmocka_unit_test(test_room),
         cmocka_unit_test(test_touched),      cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_rounding),
     };
     return cmocka_run_group_tests(tests, write_model, remove_model);
 }

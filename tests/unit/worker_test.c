@@ -381,7 +381,7 @@ static void link_up(struct rig *r)
 {
     struct errmsg em = {0};
     char bound[NET_ENDPOINT_MAX], in[NET_ENDPOINT_MAX];
-    struct net_limits limits = {64, 1 << 24};
+    struct net_limits limits = {.hwm = 64, .frame_max = 1 << 24};
     assert_int_equal(net_socket(r->net, NET_PULL, limits, &r->from, &em), 0);
     assert_int_equal(net_bind(r->from, "tcp://127.0.0.1:*", &em), 0);
     assert_int_equal(net_bound(r->from, bound, &em), 0);

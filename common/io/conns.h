@@ -1,0 +1,60 @@
+/* The accepted connections of listening sockets, held within bounds that libzmq does not keep: how
+ * many there are, and how many bytes each has sent that nobody was handed.
+ *
+ * libzmq hands a message over when it is whole, and counts messages, so the parts of one that never
+ * ends pile up without limit. The kernel counts the bytes of each connection (TCP_INFO), the
+ * receiver those that it was handed; the difference lies in libzmq. A connection beyond its limit
+ * is shut down; libzmq then drops the unfinished message.
+ *
+ * One thread owns it (net.c's guard); conns_delivered may be called from any. */
+#ifndef FLOTILLA_IO_CONNS_H
+#define FLOTILLA_IO_CONNS_H
+
+#include "common/base/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CONNS_GROUPS 16u /* listening sockets */
+#define CONNS_LOOK_MS 10
+#define CONNS_FD_MAX 8192u /* file descriptors; a connection with a higher one is refused */
+
+/* Of one listening socket. */
+struct conns_limits {
+    uint32_t count;       /* connections; one more pushes out the oldest that never said anything,
+                             else the one that is quiet for longest, at least quiet_ns, or else is
+                             refused itself */
+    uint64_t quiet_ns;    /* 0: whoever has spoken is never pushed out */
+    uint64_t bytes;       /* of a connection that were not handed over */
+    uint64_t total_bytes; /* of all its connections: the largest go first */
+};
+
+struct conns;
+
+int conns_open(struct conns **ret, struct errmsg *em);
+void conns_close(struct conns *c);
+
+/* Limits of a group, before its first connection. */
+void conns_set_limits(struct conns *c, uint32_t group, struct conns_limits limits);
+
+/* The listening socket is closed, and its connections with it. */
+void conns_drop_group(struct conns *c, uint32_t group);
+
+/* libzmq has accepted a connection, or is about to close it. Events must be told in their order. */
+void conns_accepted(struct conns *c, int fd, uint32_t group, uint64_t now_ns);
+void conns_lost(struct conns *c, int fd);
+/* A frame of so many bytes that came by fd was handed over. */
+void conns_delivered(struct conns *c, int fd, size_t frame_bytes);
+
+/* Readable when conns_turn has work before the time it said. */
+int conns_fd(const struct conns *c);
+/* Looks at the connections that have sent something. Returns the milliseconds until it wants to be
+ * called again, -1: not before there is a connection. Beyond CONNS_LOOK_MS it wants to be called as
+ * soon as conns_fd is readable. */
+long conns_turn(struct conns *c, uint64_t now_ns);
+
+/* Connections of a group that were not shut down, and how many were since the beginning. */
+uint32_t conns_count(const struct conns *c, uint32_t group);
+uint64_t conns_cut(const struct conns *c);
+
+#endif

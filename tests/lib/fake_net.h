@@ -1,0 +1,40 @@
+/* A network and a clock in the test's hands: defines the functions of common/io/net.h, so that a
+ * program's loop, linked with this instead of that, runs in virtual time against a scripted peer.
+ * Needs --wrap=clock_gettime, and for a program's loop --wrap=process_end_within: the test's own
+ * process must not end with the loop. Nothing is ever lost, late or refused but by the script. */
+#ifndef FLOTILLA_TESTS_FAKE_NET_H
+#define FLOTILLA_TESTS_FAKE_NET_H
+
+#include "common/io/net.h"
+
+#define FAKE_SOCKETS 256
+
+struct fake_net {
+    uint64_t now_ns;
+    /* A message is sent: 0, ERR_AGAIN or ERR_CLOSED. NULL: all are taken. */
+    int (*on_send)(uint32_t sock, const struct net_frame *frames, unsigned n);
+    /* Before each net_poll waits. May send a signal to this process, answer, move the clock. */
+    void (*on_poll)(void);
+    uint32_t n_sockets; /* opened so far; a socket's number is its place in that order, from 0 */
+    uint32_t n_sends, n_recvs;
+    uint32_t fail_send, fail_recv; /* the how-manieth fails once; 0: none */
+    int send_error, recv_error;    /* with which code */
+    int lookup_rc;                 /* what net_lookup says */
+    uint64_t files_max;
+    unsigned end_within_s; /* what process_end_within was called with; 0: it was not */
+};
+
+extern struct fake_net fake;
+
+/* Forgets everything; the clock begins at 1,000 s. */
+void fake_reset(void);
+/* A message arrives at a socket after delay_ns. Copied. */
+void fake_arrive(uint32_t sock, uint64_t delay_ns, const struct net_frame *frames, unsigned n);
+/* The monitor of a socket tells an event. */
+void fake_event(uint32_t sock, enum net_event event);
+bool fake_is_open(uint32_t sock);
+enum net_kind fake_kind(uint32_t sock);
+const char *fake_endpoint(uint32_t sock); /* that it was bound or connected to last */
+const struct net_limits *fake_limits(uint32_t sock);
+
+#endif

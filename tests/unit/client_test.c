@@ -1,0 +1,527 @@
+/* The client library against a scripted coordinator, in virtual time. */
+#include "common/client/client.h"
+
+#include "common/base/arena.h"
+#include "common/base/clock.h"
+#include "proto/wire.h"
+#include "tests/lib/fake_net.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MS NS_PER_MS
+#define CALLS_MAX 1024
+#define TOKENS_MAX 4096
+
+/* What the server does, and what it has seen. */
+static struct server {
+    bool dead, swallows; /* answers nothing; the socket below takes messages and loses them */
+    uint32_t swallowing; /* which one */
+    bool refuses;        /* says that it is restarting */
+    uint32_t version;    /* of its replies; 0: the right one */
+    uint32_t n_tokens;   /* of each answer; token k is 100 + k */
+    uint32_t each;       /* tokens of a reply */
+    uint32_t stop_after; /* tokens after which it says no more; 0: never */
+    bool knows_nothing;  /* pings are answered with all calls unknown */
+    bool mute_pings;
+    uint64_t unary_delay_ns;
+    uint64_t seed;
+    uint32_t n_generates, n_pings, n_unary, n_cancels;
+    uint64_t pinged[CALLS_MAX], deadline_ms; /* how often each call was; of the last Generate */
+    uint32_t from_index, n_received;
+    bool has_seed;
+    uint64_t asked_seed;
+    uint64_t generate_ns[CALLS_MAX];
+} server;
+
+static struct arena arena, body_arena;
+static struct buf header, body;
+
+static void reply(uint32_t sock, uint64_t delay_ns, const struct msg_reply *h)
+{
+    wire_put_reply(h, &header);
+    if (server.version && server.version != PROTO_VERSION) {
+        /* Field 1 is the version: the first two bytes. */
+        assert_int_equal(header.data[0], 8);
+        header.data[1] = (char)server.version;
+    }
+    struct net_frame f[2] = {{header.data, header.len}, {body.data, body.len}};
+    fake_arrive(sock, delay_ns, f, 2);
+    buf_drop(&body, body.len);
+}
+
+static void say_tokens(uint32_t sock, uint64_t call, uint32_t from, uint32_t n, bool last,
+                       uint64_t delay_ns)
+{
+    int32_t tokens[TOKENS_MAX];
+    for (uint32_t i = 0; i < n; i++) tokens[i] = (int32_t)(100 + from + i);
+    struct msg_generate_reply r = {.first_index = from,
+                                   .n_tokens = n,
+                                   .tokens = tokens,
+                                   .text = "",
+                                   .finish_reason = last ? "length" : "",
+                                   .has_usage = from == 0 || server.n_received,
+                                   .seed = server.seed};
+    wire_put_generate_reply(&r, &body);
+    reply(sock, delay_ns, &(struct msg_reply){.call = call, .end = last});
+}
+
+static void on_generate(uint32_t sock, const struct msg_call *h, struct net_frame b)
+{
+    struct msg_generate g;
+    struct errmsg em = {0};
+    assert_int_equal(wire_get_generate(b.data, b.bytes, &body_arena, &g, &em), 0);
+    if (server.n_generates < CALLS_MAX) server.generate_ns[server.n_generates] = fake.now_ns;
+    server.n_generates++;
+    server.deadline_ms = h->deadline_ms;
+    server.from_index = g.from_index;
+    server.n_received = g.n_received;
+    server.has_seed = g.has_seed;
+    server.asked_seed = g.sampling.seed;
+    if (server.refuses) {
+        struct msg_reply r = {.call = h->call,
+                              .end = true,
+                              .status = STATUS_UNAVAILABLE,
+                              .restarting = true,
+                              .retry_ms = 1000};
+        (void)snprintf(r.message, sizeof r.message, "the coordinator is restarting");
+        reply(sock, MS, &r);
+        return;
+    }
+    uint64_t delay = MS;
+    for (uint32_t at = g.from_index; at < server.n_tokens; at += server.each, delay += 10 * MS) {
+        uint32_t n = server.n_tokens - at < server.each ? server.n_tokens - at : server.each;
+        if (server.stop_after && at >= server.stop_after) return;
+        say_tokens(sock, h->call, at, n, at + n == server.n_tokens, delay);
+    }
+}
+
+static void on_ping(uint32_t sock, const struct msg_call *h, struct net_frame b)
+{
+    const uint64_t *ids;
+    uint32_t n;
+    struct errmsg em = {0};
+    assert_int_equal(wire_get_ping(b.data, b.bytes, &body_arena, &ids, &n, &em), 0);
+    server.n_pings++;
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] < CALLS_MAX) server.pinged[ids[i]]++;
+    if (server.mute_pings) return;
+    wire_put_pong(ids, server.knows_nothing ? n : 0, &body);
+    reply(sock, MS, &(struct msg_reply){.call = h->call, .end = true});
+}
+
+static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
+{
+    struct msg_call h;
+    struct errmsg em = {0};
+    assert_int_equal(n, 2);
+    assert_int_equal(wire_get_call(f[0].data, f[0].bytes, &arena, &h, &em), 0);
+    if (server.dead || (server.swallows && sock == server.swallowing)) return 0;
+    if (strcmp(h.method, "Generate") == 0) {
+        on_generate(sock, &h, f[1]);
+    } else if (strcmp(h.method, "Ping") == 0) {
+        on_ping(sock, &h, f[1]);
+    } else if (strcmp(h.method, "Cancel") == 0) {
+        server.n_cancels++;
+    } else {
+        server.n_unary++;
+        wire_put_models("demo", &body);
+        reply(sock, server.unary_delay_ns, &(struct msg_reply){.call = h.call, .end = true});
+    }
+    return 0;
+}
+
+/* One call's side of the client. */
+struct seen {
+    int32_t tokens[TOKENS_MAX];
+    uint32_t n, n_ends;
+    struct client_end end;
+};
+
+static bool on_reply(void *arg, const struct msg_generate_reply *r)
+{
+    struct seen *s = arg;
+    for (uint32_t i = 0; i < r->n_tokens && s->n < TOKENS_MAX; i++)
+        s->tokens[s->n++] = r->tokens[i];
+    return true;
+}
+
+static void on_end(void *arg, const struct client_end *end)
+{
+    struct seen *s = arg;
+    s->n_ends++;
+    s->end = *end;
+}
+
+static const struct msg_generate request = {
+    .prompt = "a", .prompt_len = 1, .max_tokens = 20, .sampling = {.top_p = 1, .repetition = 1}};
+
+static int setup(void **state)
+{
+    fake_reset();
+    fake.on_send = on_send;
+    server = (struct server){.n_tokens = 20, .each = 1, .seed = 77};
+    struct client *c;
+    struct errmsg em = {0};
+    assert_int_equal(client_open("127.0.0.1:7070", &c, &em), 0);
+    assert_string_equal(fake_endpoint(0), "tcp://127.0.0.1:7070");
+    *state = c;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    client_close(*state);
+    buf_close(&header);
+    buf_close(&body);
+    arena_close(&arena);
+    arena_close(&body_arena);
+    return 0;
+}
+
+static void start(struct client *c, struct seen *s, uint64_t deadline_ms)
+{
+    struct errmsg em = {0};
+    *s = (struct seen){.n = 0};
+    assert_int_equal(client_start(c, &request, deadline_ms, on_reply, on_end, s, &em), 0);
+}
+
+/* Until no call runs, at most so many virtual seconds. */
+static void turn_for(struct client *c, uint64_t seconds)
+{
+    uint64_t end = fake.now_ns + seconds * NS_PER_S;
+    while (fake.now_ns < end && client_turn(c, 100)) continue;
+}
+
+static void assert_whole(const struct seen *s)
+{
+    assert_int_equal(s->n_ends, 1);
+    assert_int_equal(s->end.lost, 0);
+    assert_int_equal(s->n, 20);
+    for (uint32_t i = 0; i < 20; i++) assert_int_equal(s->tokens[i], 100 + i);
+}
+
+static void test_answer(void **state)
+{
+    struct seen s;
+    start(*state, &s, 0);
+    turn_for(*state, 60);
+    assert_whole(&s);
+    assert_int_equal(server.n_generates, 1);
+}
+
+static void test_vanished_coordinator(void **state)
+{
+    struct seen s;
+    server.stop_after = 3;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    assert_int_equal(s.n, 3);
+    server.dead = true;
+    uint64_t since = fake.now_ns;
+    turn_for(*state, 120);
+    assert_int_equal(s.n_ends, 1);
+    assert_int_equal(s.end.lost, ERR_TIMEOUT);
+    assert_int_equal(s.n, 3);
+    assert_in_range((fake.now_ns - since) / MS, CLIENT_PATIENCE_MS,
+                    CLIENT_PATIENCE_MS + CLIENT_SILENT_MS + 1000);
+}
+
+static void test_silent_call(void **state)
+{
+    /* The connection lives, the call does not speak: it is asked for again. */
+    struct seen s;
+    server.stop_after = 3;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    server.stop_after = 0;
+    turn_for(*state, 20);
+    assert_whole(&s);
+    assert_int_equal(server.n_generates, 2);
+    assert_int_equal(server.from_index, 3);
+    assert_int_equal(fake.n_sockets, 1);
+}
+
+static void test_half_open(void **state)
+{
+    /* From now on nothing comes through the connection, in neither direction, and nobody is told.
+     */
+    struct seen s;
+    server.stop_after = 3;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    server.stop_after = 0;
+    server.swallows = true;
+    server.swallowing = 0;
+    uint64_t since = fake.now_ns;
+    turn_for(*state, 60);
+    assert_whole(&s);
+    assert_true(fake.now_ns - since < 10 * NS_PER_S);
+    assert_int_equal(fake.n_sockets, 2);
+    assert_false(fake_is_open(0));
+}
+
+static void test_stopped_client_makes_no_new_connection(void **state)
+{
+    struct seen s;
+    server.each = 1;
+    start(*state, &s, 0);
+    turn_for(*state, 0);
+    (void)client_turn(*state, 1);
+    fake.now_ns += 3600 * NS_PER_S; /* all that was sent to it waits meanwhile */
+    turn_for(*state, 60);
+    assert_whole(&s);
+    assert_int_equal(fake.n_sockets, 1);
+}
+
+static void stand_still_once(void)
+{
+    fake.on_poll = NULL;
+    fake.now_ns += 3600 * NS_PER_S;
+}
+
+static void test_standstill_is_nobodys_silence(void **state)
+{
+    /* Nothing waits when the client goes on: it asks nobody again before it has listened. */
+    struct seen s;
+    server.stop_after = 3;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    server.mute_pings = true;
+    turn_for(*state, 1);
+    fake.on_poll = stand_still_once;
+    (void)client_turn(*state, 100);
+    server.mute_pings = false;
+    turn_for(*state, 1);
+    assert_int_equal(fake.n_sockets, 1);
+    assert_int_equal(server.n_generates, 1);
+    assert_int_equal(s.n_ends, 0);
+}
+
+static void test_duplicates_are_taken_once(void **state)
+{
+    struct seen s;
+    server.stop_after = 1;
+    server.each = 2;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    assert_int_equal(s.n, 2);
+    server.stop_after = 0;
+    say_tokens(0, 2, 0, 2, false, MS); /* the same again, late; the call's id is 2 */
+    turn_for(*state, 60);
+    assert_whole(&s);
+}
+
+static void test_gap_is_asked_for(void **state)
+{
+    struct seen s;
+    server.stop_after = 1;
+    server.each = 2;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    server.stop_after = 0;
+    say_tokens(0, 2, 4, 2, false, MS);
+    turn_for(*state, 60);
+    assert_whole(&s);
+}
+
+static void test_seed_is_kept(void **state)
+{
+    struct seen s;
+    server.stop_after = 5;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    assert_false(server.has_seed);
+    server.stop_after = 0;
+    server.seed = 5; /* a coordinator that was started again draws another */
+    server.knows_nothing = true;
+    turn_for(*state, 60);
+    assert_whole(&s);
+    assert_int_equal(server.n_received, 5);
+    assert_true(server.has_seed);
+    assert_int_equal(server.asked_seed, 77);
+}
+
+static void test_all_calls_are_pinged(void **state)
+{
+    static struct seen seen[600];
+    server.stop_after = 1;
+    for (int i = 0; i < 600; i++) start(*state, &seen[i], 0);
+    turn_for(*state, 2);
+    for (uint64_t id = 2; id < 602; id++) assert_in_range(server.pinged[id], 2, 5);
+}
+
+static void test_deadline_in_the_past(void **state)
+{
+    struct seen s;
+    server.stop_after = 5;
+    start(*state, &s, 1500);
+    assert_in_range(server.deadline_ms, 1500, 1501);
+    server.stop_after = 0;
+    turn_for(*state, 20); /* silent for five seconds, then asked for again */
+    assert_int_equal(server.n_generates, 2);
+    assert_int_equal(server.deadline_ms, 1);
+}
+
+static void test_slow_server(void **state)
+{
+    const char *name;
+    struct errmsg em = {0};
+    server.unary_delay_ns = 20 * NS_PER_S; /* it answers pings meanwhile */
+    assert_int_equal(client_models(*state, &name, &em), 0);
+    assert_string_equal(name, "demo");
+    assert_int_equal(server.n_unary, 1);
+    server.unary_delay_ns = 2 * CLIENT_SLOW_MS * MS;
+    assert_int_equal(client_models(*state, &name, &em), ERR_TIMEOUT);
+}
+
+static void test_silent_server(void **state)
+{
+    const char *name;
+    struct errmsg em = {0};
+    uint64_t since = fake.now_ns;
+    server.dead = true;
+    assert_int_equal(client_models(*state, &name, &em), ERR_TIMEOUT);
+    assert_non_null(strstr(em.text, "is silent"));
+    assert_in_range((fake.now_ns - since) / MS, CLIENT_SILENT_MS, CLIENT_SILENT_MS + 200);
+    server.dead = false;
+    server.swallows = true; /* the connection of before is dead */
+    server.swallowing = fake.n_sockets - 1;
+    assert_int_equal(client_models(*state, &name, &em), 0);
+}
+
+static void test_a_turn_is_bounded(void **state)
+{
+    struct seen s;
+    server.stop_after = 1;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    uint32_t before = fake.n_recvs, pings = server.n_pings;
+    server.mute_pings = true;
+    for (int i = 0; i < 10 * CLIENT_REPLIES_A_TURN; i++) say_tokens(0, 999, 0, 1, false, 0);
+    fake.now_ns += 600 * MS;
+    assert_int_equal(client_turn(*state, 100), 1);
+    assert_int_equal(fake.n_recvs - before, CLIENT_REPLIES_A_TURN);
+    assert_int_equal(server.n_pings - pings, 1);
+}
+
+static void test_restarting(void **state)
+{
+    /* The coordinator ends in order, the next one is there three seconds later. */
+    struct seen s;
+    server.stop_after = 4;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    server.refuses = true;
+    struct msg_reply r = {.call = 2, .end = true, .status = STATUS_UNAVAILABLE, .restarting = true};
+    (void)snprintf(r.message, sizeof r.message, "the coordinator is restarting");
+    wire_put_generate_reply(&(struct msg_generate_reply){.first_index = 4, .text = ""}, &body);
+    reply(0, MS, &r);
+    turn_for(*state, 3);
+    assert_int_equal(s.n_ends, 0);
+    server.refuses = false;
+    server.stop_after = 0;
+    turn_for(*state, 60);
+    assert_whole(&s);
+}
+
+static void test_restarting_for_ever(void **state)
+{
+    struct seen s;
+    uint64_t since = fake.now_ns;
+    server.refuses = true;
+    start(*state, &s, 0);
+    turn_for(*state, 120);
+    assert_int_equal(s.n_ends, 1);
+    assert_int_equal(s.end.status, STATUS_UNAVAILABLE);
+    assert_non_null(strstr(s.end.text, "restarting"));
+    assert_in_range((fake.now_ns - since) / MS, CLIENT_PATIENCE_MS, CLIENT_PATIENCE_MS + 1000);
+    assert_in_range(server.n_generates, 20, 70); /* each 500 ms */
+}
+
+static void test_other_version(void **state)
+{
+    struct seen s;
+    const char *name;
+    struct errmsg em = {0};
+    uint64_t since = fake.now_ns;
+    server.version = 9;
+    start(*state, &s, 0);
+    turn_for(*state, 60);
+    assert_int_equal(s.n_ends, 1);
+    assert_int_equal(s.end.status, STATUS_FAILED_PRECONDITION);
+    assert_non_null(strstr(s.end.text, "version 9, this client 1"));
+    assert_int_equal(client_models(*state, &name, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "version 9, this client 1"));
+    assert_true(fake.now_ns - since < NS_PER_S);
+}
+
+static void test_no_such_host(void **state)
+{
+    struct client *c = NULL;
+    struct errmsg em = {0};
+    (void)state;
+    fake.lookup_rc = ERR_NOTFOUND;
+    assert_int_equal(client_open("nohost:7070", &c, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, "does not resolve"));
+    assert_int_equal(client_open("nohost", &c, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, "names no port"));
+    assert_null(c);
+}
+
+/* Whichever send or receive fails, once, the answer is whole. */
+static void test_failing_once(void **state)
+{
+    static const int errors[] = {ERR_AGAIN, ERR_CLOSED, ERR_IO};
+    struct seen s;
+    uint32_t failed = 0;
+    for (uint32_t k = 1; k <= 40; k++)
+        for (int e = 0; e < 3; e++) {
+            (void)teardown(state);
+            (void)setup(state);
+            server.stop_after = 10;
+            server.each = 3;
+            start(*state, &s, 0);
+            fake.fail_send = fake.n_sends + (k <= 20 ? k : 0);
+            fake.fail_recv = fake.n_recvs + (k > 20 ? k - 20 : 0);
+            fake.send_error = fake.recv_error = errors[e];
+            uint32_t sends = fake.fail_send, recvs = fake.fail_recv;
+            turn_for(*state, 2);
+            server.stop_after = 0;
+            turn_for(*state, 60);
+            assert_whole(&s);
+            failed += k <= 20 ? fake.n_sends >= sends : fake.n_recvs >= recvs;
+        }
+    assert_true(failed >= 60);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_answer, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_vanished_coordinator, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_silent_call, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_half_open, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_stopped_client_makes_no_new_connection, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_standstill_is_nobodys_silence, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_duplicates_are_taken_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_gap_is_asked_for, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_seed_is_kept, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_all_calls_are_pinged, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_deadline_in_the_past, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_slow_server, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_silent_server, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_turn_is_bounded, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_restarting, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_restarting_for_ever, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_other_version, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_such_host, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failing_once, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

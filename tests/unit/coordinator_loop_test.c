@@ -1,0 +1,579 @@
+/* The coordinator's loop with a scripted core, scripted calls and a scripted network, in virtual
+ * time: what it tells the core of time, whom it answers, whom it remembers, and how it ends. */
+#include "coordinator/loop.h"
+
+#include "common/base/arena.h"
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "coordinator/setup.h"
+#include "coordinator/shell.h"
+#include "proto/wire.h"
+#include "tests/lib/fake_net.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MS NS_PER_MS
+#define CLIENTS 0 /* sockets in the order in which they are opened */
+#define WORKERS 1
+#define RESULTS 2
+
+static struct script {
+    bool ready, calls; /* what core and calls say */
+    uint64_t signals_ns[2];
+    uint64_t freeze_ns, freeze_for_ns;
+    uint64_t end_ns; /* the test's, if the loop does not end by itself */
+    void (*on_poll)(void);
+    /* seen */
+    struct core_config config;
+    uint32_t n_ticks, n_lost, n_from_worker, from_worker_at_lost, n_results, n_alive, n_assign;
+    uint64_t lost_ns, stopped_ns, draining_ns;
+    uint32_t n_polls;
+    char alive_route[16], assign_route[16];
+    struct instance assign_to; /* the core sends an Assign there with the next tick */
+    struct instance connect_to;
+    char client_endpoint[NET_ENDPOINT_MAX], results[64];
+} script;
+
+static struct arena arena;
+static struct buf out;
+
+/* ---- the core ---- */
+
+struct core {
+    int unused;
+};
+
+static struct core the_core;
+static struct action actions[2];
+static struct msg_to_worker to_worker;
+
+struct core *core_open(const struct core_config *config)
+{
+    script.config = *config;
+    (void)snprintf(script.results, sizeof script.results, "%s", config->results_endpoint);
+    return &the_core;
+}
+
+void core_close(struct core *c)
+{
+    (void)c;
+}
+
+static void act(struct actions *a, struct instance *to, enum to_worker type)
+{
+    to_worker = (struct msg_to_worker){
+        .version = PROTO_VERSION,
+        .type = type,
+        .epoch = {7, 0, 1},
+        .text = "tcp://127.0.0.1:9",
+        .assign = {.n_pages = 1, .ctx = 16, .rows_max = 1, .logits_max = 1, .window = 1}};
+    actions[0] = (struct action){.type = ACT_TO_WORKER, .to_worker = {*to, &to_worker}};
+    actions[1] = (struct action){.type = ACT_LINK_OPEN, .link = {{7, 0, 1}, "tcp://127.0.0.1:9"}};
+    *a = (struct actions){actions, type == TO_CONNECT ? 2 : 1};
+    *to = (struct instance){0, 0};
+}
+
+struct actions core_step(struct core *c, const struct event *e)
+{
+    struct actions a = {NULL, 0};
+    (void)c;
+    switch (e->type) {
+    case EV_TICK:
+        script.n_ticks++;
+        if (e->tick.lost_ns) {
+            script.n_lost++;
+            script.lost_ns = e->tick.lost_ns;
+            script.from_worker_at_lost = script.n_from_worker;
+        }
+        if (script.assign_to.hi)
+            act(&a, &script.assign_to, TO_ASSIGN);
+        else if (script.connect_to.hi)
+            act(&a, &script.connect_to, TO_CONNECT);
+        break;
+    case EV_FROM_WORKER: script.n_from_worker++; break;
+    case EV_RESULT: script.n_results++; break;
+    default: break;
+    }
+    return a;
+}
+
+void core_status(const struct core *c, struct msg_status *ret)
+{
+    (void)c;
+    *ret = (struct msg_status){.ready = script.ready};
+}
+
+/* ---- the rest of the coordinator ---- */
+
+void calls__open(struct shell *s)
+{
+    (void)snprintf(script.client_endpoint, sizeof script.client_endpoint, "%s", s->client_endpoint);
+}
+
+void calls__close(struct shell *s)
+{
+    (void)s;
+}
+
+void calls__take(struct shell *s)
+{
+    struct net_msg m;
+    while (net_recv(s->clients, &m) == 0) net_msg_close(&m);
+}
+
+uint32_t calls__message_bytes(struct shell *s, uint32_t ctx)
+{
+    (void)s;
+    (void)ctx;
+    return LIMIT_CLIENT_BYTES;
+}
+
+void calls__text_done(struct shell *s, struct textjob *job)
+{
+    (void)s;
+    (void)job;
+}
+
+bool calls__tokens(struct shell *s, const struct action *a)
+{
+    (void)s;
+    (void)a;
+    return false;
+}
+
+void calls__end(struct shell *s, const struct action *a)
+{
+    (void)s;
+    (void)a;
+}
+
+void calls__flush(struct shell *s)
+{
+    if (s->draining && !script.draining_ns) script.draining_ns = fake.now_ns;
+}
+
+void calls__tick(struct shell *s, uint64_t lost_ns)
+{
+    (void)s;
+    (void)lost_ns;
+}
+
+void calls__stop(struct shell *s)
+{
+    (void)s;
+    script.stopped_ns = fake.now_ns;
+}
+
+bool calls__any(const struct shell *s)
+{
+    (void)s;
+    return script.calls;
+}
+
+int textjobs_open(struct net *net, const struct vocab *v, struct textjobs **ret, struct errmsg *em)
+{
+    (void)net;
+    (void)v;
+    (void)em;
+    *ret = NULL;
+    return 0;
+}
+
+void textjobs_close(struct textjobs *t)
+{
+    (void)t;
+}
+
+struct net_sock *textjobs_socket(struct textjobs *t)
+{
+    (void)t;
+    return NULL;
+}
+
+struct textjob *textjobs_next(struct textjobs *t)
+{
+    (void)t;
+    return NULL;
+}
+
+void textjob_free(struct textjob *job)
+{
+    (void)job;
+}
+
+int metrics_open(const char *host, uint32_t port, struct metrics **ret, uint32_t *ret_port,
+                 struct errmsg *em)
+{
+    (void)host;
+    (void)em;
+    *ret = NULL;
+    *ret_port = port;
+    return 0;
+}
+
+void metrics_close(struct metrics *m)
+{
+    (void)m;
+}
+
+void metrics_publish(struct metrics *m, const struct counters *c, const struct msg_status *s)
+{
+    (void)m;
+    (void)c;
+    (void)s;
+}
+
+uint32_t vocab_size(const struct vocab *v)
+{
+    (void)v;
+    return 4;
+}
+
+bool vocab_is_eog(const struct vocab *v, int32_t id)
+{
+    (void)v;
+    return id == 2;
+}
+
+/* ---- the network ---- */
+
+static void from_worker(const char *route, uint64_t who, enum from_worker type)
+{
+    struct msg_from_worker m = {.version = PROTO_VERSION,
+                                .instance = {1, who},
+                                .type = type,
+                                .has_epoch = true,
+                                .epoch = {7, 0, 1}};
+    wire_put_from_worker(&m, &out);
+    struct net_frame f[2] = {{route, strlen(route)}, {out.data, out.len}};
+    fake_arrive(WORKERS, 0, f, 2);
+}
+
+static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
+{
+    struct msg_to_worker m;
+    struct errmsg em = {0};
+    if (sock != WORKERS) return 0;
+    assert_int_equal(n, 2);
+    assert_int_equal(wire_get_to_worker(f[1].data, f[1].bytes, &arena, &m, &em), 0);
+    char *route = m.type == TO_ALIVE ? script.alive_route : script.assign_route;
+    script.n_alive += m.type == TO_ALIVE;
+    script.n_assign += m.type == TO_ASSIGN;
+    (void)snprintf(route, sizeof script.alive_route, "%.*s", (int)f[0].bytes,
+                   (const char *)f[0].data);
+    return 0;
+}
+
+static void on_poll(void)
+{
+    for (int i = 0; i < 2; i++)
+        if (script.signals_ns[i] && fake.now_ns >= script.signals_ns[i]) {
+            script.signals_ns[i] = 0;
+            (void)raise(SIGTERM);
+        }
+    if (fake.now_ns >= script.end_ns) {
+        (void)raise(SIGTERM);
+        (void)raise(SIGTERM);
+    }
+    if (script.freeze_ns && fake.now_ns >= script.freeze_ns) {
+        script.freeze_ns = 0;
+        from_worker("a", 1, FROM_HEARTBEAT); /* it waits in the kernel meanwhile */
+        fake.now_ns += script.freeze_for_ns;
+    }
+    if (script.on_poll) script.on_poll();
+}
+
+static struct config config(void)
+{
+    return (struct config){.model = (char *)(uintptr_t) "/m",
+                           .listen = (char *)(uintptr_t) "127.0.0.1",
+                           .kv = (char *)(uintptr_t) "f16",
+                           .workers = 2,
+                           .chunk = 16,
+                           .prefix_cache = true,
+                           .max_requests = 8,
+                           .drain_s = 10,
+                           .hwm = 64,
+                           .connections = 1024};
+}
+
+int __wrap_setup_costs(const struct config *c, const struct gguf *gguf,
+                       const struct arch_dims *dims, const struct machine_memory *here,
+                       struct room_costs *ret, struct errmsg *em);
+
+int __wrap_setup_costs(const struct config *c, const struct gguf *gguf,
+                       const struct arch_dims *dims, const struct machine_memory *here,
+                       struct room_costs *ret, struct errmsg *em)
+{
+    (void)c;
+    (void)gguf;
+    (void)dims;
+    (void)here;
+    (void)em;
+    *ret = (struct room_costs){.layer_bytes = NULL};
+    return 0;
+}
+
+int manifest_open(const struct manifest_options *o, struct manifest *ret, struct errmsg *em)
+{
+    (void)o;
+    (void)em;
+    *ret = (struct manifest){.identity = 1};
+    return 0;
+}
+
+void manifest_close(struct manifest *m)
+{
+    (void)m;
+}
+
+int manifest_slice(const struct manifest *m, const struct gguf *g, const struct arch_dims *d,
+                   uint32_t layer_first, uint32_t layer_last, uint64_t *ret_hashes, uint32_t max,
+                   uint32_t *ret_n, struct errmsg *em)
+{
+    (void)m;
+    (void)g;
+    (void)d;
+    (void)layer_first;
+    (void)layer_last;
+    (void)max;
+    (void)em;
+    ret_hashes[0] = 3;
+    *ret_n = 1;
+    return 0;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    fake_reset();
+    fake.on_send = on_send;
+    fake.on_poll = on_poll;
+    script = (struct script){.ready = true, .end_ns = fake.now_ns + 30 * NS_PER_S};
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    buf_close(&out);
+    arena_close(&arena);
+    return 0;
+}
+
+static int run(const struct config *c, struct errmsg *em)
+{
+    struct model_file m = {.path = (char *)(uintptr_t) "/m",
+                           .dims = {.n_layers = 4, .hidden = 8, .vocab = 4, .ctx_train = 64}};
+    *em = (struct errmsg){0};
+    return loop_run(c, &m, NULL, em);
+}
+
+/* ---- time ---- */
+
+static void test_lost_time_reaches_the_core(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    script.freeze_ns = fake.now_ns + 5 * NS_PER_S;
+    script.freeze_for_ns = 7 * NS_PER_S;
+    assert_int_equal(run(&c, &em), 0);
+    assert_int_equal(script.n_lost, 1);
+    assert_in_range(script.lost_ns / MS, 6900, 7100);
+    assert_int_equal(script.from_worker_at_lost, 1); /* what had come was taken before */
+    assert_in_range(script.n_ticks, 400, 500);
+}
+
+/* ---- workers ---- */
+
+static void beat(void)
+{
+    static uint64_t last_ns;
+    if (fake.now_ns < last_ns + 250 * MS && fake.now_ns >= last_ns) return;
+    last_ns = fake.now_ns;
+    from_worker("a", 1, FROM_HEARTBEAT);
+}
+
+static void test_heartbeats_are_answered(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    script.on_poll = beat;
+    assert_int_equal(run(&c, &em), 0);
+    assert_true(script.n_from_worker >= 100);
+    assert_int_equal(script.n_alive, script.n_from_worker);
+    assert_string_equal(script.alive_route, "a");
+}
+
+/* A worker serves; then strangers say Hello; then the core has something for the worker. */
+static void strangers(void)
+{
+    static const struct instance worker = {1, 1};
+    switch (script.n_polls++) {
+    case 0: from_worker("real", 1, FROM_HELLO); break;
+    case 1:
+        script.ready = false;
+        script.connect_to = worker;
+        break;
+    case 4: script.ready = true; break;
+    case 6:
+        for (uint64_t i = 0; i < 2000; i++) from_worker("forged", 100 + i, FROM_HELLO);
+        break;
+    case 100: script.assign_to = worker; break;
+    default: break;
+    }
+}
+
+static void test_serving_worker_keeps_its_route(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    script.on_poll = strangers;
+    script.ready = false;
+    assert_int_equal(run(&c, &em), 0);
+    assert_int_equal(script.n_from_worker, 2001);
+    assert_int_equal(script.n_assign, 1);
+    assert_string_equal(script.assign_route, "real");
+}
+
+/* ---- the end ---- */
+
+static void test_running_answers_go_on(void **state)
+{
+    static const struct {
+        bool ready, calls;
+        uint32_t drain_s;
+        uint64_t second_ms, least_ms, most_ms; /* second signal after the first; 0: none */
+    } cases[] = {
+        {true, true, 10, 0, 9900, 10300},   {true, true, 0, 0, 0, 200},
+        {true, true, 10, 3000, 2900, 3300}, {true, false, 10, 0, 0, 200},
+        {false, true, 10, 0, 0, 200},
+    };
+    struct errmsg em;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct config c = config();
+        (void)setup(state);
+        uint64_t first_ns = fake.now_ns + NS_PER_S;
+        script.ready = cases[i].ready;
+        script.calls = cases[i].calls;
+        script.signals_ns[0] = first_ns;
+        script.signals_ns[1] = cases[i].second_ms ? first_ns + cases[i].second_ms * MS : 0;
+        c.drain_s = cases[i].drain_s;
+        assert_int_equal(run(&c, &em), 0);
+        assert_in_range(fake.end_within_s, 1, 3);
+        assert_in_range((script.stopped_ns - first_ns) / MS, cases[i].least_ms, cases[i].most_ms);
+        if (cases[i].least_ms) assert_in_range(script.draining_ns - first_ns, 0, 200 * MS);
+    }
+}
+
+/* ---- what the file says ---- */
+
+static void test_keys_reach_the_core(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    script.end_ns = fake.now_ns;
+    c.max_sequences = 3;
+    c.max_per_client = 2;
+    c.prefix_cache = false;
+    c.plaintext = true;
+    assert_int_equal(run(&c, &em), 0);
+    assert_int_equal(script.config.max_running, 3);
+    assert_int_equal(script.config.max_per_client, 2);
+    assert_false(script.config.share);
+    assert_true(script.config.plaintext);
+    (void)setup(state);
+    script.end_ns = fake.now_ns;
+    c = config();
+    c.max_sequences = 9; /* of 8 live ones */
+    assert_int_equal(run(&c, &em), 0);
+    assert_int_equal(script.config.max_running, 8);
+    assert_int_equal(script.config.max_per_client, 8);
+    assert_true(script.config.share);
+    assert_false(script.config.plaintext);
+}
+
+static void test_open_files(void **state)
+{
+    static const struct {
+        uint64_t files;
+        uint32_t clients; /* connections; 0: it does not start */
+    } cases[] = {{65536, 1024}, {1336, 1024}, {1335, 1335 - 56 - 10}, {128, 62}, {81, 0}};
+    struct errmsg em;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct config c = config();
+        (void)setup(state);
+        script.end_ns = fake.now_ns;
+        fake.files_max = cases[i].files;
+        int rc = run(&c, &em);
+        if (cases[i].clients) {
+            uint32_t most = cases[i].clients < 1024 ? cases[i].clients : 1024;
+            assert_int_equal(rc, 0);
+            assert_int_equal(fake_limits(CLIENTS)->peers_max, most);
+        } else {
+            assert_int_equal(rc, ERR_CONF);
+            assert_int_equal(fake.end_within_s, 0); /* it ends with another status than 0 */
+            assert_non_null(strstr(em.text, "may open 81 files, and needs 82 for 2 workers"));
+        }
+    }
+}
+
+static void test_addresses(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    script.end_ns = fake.now_ns;
+    c.listen = (char *)(uintptr_t) "0.0.0.0";
+    c.client_port = 7070;
+    assert_int_equal(run(&c, &em), 0);
+    assert_string_equal(fake_endpoint(CLIENTS), "tcp://0.0.0.0:7070");
+    assert_string_equal(fake_endpoint(WORKERS), "tcp://0.0.0.0:*");
+    assert_string_equal(script.client_endpoint, "tcp://10.0.0.5:7070");
+    assert_string_equal(script.results, "tcp://:7002");
+}
+
+/* Whichever send or receive fails, once, the loop goes on. */
+static void test_failing_once(void **state)
+{
+    static const int errors[] = {ERR_AGAIN, ERR_CLOSED, ERR_IO};
+    struct config c = config();
+    struct errmsg em;
+    for (uint32_t k = 1; k <= 20; k++)
+        for (int e = 0; e < 3; e++) {
+            (void)setup(state);
+            script.on_poll = beat;
+            script.end_ns = fake.now_ns + 10 * NS_PER_S;
+            fake.fail_send = k <= 10 ? k : 0;
+            fake.fail_recv = k > 10 ? k - 10 : 0;
+            fake.send_error = fake.recv_error = errors[e];
+            assert_int_equal(run(&c, &em), 0);
+            assert_true(script.n_from_worker >= 38);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_lost_time_reaches_the_core, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_heartbeats_are_answered, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_serving_worker_keeps_its_route, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_running_answers_go_on, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_keys_reach_the_core, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_open_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_addresses, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failing_once, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
