@@ -128,17 +128,23 @@ static const char *refuse(struct core *c, const struct verdict *v)
     for (uint32_t i = 0; i < c->cfg.n_stages; i++)
         if (itself || !differ[0] || !among(s, name_at(c, i)))
             fleet__blame_name(c, name_at(c, i), s->agreed && differ[0], text);
-    for (uint32_t i = 0; i < s->n_names && !s->agreed && !itself; i++)
+    bool first = v->n_times == 1 && !s->agreed && !itself; /* later it is their turn to show it */
+    for (uint32_t i = 0; i < s->n_names && first; i++)
         if (!in_generation(c, s->names[i])) fleet__blame_name(c, s->names[i], false, text);
     return text;
 }
 
-/* Whether the processes that computed a digest are all here: then they decide. One that was started
- * again may be another build, or on mended hardware. */
+/* Whether the processes that computed a digest are all here and able to compute it again: then they
+ * decide. One that was started again may be another build, or on mended hardware; one that ended a
+ * generation since may be broken altogether. */
 static bool all_present(struct core *c, const struct verdict *v)
 {
-    for (uint32_t i = 0; i < v->n_names; i++)
-        if (!fleet__find(c, v->instances[i])) return false;
+    for (uint32_t i = 0; i < v->n_names; i++) {
+        const struct worker *w = fleet__find(c, v->instances[i]);
+        if (!w) return false;
+        const struct record *x = &c->records[w->record];
+        if (x->n_lost && x->lost_ns[0] > v->seen_ns) return false;
+    }
     return true;
 }
 
