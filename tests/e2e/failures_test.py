@@ -1,21 +1,13 @@
 """What a lost worker, a stopped one, and a vanished client do, with real processes."""
-import json, os, re, signal, socket, subprocess, sys, tempfile, time, unittest
+import json, os, re, signal, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import LONG, MODEL, Cluster, Generation, Namespace, local, program, run
+from cluster import LONG, MODEL, Cluster, Generation, Namespace, free_ports, local, program, run
 from relay import Relay
 from threads import StoppedThread, compute_thread
 
 LONG_RUN = dict(tokens=4000, ignore_eos=True)
 WORKER_TIMEOUT_S, STEP_TIMEOUT_S = 1.5, 2  # the defaults of the cluster file
-
-
-def free_ports(n):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def running(n):

@@ -1,9 +1,9 @@
 """Programs as processes: descriptors that are closed, readers that go away, signals at any time, workers that
 end, and what `up` and `generate` take from the command line."""
-import json, os, re, shlex, signal, socket, subprocess, sys, tempfile, time, unittest
+import json, os, re, shlex, signal, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from cluster import MODEL, Cluster, local, program, run
+from cluster import MODEL, Cluster, free_ports, local, program, run
 
 SMALL = dict(workers=1, threads=1, kv_tokens=2048)
 
@@ -13,12 +13,6 @@ def closing(*fds):
         for fd in fds:
             os.close(fd)
     return close
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def read(path):
@@ -101,7 +95,7 @@ class ProcessTest(unittest.TestCase):
 
     def test_up_in_use(self):
         """Own keys are overridden; little is said; what to type next works; a worker that is killed comes back."""
-        port = free_port()
+        [port] = free_ports(1)
         name = os.path.basename(MODEL)
         with tempfile.TemporaryDirectory() as folder:
             odd = os.path.join(os.fsencode(folder), b"mod\xe8le\n" + os.fsencode(name))

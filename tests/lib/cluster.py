@@ -3,7 +3,7 @@
 Environment: FLOTILLA_BIN (folder of the programs), FLOTILLA_MODEL (the demo model), FLOTILLA_GEMMA,
 FLOTILLA_LLAMA_SOURCE (deploy/fetch.py), FLOTILLA_LONG.
 """
-import json, os, re, signal, subprocess, tempfile, time, urllib.request
+import json, os, re, signal, socket, subprocess, tempfile, time, urllib.request
 
 BIN = os.environ["FLOTILLA_BIN"]
 MODEL = os.environ["FLOTILLA_MODEL"]
@@ -32,6 +32,14 @@ def options(kw):
 
 def run(*words, prefix=(), **kw):
     return subprocess.run([*prefix, program("flotilla"), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=600, **kw)
+
+
+def free_ports(n):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
 
 
 class Namespace:
