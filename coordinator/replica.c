@@ -12,6 +12,7 @@
 
 #define PAUSE_FIRST_NS (100 * NS_PER_MS)
 #define PAUSE_MOST_NS (10 * NS_PER_S)
+#define PROBED_PAUSE_NS (2 * NS_PER_S) /* at the most, where only the probe's digest was wrong */
 
 struct epoch replica__epoch(const struct core *c)
 {
@@ -311,6 +312,9 @@ static void probed(struct core *c, uint64_t digest)
     const char *why = verdict__probe(c, digest);
     if (why) {
         replica__lose(c, false, why);
+        /* All could load and link: other workers are tried soon, and the wrong one is found. */
+        if (r->pause_ns > PROBED_PAUSE_NS) r->pause_ns = PROBED_PAUSE_NS;
+        r->retry_ns = c->now_ns + r->pause_ns;
         return;
     }
     enter(c, REPLICA_READY, "");

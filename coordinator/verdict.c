@@ -113,9 +113,31 @@ static void replace(struct core *c, uint32_t with)
     c->standing = with;
 }
 
-/* The workers of one side only are suspects; of a generation that contradicts itself, its own.
- * Where the standing digest was agreed on, those of the present generation are to blame for
- * certain. */
+/* Who may have computed a wrong digest, of the present generation and of the standing one:
+ *  - a generation that contradicts itself: all of it, each in turn a little more, so that each is
+ *    left out once where there are others;
+ *  - the standing digest was contradicted by its own workers, and this one is not: those of them
+ *    that are not in this generation;
+ *  - else the workers of one side only; those of the other side when this digest is new, since
+ *    later it is their turn to show it. Where the standing digest was agreed on, those of this
+ *    generation are to blame for certain. */
+static void blame(struct core *c, const struct verdict *v, const char *text)
+{
+    const struct verdict *s = &c->verdicts[c->standing];
+    bool itself = erratic(c, v), doubted = s->contradicted && !itself;
+    bool differs = names_of(c, v, s)[0] != 0;
+    uint32_t turn = c->replica.generation % c->cfg.n_stages;
+    for (uint32_t i = 0; i < c->cfg.n_stages && !doubted; i++) {
+        const char *name = name_at(c, i);
+        if (itself || !differs || !among(s, name))
+            fleet__blame_name(c, name, s->agreed && differs, text);
+        if (itself && i == turn) fleet__blame_name(c, name, false, text);
+    }
+    bool others = doubted || (v->n_times == 1 && !s->agreed && !itself);
+    for (uint32_t i = 0; i < s->n_names && others; i++)
+        if (!in_generation(c, s->names[i])) fleet__blame_name(c, s->names[i], false, text);
+}
+
 static const char *refuse(struct core *c, const struct verdict *v)
 {
     const struct verdict *s = &c->verdicts[c->standing];
@@ -124,13 +146,7 @@ static const char *refuse(struct core *c, const struct verdict *v)
         c,
         "the probe's logits differ: %s computed others than %s (broken hardware, or another build)",
         differ[0] ? differ : names_of(c, v, NULL), names_of(c, s, NULL));
-    bool itself = erratic(c, v);
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        if (itself || !differ[0] || !among(s, name_at(c, i)))
-            fleet__blame_name(c, name_at(c, i), s->agreed && differ[0], text);
-    bool first = v->n_times == 1 && !s->agreed && !itself; /* later it is their turn to show it */
-    for (uint32_t i = 0; i < s->n_names && first; i++)
-        if (!in_generation(c, s->names[i])) fleet__blame_name(c, s->names[i], false, text);
+    blame(c, v, text);
     return text;
 }
 
