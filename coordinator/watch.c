@@ -16,6 +16,7 @@
 #define LOAD_STILL_NS (120 * NS_PER_S) /* loading without a sign of progress */
 #define ASK_AGAIN_NS (1 * NS_PER_S)    /* an Assign that nobody speaks of is sent again */
 #define OVERDUE_FACTOR 5u              /* times the predicted time of a Step */
+#define IDLE_FACTOR 10u /* times the configured limit: a Step that does not arrive, at the most */
 /* The most that a Step may take while it moves: times the configured limit, and its own. */
 #define SLOW_FACTOR 30u
 #define SLOW_LIMITS 6u
@@ -92,6 +93,14 @@ static void lose_to(struct core *c, struct worker *w, const char *why)
     replica__lose(c, true, why);
 }
 
+/* A Step that is on its way, and a thread that waits for one, compute nothing: what Steps of its
+ * size took does not excuse them for longer than this. */
+static uint64_t idle_limit(const struct core *c, uint64_t limit_ns)
+{
+    uint64_t most_ns = IDLE_FACTOR * c->cfg.step_timeout_ns;
+    return limit_ns < most_ns ? limit_ns : most_ns;
+}
+
 /* The oldest Step is later than `limit`: the first stage that did not finish it is hung, or slow,
  * or the link to it is broken. `since_ns`: when the stage before was heard to have passed it on. */
 static void look_at_stage(struct core *c, uint32_t stage, const struct in_flight *f,
@@ -100,11 +109,13 @@ static void look_at_stage(struct core *c, uint32_t stage, const struct in_flight
     struct worker *w = replica__at(c, stage);
     const char *name = w->hello.name;
     uint64_t number = f->number, age_ns = c->now_ns - watch__begun_ns(&c->replica, f);
-    if (c->now_ns - w->moved_ns >= limit_ns) {
+    uint64_t idle_ns = idle_limit(c, limit_ns);
+    bool arrived = w->heartbeat.step_received >= number;
+    if (c->now_ns - w->moved_ns >= (arrived ? limit_ns : idle_ns)) {
         lose_to(c, w,
                 core__text(c, "Step %" PRIu64 " is overdue at worker %s: its compute thread hangs",
                            number, name));
-    } else if (w->heartbeat.step_received >= number) {
+    } else if (arrived) {
         if (age_ns < SLOW_FACTOR * c->cfg.step_timeout_ns || age_ns < SLOW_LIMITS * limit_ns)
             return;
         lose_to(c, w,
@@ -112,7 +123,7 @@ static void look_at_stage(struct core *c, uint32_t stage, const struct in_flight
                            "Step %" PRIu64
                            " is overdue at worker %s: it still computes after %" PRIu64 " s",
                            number, name, age_ns / NS_PER_S));
-    } else if (c->now_ns - since_ns >= limit_ns) {
+    } else if (c->now_ns - since_ns >= idle_ns) {
         const char *from = stage ? replica__at(c, stage - 1)->hello.name : "the coordinator";
         replica__link_failed(
             c, stage,
@@ -130,7 +141,8 @@ static void check_overdue(struct core *c)
     uint64_t limit_ns = predict(r, f->work.rows) * OVERDUE_FACTOR;
     if (r->state == REPLICA_PROBING) limit_ns = HUNG_NS;
     if (limit_ns < c->cfg.step_timeout_ns) limit_ns = c->cfg.step_timeout_ns;
-    if (c->now_ns < begun_ns + limit_ns) return;
+    uint64_t idle_ns = idle_limit(c, limit_ns);
+    if (c->now_ns < begun_ns + idle_ns) return;
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
         const struct worker *w = replica__at(c, i);
         if (w->heartbeat.step_done < f->number) {
@@ -139,7 +151,7 @@ static void check_overdue(struct core *c)
         }
         if (w->passed_ns > since_ns) since_ns = w->passed_ns;
     }
-    if (c->now_ns - since_ns >= limit_ns)
+    if (c->now_ns - since_ns >= idle_ns)
         replica__link_failed(
             c, c->cfg.n_stages,
             core__text(c, "Step %" PRIu64 " is overdue: the link from worker %s to the coordinator",

@@ -415,6 +415,7 @@ static void take_data(struct exec *e)
 static void *exec_main(void *arg)
 {
     struct exec *e = arg;
+    (void)pthread_setname_np(pthread_self(), "compute"); /* for who looks from outside */
     while (!atomic_load(&e->stop)) {
         struct net_poll items[] = {{.sock = e->pair},
                                    {.sock = e->in},

@@ -7,10 +7,10 @@ SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17
 
 
 def compute_thread(pid):
-    """A worker's: the first that is neither the main thread nor one of libzmq's."""
+    """A worker's, by its name; threads of its pool have the same, and came later."""
     for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
         with open(f"/proc/{pid}/task/{thread}/comm") as f:
-            if thread != pid and not f.read().startswith("ZMQ"):
+            if f.read() == "compute\n":
                 return thread
     raise LookupError(f"process {pid} has no compute thread")
 

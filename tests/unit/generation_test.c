@@ -162,6 +162,44 @@ static void test_plaintext(void **state)
 
 /* ---- limits ---- */
 
+/* However slow Steps were, one that does not arrive at a worker that turns idly is noticed soon: the
+ * link is to blame, and nothing was computed. */
+static void test_a_step_that_does_not_arrive(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    static const int32_t other[80] = {9};
+    k.window = 1;
+    k.rows_max = 64;
+    k.deadline_ns = 600 * NS_PER_S;
+    reopen(f, k);
+    (void)submit(f, 1, 1, 6);
+    struct msg_run_result runs[8];
+    uint64_t moves = 0;
+    for (int i = 0; i < 6; i++) { /* a second a row */
+        const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+        struct msg_result m = {.epoch = f->epoch, .number = a->step->number, .runs = runs};
+        m.n_runs = answers_of(a->step, runs);
+        f->now_ns += 1000 * MS;
+        speak(f, moves++, m.number, m.number);
+        (void)feed(f, (struct event){.type = EV_RESULT, .result = &m});
+    }
+    struct event e = request(2, 64, 2, PRIORITY_NORMAL);
+    e.submit.tokens = other;
+    (void)feed(f, e);
+    const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+    uint64_t number = a->step->number;
+    int waited_s = 0;
+    for (; waited_s < 120; waited_s++) {
+        speak(f, moves++, number - 1, number - 1);
+        struct actions now = tick(f, 1000);
+        if (!first(now, ACT_LINK_CLOSE)) continue;
+        assert_non_null(strstr(first(now, ACT_NOTE)->note, "link"));
+        break;
+    }
+    assert_in_range(waited_s, 2, 31);
+}
+
 /* One row takes a second; 64 rows take a minute, in one layer, and nobody is blamed. */
 static void test_large_steps(void **state)
 {
@@ -319,6 +357,7 @@ int main(void)
         TEST(test_slow_loads),
         TEST(test_loopback_for_another_host),
         TEST(test_plaintext),
+        TEST(test_a_step_that_does_not_arrive),
         TEST(test_large_steps),
         TEST(test_lost_time_counts_for_nobody),
         TEST(test_lost_time_after_a_wait),
