@@ -76,13 +76,6 @@ MUTANTS = [
     # ---- the loop, and what it makes of the cluster file
     m("stall-is-silence", LOOP, ".tick = {late > STALL_NS ? late : 0}};", ".tick = {0}};", "calls_test",
       "a coordinator that was stopped blames its workers and clients when it goes on"),
-    m("max-sequences-key", LOOP,
-      ".max_running = c->max_sequences && c->max_sequences < c->max_requests ? c->max_sequences\n"
-      "                                                                              : c->max_requests,",
-      ".max_running = c->max_requests,", "calls_test", "max_sequences has no effect"),
-    m("max-per-client-key", LOOP, ".max_per_client = c->max_per_client ? c->max_per_client : c->max_requests,",
-      ".max_per_client = c->max_requests,", "calls_test", "max_per_client does not reach the core"),
-    m("prefix-cache-key", LOOP, ".share = c->prefix_cache,", ".share = true,", "calls_test", "prefix_cache: false has no effect"),
     # ---- texts
     m("first-come", TEXT, "    if (line->jobs.first)\n        append_line(r, line);", "    if (line->jobs.first)\n        line->next = r->first, r->first = line, r->end = line->next ? r->end : &line->next;",
       "textjob_test", "one client's texts all come first"),

@@ -75,8 +75,8 @@ MUTANTS = [
     dict(name="tables-unbounded", file="coordinator/room.c",
          old="    if (costs->table_bytes && tables < spare.pages) spare = close;\n", new="", tests="room_test",
          why="the coordinator's tables may be larger than its memory"),
-    dict(name="old-figures", file="coordinator/replica.c", old="    w->memory = m->memory;\n    if (!m->has_epoch",
-         new="    if (!m->has_epoch", tests="room_test", why="only what a worker told at first counts"),
+    dict(name="old-figures", file="coordinator/watch.c", old="    w->memory = m->memory;\n",
+         new="", tests="room_test", why="only what a worker told at first counts"),
     # The cluster file.
     dict(name="tags-read", file="common/io/conf.c",
          old="    if (r->event.data.scalar.anchor || r->event.data.scalar.tag)\n        return fail(r, k->name",
