@@ -10,12 +10,17 @@ Ends with one line, and with status 1 when a fault survives without a reason, wh
 substitution does not apply, or when a mutant does not build. Every set of tests first runs on the unchanged copy, where it
 must pass.
 """
-import argparse, glob, importlib.util, os, queue, re, shutil, subprocess, sys, tempfile, threading
+import argparse, glob, importlib.util, os, queue, re, resource, shutil, subprocess, sys, tempfile, threading
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 MOST_SURVIVORS = 0.05
 SECONDS = 900  # of one test; a fault that makes it hang is noticed
+MEMORY_BYTES = 8 << 30  # of one process; a fault that makes it take all there is takes nobody else's
+
+
+def bound_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
 def load(only):
@@ -75,8 +80,8 @@ class Tree:
         # Without what other forms add: the mutants are measured against the short form.
         env = {**os.environ, "FLOTILLA_LONG": ""}
         r = subprocess.run(["ctest", "--test-dir", self.build, "--timeout", str(SECONDS), "--no-tests=error", "--output-on-failure",
-                            "-R", "^(" + "|".join(map(re.escape, names)) + ")$"], env=env, stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT, text=True)
+                            "-R", "^(" + "|".join(map(re.escape, names)) + ")$"], env=env, preexec_fn=bound_memory,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         missing = [n for n in names if not re.search(rf"Test +#\d+: {re.escape(n)} ", r.stdout)]
         if missing:
             return 2, f"no such test: {', '.join(missing)}\n{r.stdout}"
