@@ -3,10 +3,10 @@
  *
  * Faults belong to a worker's name: a worker that crashes and is started again is the same risk. A
  * certain fault counts two, a suspicion (one of the two ends of a link) one, and each minute of
- * service takes one and a quarter of the rest away. A plan takes the workers with the fewest faults; a name that never served
- * counts like one with a suspicion, so that a stranger comes last and is still tried before a
- * worker that failed for certain. Only among equals does it matter who holds a stage's layers
- * already.
+ * service takes one and a quarter of the rest away. A plan takes the workers with the fewest
+ * faults; a name that never served counts like one with a suspicion, so that a stranger comes last
+ * and is still tried before a worker that failed for certain. Only among equals does it matter who
+ * holds a stage's layers already.
  *
  * A worker that is to blame FLEET_LOSSES times in ten minutes is held down: it is not planned with
  * for a while, which doubles each time. So it is tried again for ever, but never in a tight loop.
@@ -71,7 +71,7 @@ static void hold_down(struct core *c, struct record *x)
                                                  : HOLD_MOST_NS;
     x->held_until_ns = c->now_ns + x->hold_ns;
     core__note_loss(c, "worker %s is held down for %" PRIu64 " s: to blame %u times in ten minutes",
-               x->name, x->hold_ns / NS_PER_S, FLEET_LOSSES);
+                    x->name, x->hold_ns / NS_PER_S, FLEET_LOSSES);
 }
 
 static void count_loss(struct core *c, struct record *x)

@@ -1,9 +1,9 @@
 """Many requests at once: one answer whatever runs beside it, pages shared and given back, nothing lost
 when workers die, nothing without bound."""
-import collections, json, os, random, signal, socket, sys, tempfile, time, unittest, urllib.error, urllib.request
+import collections, json, os, random, signal, sys, tempfile, time, unittest, urllib.error, urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import GEMMA, LONG, Cluster, Generation, local, run
+from cluster import GEMMA, LONG, Cluster, Generation, free_ports, local, run
 from relay import Relay
 
 SYSTEM = "You are a careful assistant who answers in short sentences and never repeats a question. " * 64  # 1,025 tokens
@@ -207,7 +207,7 @@ class Serve(unittest.TestCase):
 
     def test_metrics(self):
         """What Prometheus reads equals what the clients counted; workers have figures of their own."""
-        port = free_port()
+        port = free_ports(1)[0]
         with Cluster(workers=1, threads=1, kv_tokens=4096) as c:
             spare = c.worker("spare", threads=1, metrics=f"127.0.0.1:{port}")
             answers = [g.result() for g in [c.start(f"{i} " * 20, tokens=i % 7 + 1, ignore_eos=True) for i in range(100)]]
@@ -271,11 +271,6 @@ class Serve(unittest.TestCase):
                 slow.result()
             m = c.metrics()
             self.assertEqual(m['flotilla_answers_total{status="1"}'], 2)  # both were cancelled
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return s.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -83,12 +83,12 @@ static void log_many(int said)
 {
     log_program("many");
     log_open();
-    for (int i = 0; i < MANY; i++) log_info("line %d of a log that nobody reads for now", i);
+    for (int i = 0; i < MANY; i++) log_info("line %d of a log that is not read yet", i);
     (void)!write(said, "x", 1);
     char go;
     while (read(STDIN_FILENO, &go, 1) < 0) continue;
     for (int i = 0; i < LATER; i++) { /* a little of the log has been read again */
-        log_info("line %d of a log that nobody reads for now", MANY + i);
+        log_info("line %d of a log that is not read yet", MANY + i);
         (void)poll(NULL, 0, 1);
     }
     (void)!write(said, "x", 1);
@@ -422,7 +422,7 @@ static void share_a_core(int said)
     (void)sched_setaffinity(0, sizeof one, &one);
     bool right = pool_open(4, &w.pool, &em) == 0;
     unsigned least = 4, jobs = 0;
-    for (; right && least > 1 && jobs < 100; jobs++) {
+    for (; right && least > 1 && jobs < 1000; jobs++) {
         pool_run(w.pool, burn_all, &w);
         if (pool_waits(w.pool).active < least) least = pool_waits(w.pool).active;
     }
