@@ -2,10 +2,11 @@
 
     tests/bench/before.py OLD_BIN      the older build's folder of programs (build/bin of a checkout)
 
-The engine alone (prefill of 512, decode) on both demo models, and a cluster of two workers with one thread each, one of each
-build, both up for the whole run: one stream, 16 clients, and prompts of 512 tokens. Each line is new / old, at least 0.98.
+The engine alone (prefill of 256, decode of 64) on both demo models, and a cluster of two workers with one thread each, one of
+each build, both up for the whole run: one stream, 16 clients, and prompts of 512 tokens. Each line is new / old, at least 0.98.
+Samples are short and pairs many: what else a shared machine does then falls on both alike.
 """
-import argparse, itertools, os, subprocess, sys
+import argparse, itertools, os, re, subprocess, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from ratio import BIN, CACHE, MODEL, compare, finish, run_json
@@ -51,19 +52,21 @@ class Up:
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("old")
-    p.add_argument("--pairs", type=int, default=7)
+    p.add_argument("--pairs", type=int, default=21)
+    p.add_argument("--only", default="", help="lines whose title matches this expression")
     p.add_argument("--out", default="")
     o = p.parse_args()
     results = []
 
     def pair(title, of):
-        results.append(compare(title, lambda: of(new), lambda: of(old), FIGURE, o.pairs))
+        if re.search(o.only, title):
+            results.append(compare(title, lambda: of(new), lambda: of(old), FIGURE, o.pairs))
 
     new, old = BIN, o.old
     for name, model in (("SmolLM2", MODEL), ("Gemma 3", GEMMA)):
         for threads in (1, 2):
-            pair(f"{name}, {threads} threads, prefill 512", lambda b: engine(b, model, threads, 512, 0))
-            pair(f"{name}, {threads} threads, decode 128", lambda b: engine(b, model, threads, 0, 128))
+            pair(f"{name}, {threads} threads, prefill 256", lambda b: engine(b, model, threads, 256, 0))
+            pair(f"{name}, {threads} threads, decode 64", lambda b: engine(b, model, threads, 0, 64))
     with Up(BIN) as new, Up(o.old) as old:
         # New and old of a pair get the same prompts, which no request before them had.
         for title, clients, requests, prompt, tokens in (("one stream", 1, 1, 16, 256), ("16 clients", 16, 32, 32, 64),

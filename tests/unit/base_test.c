@@ -1,5 +1,6 @@
 #include "common/base/arena.h"
 #include "common/base/buf.h"
+#include "common/base/check.h"
 #include "common/base/cores.h"
 #include "common/base/cursor.h"
 #include "common/base/err.h"
@@ -14,10 +15,14 @@
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -382,6 +387,43 @@ static void test_opts(void **state)
     }
 }
 
+/* Runs CHECK(pages > least) in a process of its own: its wait status, and what it wrote to stderr.
+ */
+static int run_check(int pages, int least, char *ret_text, size_t size)
+{
+    int pipe_fd[2], status;
+    assert_int_equal(pipe(pipe_fd), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        (void)dup2(pipe_fd[1], STDERR_FILENO);
+        CHECK(pages > least);
+        _exit(0);
+    }
+    (void)close(pipe_fd[1]);
+    size_t n = 0;
+    for (ssize_t got; n < size - 1 && (got = read(pipe_fd[0], ret_text + n, size - 1 - n)) > 0;)
+        n += (size_t)got;
+    ret_text[n] = 0;
+    (void)close(pipe_fd[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return status;
+}
+
+static void test_check(void **state)
+{
+    (void)state;
+    char text[8192];
+    int status = run_check(1, 0, text, sizeof text);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_string_equal(text, "");
+    status = run_check(0, 0, text, sizeof text);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    assert_non_null(strstr(text, "base_test.c:"));
+    assert_non_null(strstr(text, "run_check: CHECK(pages > least) failed\n"));
+    assert_non_null(strstr(strchr(text, '\n') + 1, "base_test")); /* a frame of the trace */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -392,7 +434,7 @@ int main(void)
         cmocka_unit_test(test_fmath),         cmocka_unit_test(test_pool),
         cmocka_unit_test(test_pool_cores),    cmocka_unit_test(test_stats_buckets),
         cmocka_unit_test(test_stats_figures), cmocka_unit_test(test_stats_threads),
-        cmocka_unit_test(test_opts),
+        cmocka_unit_test(test_opts),          cmocka_unit_test(test_check),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
