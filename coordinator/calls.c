@@ -593,6 +593,12 @@ static int check_size(const struct shell *s, struct net_frame body, struct errms
     return 0;
 }
 
+/* Why a body could not be read: it is malformed, or there was no memory for it. */
+static enum status unread(const struct shell *s)
+{
+    return s->body_arena.starved ? STATUS_RESOURCE_EXHAUSTED : STATUS_INVALID_ARGUMENT;
+}
+
 static void generate(struct shell *s, const struct msg_call *h, const struct route *from,
                      struct net_frame body)
 {
@@ -601,9 +607,12 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
     enum status status = STATUS_INVALID_ARGUMENT;
     struct call *c = find(s, h->client, h->call);
     const char *why = em.text;
-    if (check_size(s, body, &em) == 0 &&
-        wire_get_generate(body.data, body.bytes, &s->body_arena, &g, &em) == 0)
-        why = check_generate(s, &g, &status);
+    if (check_size(s, body, &em) == 0) {
+        if (wire_get_generate(body.data, body.bytes, &s->body_arena, &g, &em) == 0)
+            why = check_generate(s, &g, &status);
+        else
+            status = unread(s);
+    }
     if (why) {
         char text[LIMIT_TEXT_BYTES];
         (void)snprintf(text, sizeof text,
@@ -663,7 +672,7 @@ static void tokenize(struct shell *s, const struct msg_call *h, const struct rou
     const char *text;
     bool special;
     if (wire_get_tokenize(body.data, body.bytes, &s->body_arena, &text, &special, &em) < 0) {
-        answer(s, from, h->call, STATUS_INVALID_ARGUMENT, em.text, NULL);
+        answer(s, from, h->call, unread(s), em.text, NULL);
         return;
     }
     struct call *c = new_call(s, h, from, 0);
@@ -705,7 +714,11 @@ void calls__text_done(struct shell *s, struct textjob *job)
     struct call *c = by_request(s, job->id);
     if (!c || c->ended) return;
     c->text_waits = false;
-    if (job->rc < 0) {
+    if (job->rc == ERR_NOMEM) {
+        char text[LIMIT_TEXT_BYTES];
+        (void)snprintf(text, sizeof text, "no memory for %.400s", job->em.text);
+        end(s, c, STATUS_RESOURCE_EXHAUSTED, text, 1000);
+    } else if (job->rc < 0) {
         end(s, c, STATUS_INVALID_ARGUMENT, job->em.text, 0);
     } else if (c->n_answers) {
         c->prompt = job->tokens;
@@ -722,7 +735,7 @@ static void cancel_call(struct shell *s, const struct msg_call *h, const struct 
     struct errmsg em = {0};
     uint64_t id;
     if (wire_get_cancel(body.data, body.bytes, &s->body_arena, &id, &em) < 0) {
-        answer(s, from, h->call, STATUS_INVALID_ARGUMENT, em.text, NULL);
+        answer(s, from, h->call, unread(s), em.text, NULL);
         return;
     }
     struct call *c = find(s, h->client, id);
@@ -740,7 +753,7 @@ static void ping(struct shell *s, const struct msg_call *h, const struct route *
     const uint64_t *ids;
     uint32_t n, n_unknown = 0;
     if (wire_get_ping(body.data, body.bytes, &s->body_arena, &ids, &n, &em) < 0) {
-        answer(s, from, h->call, STATUS_INVALID_ARGUMENT, em.text, NULL);
+        answer(s, from, h->call, unread(s), em.text, NULL);
         return;
     }
     uint64_t *unknown = mem_alloc((n + 1) * sizeof *unknown);

@@ -166,6 +166,7 @@ struct core {
     struct record records[FLEET_NAMES];
     struct verdict verdicts[VERDICTS];
     uint32_t standing;   /* the verdict that generations are held to, or VERDICTS: none yet */
+    uint32_t n_erratic;  /* generations whose workers had computed another digest before */
     struct asked *asked; /* window x LIMIT_STEP_RUNS: of the Steps in flight, by their number */
     char *status_text;   /* LIMIT_TEXT_BYTES: what core_status points to */
     struct replica replica;

@@ -5,9 +5,10 @@
  * The first digest stands until it is contradicted by better evidence: another one that two
  * generations agree on that were not made of the same workers. A digest that nobody else has
  * confirmed also gives way to one that comes VERDICT_TURNS times, over some time, where the
- * processes that computed it are not all there to do so again, or did and computed another: a
- * cluster whose first worker was broken must not stand still once that one is gone, mended or
- * caught. A digest that was agreed on gives way only to another that is. */
+ * processes that computed it are not all there to do so again, or did and computed another; or
+ * twice as often, where they are there and have not computed it since, as one of them is not
+ * reached. So a cluster whose first worker was broken does not stand still once that one is gone,
+ * mended or caught. A digest that was agreed on gives way only to another that is. */
 #include "coordinator/core_state.h"
 
 #include "common/base/clock.h"
@@ -17,6 +18,8 @@
 
 #define VERDICT_TURNS 3u
 #define VERDICT_NS (10 * NS_PER_S) /* time for another worker to come and decide */
+/* Both times this, where those who may decide are here and do not get to compute again. */
+#define VERDICT_PATIENCE 2u
 
 static bool among(const struct verdict *v, const char *name)
 {
@@ -116,24 +119,25 @@ static void replace(struct core *c, uint32_t with)
 /* Who may have computed a wrong digest, of the present generation and of the standing one:
  *  - a generation that contradicts itself: all of it, each in turn a little more, so that each is
  *    left out once where there are others;
- *  - the standing digest was contradicted by its own workers, and this one is not: those of them
- *    that are not in this generation;
+ *  - the standing digest was contradicted by its own workers, and this one is not: nobody yet. The
+ *    same workers are tried again, and either repeat this digest or contradict themselves too;
  *  - else the workers of one side only; those of the other side when this digest is new, since
  *    later it is their turn to show it. Where the standing digest was agreed on, those of this
  *    generation are to blame for certain. */
 static void blame(struct core *c, const struct verdict *v, const char *text)
 {
     const struct verdict *s = &c->verdicts[c->standing];
-    bool itself = erratic(c, v), doubted = s->contradicted && !itself;
-    bool differs = names_of(c, v, s)[0] != 0;
-    uint32_t turn = c->replica.generation % c->cfg.n_stages;
-    for (uint32_t i = 0; i < c->cfg.n_stages && !doubted; i++) {
+    bool itself = erratic(c, v), differs = names_of(c, v, s)[0] != 0;
+    if (s->contradicted && !itself) return;
+    if (itself) c->n_erratic++;
+    uint32_t turn = c->n_erratic % c->cfg.n_stages;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
         const char *name = name_at(c, i);
         if (itself || !differs || !among(s, name))
             fleet__blame_name(c, name, s->agreed && differs, text);
         if (itself && i == turn) fleet__blame_name(c, name, false, text);
     }
-    bool others = doubted || (v->n_times == 1 && !s->agreed && !itself);
+    bool others = v->n_times == 1 && !s->agreed && !itself;
     for (uint32_t i = 0; i < s->n_names && others; i++)
         if (!in_generation(c, s->names[i])) fleet__blame_name(c, s->names[i], false, text);
 }
@@ -178,9 +182,12 @@ const char *verdict__probe(struct core *c, uint64_t digest)
     struct verdict *s = &c->verdicts[c->standing];
     s->contradicted |= only_of(c, s);
     if (v->n_times++ == 0) v->since_ns = c->now_ns;
-    bool again = v->n_times >= VERDICT_TURNS && c->now_ns - v->since_ns >= VERDICT_NS;
-    bool decides = all_present(c, s) && !s->contradicted;
-    if (!v->agreed && (s->agreed || !again || decides)) return refuse(c, v);
+    /* Those who computed the standing digest may decide. As this digest is held against others, it
+     * is their turn before long; what they cannot do then, they do not decide. */
+    uint32_t turns = all_present(c, s) && !s->contradicted ? VERDICT_PATIENCE : 1;
+    bool again =
+        v->n_times >= turns * VERDICT_TURNS && c->now_ns - v->since_ns >= turns * VERDICT_NS;
+    if (!v->agreed && (s->agreed || !again)) return refuse(c, v);
     replace(c, at);
     return NULL;
 }

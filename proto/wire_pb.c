@@ -37,7 +37,10 @@ void *wire__unpack(const ProtobufCMessageDescriptor *type, const void *data, siz
     a->budget = n * LIMIT_UNPACK_FACTOR + 65536;
     ProtobufCAllocator alloc = {pb_alloc, pb_free, a};
     void *m = protobuf_c_message_unpack(type, &alloc, n, data);
-    if (!m) (void)err_set(em, ERR_PROTO, "%s: malformed", type->short_name);
+    if (!m && a->starved)
+        (void)err_set(em, ERR_NOMEM, "no memory to read a %s", type->short_name);
+    else if (!m)
+        (void)err_set(em, ERR_PROTO, "%s: malformed", type->short_name);
     return m;
 }
 

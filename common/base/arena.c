@@ -23,7 +23,10 @@ void *arena_alloc(struct arena *a, size_t bytes)
     if (!a->at || a->at->size - a->at->used < want) {
         size_t size = want > CHUNK_BYTES ? want : CHUNK_BYTES;
         struct arena_chunk *c = mem_try(sizeof *c + size);
-        if (!c) return NULL;
+        if (!c) {
+            a->starved = true;
+            return NULL;
+        }
         *c = (struct arena_chunk){.size = size};
         if (a->at) {
             c->next = a->at->next;
@@ -65,6 +68,7 @@ void arena_reset(struct arena *a)
     }
     a->at = a->first;
     a->used = 0;
+    a->starved = false;
     if (a->at) a->at->used = 0;
 }
 

@@ -4,6 +4,7 @@
 #ifndef FLOTILLA_BASE_ARENA_H
 #define FLOTILLA_BASE_ARENA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #define ARENA_KEEP_BYTES ((size_t)4 << 20)
@@ -12,6 +13,7 @@ struct arena {
     struct arena_chunk *first, *at; /* private */
     size_t used;                    /* private: bytes handed out since the last reset */
     size_t budget;                  /* public: set before use, and at any reset */
+    bool starved; /* public, to read: since the last reset the machine had no memory for more */
 };
 
 /* 16-byte aligned, not zeroed, valid until reset; NULL above the budget or without memory. */

@@ -22,8 +22,10 @@
 #define AWAY_NS 500000
 /* A thread that is woken runs within this time, if there is a core for it. */
 #define PROMPT_NS 200000
-/* How much of its time in jobs a thread may lack a core before the team is made smaller. */
-#define LOST_SHARE 4
+/* The team waits for each of its threads. Where one after the other lacks a core, in all for the
+ * share S of the time, n threads do the work of n (1 - S): above this share half as many do more.
+ */
+#define LOST_SHARE 2 /* S is 1 / LOST_SHARE */
 /* The job word is a count of jobs and, in its lowest bits, how many threads the job is for: 0 ends
  * the pool. A thread that has no part in a job reads nothing else, as the next one may be written
  * by then. */
@@ -42,12 +44,13 @@ struct pool {
     struct gate_word job;     /* a change wakes the team */
     struct gate_word barrier; /* counts barriers passed */
     _Alignas(64) atomic_uint arrived;
-    atomic_bool crowded; /* a thread lacked a core */
+    _Atomic uint64_t away_ns; /* what threads lacked a core in jobs, summed up; thread 0 takes it */
     pool_fn fn; /* written before `job` changes, read by its threads, like the next three */
     void *arg;
     unsigned n_active; /* threads of this job */
     bool pinned;
-    bool claimed; /* what follows is thread 0's */
+    bool claimed;    /* what follows is thread 0's */
+    uint64_t job_ns; /* of the jobs since it last looked at away_ns */
     uint64_t grow_ns, grown_ns, pause_ns, n_shrunk;
     unsigned n_threads;
     pthread_t *threads;
@@ -56,7 +59,7 @@ struct pool {
         unsigned idx;
         bool pinned;
         uint64_t spin_ns;                    /* how long it spins at a barrier */
-        uint64_t job_ns, slept_ns, away_ns;  /* of the jobs since it last looked */
+        uint64_t slept_ns, late_ns;          /* in this job */
         _Atomic uint64_t spun, slept, looks; /* written by this thread, read by the owner */
     } * members;
 };
@@ -148,7 +151,7 @@ void pool_barrier(struct pool *p)
     count(&m->slept, w.slept);
     count(&m->looks, w.looks);
     m->slept_ns += w.ns;
-    if (w.late_ns > PROMPT_NS) m->away_ns += w.late_ns;
+    if (w.late_ns > PROMPT_NS) m->late_ns += w.late_ns;
     adapt_spin(m, &w);
 }
 
@@ -163,14 +166,13 @@ static uint64_t computed_ns(void)
 
 /* A thread's time in a job is what it computed, what it slept, and what it lacked a core: other
  * processes had it. */
-static void look(struct member *m, uint64_t job_ns, uint64_t cpu_ns)
+static void count_away(struct member *m, uint64_t job_ns, uint64_t cpu_ns)
 {
-    m->job_ns += job_ns;
-    m->away_ns += job_ns > cpu_ns + m->slept_ns ? job_ns - cpu_ns - m->slept_ns : 0;
-    m->slept_ns = 0;
-    if (m->job_ns < POOL_LOOK_NS) return;
-    if (m->away_ns > m->job_ns / LOST_SHARE) atomic_store(&m->pool->crowded, true);
-    m->job_ns = m->away_ns = 0;
+    uint64_t away = m->late_ns, known = cpu_ns + m->slept_ns;
+    if (job_ns > known) away += job_ns - known;
+    m->slept_ns = m->late_ns = 0;
+    if (away) atomic_fetch_add_explicit(&m->pool->away_ns, away, memory_order_relaxed);
+    if (m->idx == 0) m->pool->job_ns += job_ns;
 }
 
 static void run_job(struct member *m)
@@ -188,7 +190,7 @@ static void run_job(struct member *m)
     uint64_t start = clock_ns(), cpu = computed_ns();
     p->fn(p->arg, m->idx, p->n_active);
     pool_barrier(p);
-    look(m, clock_ns() - start, computed_ns() - cpu);
+    count_away(m, clock_ns() - start, computed_ns() - cpu);
 }
 
 static void *member_main(void *arg)
@@ -211,17 +213,25 @@ static void start_job(struct pool *p, unsigned n)
     word_set(&p->job, (count + 1) << PART_BITS | n);
 }
 
-/* Where a thread lacked a core, half as many threads do the next jobs, on any core. After a pause
- * in which none did, twice as many; the whole team is pinned again. The pause doubles when the
- * larger team lacked cores at once. */
+static bool crowded(struct pool *p)
+{
+    if (p->job_ns < POOL_LOOK_NS) return false;
+    uint64_t away = atomic_exchange_explicit(&p->away_ns, 0, memory_order_relaxed);
+    bool lost = away > p->job_ns / LOST_SHARE;
+    p->job_ns = 0;
+    return lost;
+}
+
+/* Where threads lack cores, half as many do the next jobs, on any core. After a pause in which none
+ * did, twice as many; the whole team is pinned again. The pause doubles when the larger team lacked
+ * cores at once. */
 static void size_team(struct pool *p)
 {
-    if (atomic_load_explicit(&p->crowded, memory_order_relaxed)) {
+    if (crowded(p)) {
         uint64_t now = clock_ns();
         bool at_once = p->grown_ns && now - p->grown_ns < POOL_PAUSE_NS;
         p->pause_ns = at_once ? p->pause_ns * 2 : POOL_PAUSE_NS;
         if (p->pause_ns > POOL_PAUSE_MOST_NS) p->pause_ns = POOL_PAUSE_MOST_NS;
-        atomic_store(&p->crowded, false);
         p->n_shrunk++;
         p->n_active = (p->n_active + 1) / 2;
         p->pinned = false;

@@ -17,10 +17,10 @@
  *
  * Where other processes have the cores, a team that waits for its slowest thread is slower than one
  * thread: beside eight busy processes on two cores two threads decoded 6 tokens/s and one 20. Each
- * thread therefore measures how long it lacked a core in its jobs. If that was more than a quarter
- * of POOL_LOOK_NS, half as many threads do the next jobs, down to one, and the team is not pinned;
- * after POOL_PAUSE_NS without such a lack twice as many. The rows that a job computes do not depend
- * on the number of threads, which `fn` is told anew each time.
+ * thread therefore measures how long it lacked a core in its jobs. If all of them together lacked
+ * one for more than half of POOL_LOOK_NS, half as many threads do the next jobs, down to one, and
+ * the team is not pinned; after POOL_PAUSE_NS without such a lack twice as many. The rows that a
+ * job computes do not depend on the number of threads, which `fn` is told anew each time.
  *
  * Owned by the thread that calls pool_open, pool_run and pool_close; it stays pinned in between. */
 #ifndef FLOTILLA_BASE_POOL_H
@@ -34,8 +34,8 @@
 #define POOL_SPIN_NS 50000
 #define POOL_SPIN_LEAST_NS 1000
 #define POOL_IDLE_SPIN_NS 5000
-#define POOL_LOOK_NS UINT64_C(50000000)
-#define POOL_PAUSE_NS UINT64_C(1000000000)
+#define POOL_LOOK_NS UINT64_C(200000000)
+#define POOL_PAUSE_NS UINT64_C(250000000)
 #define POOL_PAUSE_MOST_NS UINT64_C(16000000000)
 #define POOL_THREADS_MAX 256
 

@@ -117,4 +117,7 @@ MUTANTS = [
       "values that equal a bound are counted above it"),
     m("label-in-a-character", PROM, "        if (bytes >= size - n) break;", "        if (bytes >= size - n) bytes = size - n - 1;\n        if (!bytes) break;", "metrics_test",
       "a label is cut inside a character"),
+    dict(name="no-memory-is-malformed", file="coordinator/calls.c",
+         old="return s->body_arena.starved ? STATUS_RESOURCE_EXHAUSTED : STATUS_INVALID_ARGUMENT;", new="return STATUS_INVALID_ARGUMENT;",
+         tests="calls_test", why="a client is told that its message is malformed where this machine has no memory to read it"),
 ]

@@ -196,7 +196,7 @@ MUTANTS = [
          old="    if (known && v->n_names > known) v->agreed = true;", new="    if (known) v->agreed = true;", tests=FLEET,
          why="the same workers confirm themselves"),
     dict(name="locked-out-by-a-digest", file="coordinator/verdict.c",
-         old="(s->agreed || !again || decides)", new="true", tests=FLEET,
+         old="(s->agreed || !again)", new="true", tests=FLEET,
          why="a newcomer is locked out by a digest that nobody confirms"),
     dict(name="idle-like-slow", file="coordinator/watch.c",
          old="    return limit_ns < most_ns ? limit_ns : most_ns;", new="    return limit_ns;", tests="generation_test",
@@ -207,4 +207,7 @@ MUTANTS = [
     dict(name="oldest-digest-kept", file="coordinator/verdict.c",
          old="c->verdicts[i].seen_ns < c->verdicts[at].seen_ns", new="c->verdicts[i].seen_ns > c->verdicts[at].seen_ns",
          tests="replica_test sim_test", why="the digest that was just computed is forgotten first"),
+    dict(name="absent-pair-decides", file="coordinator/verdict.c",
+         old="v->n_times >= turns * VERDICT_TURNS &&", new="turns == 1 && v->n_times >= VERDICT_TURNS &&",
+         tests="replica_test", why="a digest whose workers no longer reach each other stands for ever"),
 ]

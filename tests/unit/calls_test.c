@@ -8,6 +8,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -698,6 +699,54 @@ static void test_itl(void **state)
     world_close(w);
 }
 
+/* ---- memory ---- */
+
+/* The allocation that fails, counted down by all threads; 0: none does. */
+static atomic_uint fails_in;
+
+void *__real_mem_try(size_t bytes);
+void *__wrap_mem_try(size_t bytes);
+
+void *__wrap_mem_try(size_t bytes)
+{
+    unsigned left = atomic_load(&fails_in);
+    while (left && !atomic_compare_exchange_weak(&fails_in, &left, left - 1)) {
+    }
+    return left == 1 ? NULL : __real_mem_try(bytes);
+}
+
+/* Whichever allocation of a call fails, the call ends with a reason, nothing of it is left, and the
+ * next call is answered. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 64\n");
+    uint64_t call = 1;
+    for (unsigned nth = 1;; nth++, call += 2) {
+        struct msg_generate g = world_ask(0, 2);
+        g.prompt = "a b c";
+        g.samples = 2;
+        atomic_store(&fails_in, nth);
+        world_generate(w, 0, CLIENT, call, 0, &g);
+        world_turn(w);
+        if (!world_seen(w, call)->ended) world_wait_text(w);
+        world_run(w, 100);
+        unsigned left = atomic_exchange(&fails_in, 0);
+        if (left) {
+            world_expect_end(w, call, STATUS_OK, "");
+            assert_in_range(nth, 5, 100); /* the text, and two arrays for each answer */
+            break;
+        }
+        world_expect_end(w, call, STATUS_RESOURCE_EXHAUSTED, "memory");
+        world_expect_idle(w);
+        world_ask_tokens(w, call + 1, 3, 2);
+        world_run(w, 100);
+        world_expect_end(w, call + 1, STATUS_OK, "");
+    }
+    world_expect_idle(w);
+    world_close(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -731,6 +780,7 @@ int main(void)
         cmocka_unit_test(test_cancel_while_tokenised),
         cmocka_unit_test(test_a_refused_send),
         cmocka_unit_test(test_itl),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

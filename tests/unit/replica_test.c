@@ -724,6 +724,29 @@ static void test_a_digest_that_nobody_repeats(void **state)
     drop_fleet(f);
 }
 
+/* Two of four workers serve. One is lost, then another; meanwhile one computes another digest each
+ * time from now on. Whichever they are: two others serve soon. */
+static void test_an_erratic_worker_is_left_out(void **state)
+{
+    (void)state;
+    for (uint32_t bad = 1; bad <= 4; bad++)
+        for (uint32_t lost = 0; lost < 16; lost++) {
+            struct fleet *f = make_fleet(fleet_config());
+            for (uint32_t i = 1; i <= 4; i++) join(f, i, FINE);
+            (void)ready_in(f, 60000);
+            f->m[bad].digest = ERRATIC;
+            for (uint32_t i = 0; i < 2; i++) {
+                struct member *x = &f->m[1 + (lost >> 2 * i) % 4];
+                x->there = false;
+                x->back_ns = f->now_ns + 2000 * MS;
+                pass(f, 1600 + 100 * lost);
+            }
+            (void)ready_in(f, 60000);
+            if (f->generations > 1) assert_true(f->at[0] != bad && f->at[1] != bad);
+            drop_fleet(f);
+        }
+}
+
 /* Nobody else is there to decide, and the first worker is gone for good: the newcomer serves after
  * some pauses. */
 static void test_no_worker_is_locked_out(void **state)
@@ -739,6 +762,26 @@ static void test_no_worker_is_locked_out(void **state)
     pass(f, 10000);
     assert_false(is_ready(f));
     assert_in_range(ready_in(f, 60000), 0, 10000);
+    assert_serves(f, 1, 3);
+    drop_fleet(f);
+}
+
+/* The first digest was wrong, and those who computed it are there but no longer reach each other:
+ * they cannot repeat it, and give way to what the others compute again and again. */
+static void test_an_unreachable_pair_decides_nothing(void **state)
+{
+    (void)state;
+    struct fleet *f = make_fleet(fleet_config());
+    f->m[2].digest = 6;
+    join(f, 1, FINE);
+    join(f, 2, FINE);
+    (void)ready_in(f, 2000);
+    f->m[2].mode = UNREACHABLE;
+    join(f, 3, FINE);
+    say(f, 1, (struct msg_from_worker){.type = FROM_FAULT, .text = "it happens"});
+    pass(f, 10000);
+    assert_false(is_ready(f));
+    (void)ready_in(f, 110000);
     assert_serves(f, 1, 3);
     drop_fleet(f);
 }
@@ -812,7 +855,9 @@ int main(void)
         cmocka_unit_test(test_a_wrong_digest_names_its_worker),
         cmocka_unit_test(test_the_first_digest_is_no_dogma),
         cmocka_unit_test(test_a_digest_that_nobody_repeats),
+        cmocka_unit_test(test_an_erratic_worker_is_left_out),
         cmocka_unit_test(test_no_worker_is_locked_out),
+        cmocka_unit_test(test_an_unreachable_pair_decides_nothing),
         cmocka_unit_test(test_strangers_come_last),
         cmocka_unit_test(test_a_full_table),
     };
