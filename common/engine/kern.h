@@ -108,6 +108,7 @@ struct kern {
 };
 
 extern const struct kern kern_scalar;
+/* On x86-64 only. */
 extern const struct kern kern_avx2;
 extern const struct kern kern_avx512;
 

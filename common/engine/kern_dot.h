@@ -30,8 +30,8 @@ VEC_INLINE struct ahead ahead_of(const struct tile l)
 VEC_INLINE void prefetch(const uint8_t *p, size_t bytes, struct ahead a)
 {
     for (size_t i = 0; i < bytes; i += 64) {
-        _mm_prefetch((const char *)p + i + a.far, _MM_HINT_T1);
-        _mm_prefetch((const char *)p + i + a.near, _MM_HINT_T0);
+        vec_prefetch_l2(p + i + a.far);
+        vec_prefetch_l1(p + i + a.near);
     }
 }
 

@@ -11,7 +11,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <xmmintrin.h>
 
 #define READ_BYTES ((size_t)1 << 30) /* less where less than twice that can be had */
 #define READ_BYTES_LEAST ((size_t)32 << 20)
@@ -41,8 +40,8 @@ static void read_part(void *arg, unsigned idx, unsigned n)
     for (; p < end; p += 64) {
         uint64_t v[8];
         if (l->prefetch) {
-            _mm_prefetch((const char *)p + 4096, _MM_HINT_T1);
-            _mm_prefetch((const char *)p + 1024, _MM_HINT_T0);
+            __builtin_prefetch(p + 4096, 0, 2);
+            __builtin_prefetch(p + 1024, 0, 3);
         }
         memcpy(v, p, sizeof v);
         s0 += v[0] + v[4];

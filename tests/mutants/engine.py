@@ -36,7 +36,7 @@ MUTANTS = [
          tests="kern_test", why="positions beyond the end are attended to"),
     dict(name="huge-activations", file="common/engine/kern_vec.h", old="if (bits >= 0x5f800000 || bits < 0x1f800000) {", new="if (bits > 0x7f800000 || bits < 0x1f800000) {",
          tests="kern_test", why="activations from 2^64 on are not poison at the vector levels"),
-    dict(name="minus-128", file="common/engine/vec.h", old="_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));",
+    dict(name="minus-128", file="common/engine/vec_avx2.h", old="_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));",
          new="_mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(w, x));", tests="kern_test", why="AVX2: a weight of -128 wraps"),
     dict(name="oracle-drops-a-block", file="common/engine/kern_scalar.c", old="for (uint32_t j = 0; j < a->k / sub; j++) {", new="for (uint32_t j = 1; j < a->k / sub; j++) {",
          tests="kern_test", why="the oracle leaves out a block of every product"),
