@@ -57,7 +57,8 @@ void arch_mat_shape(const struct arch_dims *d, enum arch_mat m, uint32_t *ret_ro
 }
 
 struct reader {
-    const struct gguf *g;
+    const struct weights *w;
+    const struct meta *meta; /* of w */
     const struct arch *arch;
     struct errmsg *em;
     int rc;     /* the first error; later reads do nothing */
@@ -68,8 +69,8 @@ struct reader {
 static void key_of(const struct reader *r, const char *name, char *key, size_t size)
 {
     (void)snprintf(key, size, "%s.%s", r->arch->name, name);
-    const struct gguf_kv *kv = r->read ? gguf_find(r->g, key) : NULL;
-    if (kv) r->read[kv - gguf_kv_at(r->g, 0)] = true;
+    const struct meta_kv *kv = r->read ? meta_find(r->meta, key) : NULL;
+    if (kv) r->read[kv - r->meta->kvs] = true;
 }
 
 /* A count in 1..max; `fallback` where the key is missing, 0 meaning that it is needed. */
@@ -79,7 +80,7 @@ static uint32_t read_count(struct reader *r, const char *name, uint32_t max, uin
     key_of(r, name, key, sizeof key);
     uint32_t v = fallback;
     if (r->rc < 0) return 1;
-    int rc = gguf_get_u32(r->g, key, &v, r->em);
+    int rc = meta_get_u32(r->meta, key, &v, r->em);
     if (rc < 0 && !(rc == ERR_NOTFOUND && fallback)) {
         r->rc = rc == ERR_NOTFOUND ? ERR_FORMAT : rc;
         return 1;
@@ -98,7 +99,7 @@ static float read_float(struct reader *r, const char *name, float fallback)
     key_of(r, name, key, sizeof key);
     float v = fallback;
     if (r->rc < 0) return v;
-    int rc = gguf_get_f32(r->g, key, &v, r->em);
+    int rc = meta_get_f32(r->meta, key, &v, r->em);
     if (rc < 0 && rc != ERR_NOTFOUND) r->rc = rc;
     if (r->rc == 0 && (!isfinite(v) || v < 0.0f))
         r->rc = err_set(r->em, ERR_FORMAT, "key '%s' is negative or not finite", key);
@@ -110,7 +111,7 @@ static uint32_t read_number(struct reader *r, const char *key)
 {
     uint32_t v = 0;
     if (r->rc < 0) return 0;
-    int rc = gguf_get_u32(r->g, key, &v, r->em);
+    int rc = meta_get_u32(r->meta, key, &v, r->em);
     if (rc < 0 && rc != ERR_NOTFOUND) r->rc = rc;
     return v;
 }
@@ -126,7 +127,7 @@ static void read_rope_scaling(struct reader *r, struct rope_params *p)
     if (factor == 0.0f) factor = 1.0f;
     key_of(r, "rope.scaling.type", key, sizeof key);
     if (r->rc < 0) return;
-    int rc = gguf_get_string(r->g, key, &type, &len, r->em);
+    int rc = meta_get_string(r->meta, key, &type, &len, r->em);
     if (rc == ERR_NOTFOUND) {
         type = "linear";
         len = strlen(type);
@@ -226,8 +227,8 @@ static void refuse_unknown_tensors(struct reader *r, uint32_t n_layers)
 {
     static const char *const known[] = {"token_embd.weight", "output_norm.weight", "output.weight",
                                         "rope_freqs.weight"};
-    for (size_t i = 0; i < gguf_n_tensors(r->g) && r->rc == 0; i++) {
-        const char *name = gguf_tensor_at(r->g, i)->name, *rest;
+    for (size_t i = 0; i < weights_n_tensors(r->w) && r->rc == 0; i++) {
+        const char *name = weights_tensor_at(r->w, i)->name, *rest;
         uint32_t layer;
         bool found = false;
         if (layer_of(name, &layer, &rest)) {
@@ -255,11 +256,6 @@ static void refuse_variants(struct reader *r, uint32_t n_layers)
     if (read_number(r, key))
         r->rc =
             err_set(r->em, ERR_UNSUPPORTED, "key '%s': mixtures of experts are not supported", key);
-    uint32_t n = read_number(r, "split.count");
-    if (n > 1)
-        r->rc = err_set(
-            r->em, ERR_UNSUPPORTED,
-            "key 'split.count' is %" PRIu32 ": models in several files are not supported", n);
     if (r->rc == 0) refuse_unknown_tensors(r, n_layers);
 }
 
@@ -269,8 +265,8 @@ static void read_vocab(struct reader *r, struct arch_dims *d)
     key_of(r, "vocab_size", key, sizeof key);
     uint32_t said = read_number(r, key);
     if (r->rc < 0) return;
-    const struct gguf_tensor *t = gguf_tensor(r->g, "token_embd.weight");
-    const struct gguf_kv *tokens = gguf_find(r->g, "tokenizer.ggml.tokens");
+    const struct weights_tensor *t = weights_tensor(r->w, "token_embd.weight");
+    const struct meta_kv *tokens = meta_find(r->meta, "tokenizer.ggml.tokens");
     if (!t) {
         r->rc = err_set(r->em, ERR_FORMAT, "tensor 'token_embd.weight' is missing");
     } else if (t->n_dims != 2 || t->dims[0] != d->hidden || t->dims[1] > ARCH_WIDTH_MAX) {
@@ -278,7 +274,7 @@ static void read_vocab(struct reader *r, struct arch_dims *d)
                         "tensor 'token_embd.weight' is %" PRIu64 " x %" PRIu64 ", not %" PRIu32
                         " x the vocabulary (at most %u)",
                         t->dims[0], t->dims[1], d->hidden, ARCH_WIDTH_MAX);
-    } else if (tokens && tokens->type == GGUF_ARRAY && tokens->n_items != t->dims[1]) {
+    } else if (tokens && tokens->type == META_ARRAY && tokens->n_items != t->dims[1]) {
         r->rc = err_set(r->em, ERR_FORMAT,
                         "tensor 'token_embd.weight' has %" PRIu64 " rows, the vocabulary %" PRIu64
                         " tokens",
@@ -292,11 +288,11 @@ static void read_vocab(struct reader *r, struct arch_dims *d)
     }
 }
 
-static int find_arch(const struct gguf *g, const struct arch **ret, struct errmsg *em)
+static int find_arch(const struct meta *m, const struct arch **ret, struct errmsg *em)
 {
     const char *name;
     size_t len;
-    int rc = gguf_get_string(g, "general.architecture", &name, &len, em);
+    int rc = meta_get_string(m, "general.architecture", &name, &len, em);
     if (rc < 0) return rc == ERR_NOTFOUND ? ERR_FORMAT : rc;
     for (size_t i = 0; i < N_ARCHS; i++)
         if (strlen(archs[i].name) == len && memcmp(archs[i].name, name, len) == 0) {
@@ -356,11 +352,11 @@ static void read_dims(struct reader *r, struct arch_dims *d)
     if (r->rc == 0) r->rc = check_heads(d, value_size, r->em);
 }
 
-int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em)
+int arch_read(const struct weights *w, struct arch_dims *ret, struct errmsg *em)
 {
     struct arch_dims d = {0};
-    struct reader r = {.g = g, .em = em};
-    int rc = find_arch(g, &r.arch, em);
+    struct reader r = {.w = w, .meta = weights_meta(w), .em = em};
+    int rc = find_arch(weights_meta(w), &r.arch, em);
     if (rc < 0) return rc;
     read_dims(&r, &d);
     if (r.rc == 0) *ret = d;
@@ -368,27 +364,27 @@ int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em)
 }
 
 /* Adds a name to a list that may be too long for its text. */
-static void list_name(struct errmsg *to, const struct gguf_kv *kv)
+static void list_name(struct errmsg *to, const struct meta_kv *kv)
 {
     size_t at = strlen(to->text), room = sizeof to->text - at;
     int n = snprintf(to->text + at, room, "%s'%.*s'", at ? ", " : "", (int)kv->key_len, kv->key);
     if (n >= (int)room) to->text[at] = 0;
 }
 
-size_t arch_unread(const struct gguf *g, struct errmsg *ret)
+size_t arch_unread(const struct weights *w, struct errmsg *ret)
 {
     struct arch_dims d = {0};
     struct errmsg ignored, names = {0};
-    struct reader r = {.g = g, .em = &ignored};
+    struct reader r = {.w = w, .meta = weights_meta(w), .em = &ignored};
     size_t n = 0;
-    if (find_arch(g, &r.arch, &ignored) < 0) return 0;
-    r.read = mem_try(gguf_n_kvs(g) * sizeof *r.read);
+    if (find_arch(weights_meta(w), &r.arch, &ignored) < 0) return 0;
+    r.read = mem_try(r.meta->n * sizeof *r.read);
     if (!r.read) return 0;
-    memset(r.read, 0, gguf_n_kvs(g) * sizeof *r.read);
+    memset(r.read, 0, r.meta->n * sizeof *r.read);
     read_dims(&r, &d);
     size_t prefix = strlen(r.arch->name);
-    for (size_t i = 0; i < gguf_n_kvs(g); i++) {
-        const struct gguf_kv *kv = gguf_kv_at(g, i);
+    for (size_t i = 0; i < r.meta->n; i++) {
+        const struct meta_kv *kv = &r.meta->kvs[i];
         if (r.read[i] || kv->key_len <= prefix || memcmp(kv->key, r.arch->name, prefix) != 0 ||
             kv->key[prefix] != '.')
             continue;

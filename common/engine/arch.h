@@ -6,8 +6,8 @@
 #define FLOTILLA_ENGINE_ARCH_H
 
 #include "common/base/err.h"
-#include "common/engine/gguf.h"
 #include "common/engine/rope.h"
+#include "common/engine/weights.h"
 
 #include <stdint.h>
 
@@ -76,11 +76,11 @@ static inline enum arch_reach arch_reach(const struct arch_dims *d, uint32_t lay
 
 /* ERR_UNSUPPORTED for an architecture or a variant that is not computed, by name; ERR_FORMAT for
  * shapes that contradict each other. */
-int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em);
+int arch_read(const struct weights *w, struct arch_dims *ret, struct errmsg *em);
 
 /* The keys of the model's architecture that arch_read does not look at: how many, and a text that
  * names them, if any. */
-size_t arch_unread(const struct gguf *g, struct errmsg *ret);
+size_t arch_unread(const struct weights *w, struct errmsg *ret);
 
 /* Tensor name of a layer's matrix or vector ("attn_q"), and its shape [rows][k]. */
 const char *arch_mat_name(enum arch_mat m);

@@ -13,8 +13,8 @@
 #include "common/base/source.h"
 #include "common/base/stats.h"
 #include "common/engine/arch.h"
-#include "common/engine/gguf.h"
 #include "common/engine/kern.h"
+#include "common/engine/weights.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -23,8 +23,7 @@
 #define ENG_ROWS_MAX 4096u
 
 struct eng_options {
-    const char *path;                 /* borrowed during eng_open, like the next */
-    const struct gguf *gguf;          /* the open directory of `path` */
+    const struct weights *weights;    /* the model's directory, borrowed during eng_open */
     uint32_t layer_first, layer_last; /* inclusive; the first layer brings the embedding, the last
                                          the output head */
     enum kv_type kv;
@@ -35,7 +34,7 @@ struct eng_options {
     unsigned threads;
     uint64_t room_bytes; /* memory that it may take; what needs more is refused unread. 0: any */
     const char *isa;     /* NULL: the best */
-    source_read_fn read; /* reads extents of `path`; read_ctx is its first argument */
+    source_read_fn read; /* reads extents of the model's files; read_ctx is its first argument */
     void *read_ctx;
     /* What each tensor of the slice must be (content.h), in the order of eng_slice_tensors. A
      * tensor that is not ends the load with ERR_FORMAT. NULL: whatever the file has. */
@@ -104,17 +103,17 @@ int eng_kv_check(const struct arch_dims *d, enum kv_type kv, struct errmsg *em);
 size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_layers);
 /* "f32", "f16", "q8_0" or "q4_0"; false for another name. */
 bool eng_kv_parse(const char *name, enum kv_type *ret);
-/* The tensors that a slice needs, each once, as indices into the file's table. ERR_FORMAT,
+/* The tensors that a slice needs, each once, as indices into the directory. ERR_FORMAT,
  * ERR_UNSUPPORTED: one is missing, or has a shape or type that this engine does not compute;
  * ERR_LIMIT: more than idx_max. */
-int eng_slice_tensors(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+int eng_slice_tensors(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint32_t *ret_idx, uint32_t idx_max, uint32_t *ret_n,
                       struct errmsg *em);
 /* Bytes in the file of the tensors that a slice needs. */
-int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+int eng_slice_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
 /* Bytes in memory of the weights of a slice. */
-int eng_weights_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+int eng_weights_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
 
 /* Bytes that an engine has beside weights and keys and values. */

@@ -56,21 +56,23 @@ static int refuse(const struct eng_options *o, const struct arch_dims *d, uint64
         em, ERR_NOMEM,
         "%s: a KV pool of %" PRIu64 " tokens needs %.1f MiB with its buffers beside %.1f MiB "
         "of weights, and %.1f MiB can be had: the largest that fits is %" PRIu64 " tokens",
-        o->path, (uint64_t)o->n_pages * KV_PAGE, (double)need(o, d, o->n_pages) / (1 << 20),
-        (double)weights / (1 << 20), (double)o->room_bytes / (1 << 20), least * KV_PAGE);
+        weights_path(o->weights, 0), (uint64_t)o->n_pages * KV_PAGE,
+        (double)need(o, d, o->n_pages) / (1 << 20), (double)weights / (1 << 20),
+        (double)o->room_bytes / (1 << 20), least * KV_PAGE);
 }
 
 int eng__check_room(const struct eng_options *o, struct errmsg *em)
 {
     struct arch_dims d;
     uint64_t weights;
-    int rc = arch_read(o->gguf, &d, em);
+    int rc = arch_read(o->weights, &d, em);
     if (rc == 0) rc = eng_kv_check(&d, o->kv, em);
     if (rc == 0 && (o->layer_first > o->layer_last || o->layer_last >= d.n_layers))
         rc = err_set(em, ERR_RANGE, "layers %" PRIu32 "..%" PRIu32 " of a model with %" PRIu32,
                      o->layer_first, o->layer_last, d.n_layers);
-    if (rc == 0) rc = eng_weights_bytes(o->gguf, &d, o->layer_first, o->layer_last, &weights, em);
-    if (rc < 0) return err_wrap(em, rc, "%s", o->path);
+    if (rc == 0)
+        rc = eng_weights_bytes(o->weights, &d, o->layer_first, o->layer_last, &weights, em);
+    if (rc < 0) return err_wrap(em, rc, "%s", weights_path(o->weights, 0));
     if (o->room_bytes == 0) return 0;
     bool fits = weights <= o->room_bytes && need(o, &d, o->n_pages) <= o->room_bytes - weights;
     return fits ? 0 : refuse(o, &d, weights, em);

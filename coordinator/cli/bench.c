@@ -116,9 +116,9 @@ static int run(struct bench *b, struct errmsg *em)
     /* A decoded token touches every tensor but the embedding, whose one row does not count; a tied
      * embedding is read whole as the output head. */
     if (rc == 0)
-        rc = eng_slice_bytes(f.gguf, &f.dims, 0, f.dims.n_layers - 1, &b->bytes_per_token, em);
-    if (rc == 0 && gguf_tensor(f.gguf, "output.weight"))
-        b->bytes_per_token -= gguf_tensor(f.gguf, "token_embd.weight")->bytes;
+        rc = eng_slice_bytes(f.weights, &f.dims, 0, f.dims.n_layers - 1, &b->bytes_per_token, em);
+    if (rc == 0 && weights_tensor(f.weights, "output.weight"))
+        b->bytes_per_token -= weights_tensor(f.weights, "token_embd.weight")->bytes;
     if (rc == 0) rc = run_rows(b, &w, em);
     if (rc == 0) b->used_isa = eng_isa(w.engine);
     for (int op = 0; op < ENG_N_OPS && rc == 0; op++)

@@ -36,14 +36,14 @@
 /* The same shape with weights of F32 and of Q8_0. */
 static char path[] = "/tmp/flotilla-step-test-XXXXXX";
 static char path_q8[] = "/tmp/flotilla-step-test-XXXXXX";
-static struct gguf *gguf, *gguf_q8;
+static struct weights *model, *model_q8;
 static struct rng rng = {5};
 
-static bool write_file(char *to, enum qtype type, struct gguf **ret)
+static bool write_file(char *to, enum qtype type, struct weights **ret)
 {
     struct errmsg em = {0};
-    const struct tiny_llama model = {.layers = LAYERS, .type = type, .seed = 5};
-    bool good = tiny_llama_write(&model, to) && gguf_open(to, ret, &em) == 0;
+    const struct tiny_llama tiny = {.layers = LAYERS, .type = type, .seed = 5};
+    bool good = tiny_llama_write(&tiny, to) && weights_open(to, ret, &em) == 0;
     if (!good) (void)fprintf(stderr, "%s\n", em.text);
     return good;
 }
@@ -51,14 +51,15 @@ static bool write_file(char *to, enum qtype type, struct gguf **ret)
 static int write_models(void **state)
 {
     (void)state;
-    return write_file(path, QTYPE_F32, &gguf) && write_file(path_q8, QTYPE_Q8_0, &gguf_q8) ? 0 : -1;
+    return write_file(path, QTYPE_F32, &model) && write_file(path_q8, QTYPE_Q8_0, &model_q8) ? 0
+                                                                                             : -1;
 }
 
 static int remove_models(void **state)
 {
     (void)state;
-    gguf_close(gguf);
-    gguf_close(gguf_q8);
+    weights_close(model);
+    weights_close(model_q8);
     return unlink(path) + unlink(path_q8);
 }
 
@@ -66,10 +67,9 @@ static struct engine *open_file(bool q8, enum kv_type kv, uint32_t first, uint32
                                 unsigned threads)
 {
     struct errmsg em = {0};
-    struct ring_file file = {.path = q8 ? path_q8 : path};
+    struct ring_use use = {0};
     struct engine *e = NULL;
-    struct eng_options o = {.path = file.path,
-                            .gguf = q8 ? gguf_q8 : gguf,
+    struct eng_options o = {.weights = q8 ? model_q8 : model,
                             .layer_first = first,
                             .layer_last = last,
                             .kv = kv,
@@ -78,7 +78,7 @@ static struct engine *open_file(bool q8, enum kv_type kv, uint32_t first, uint32
                             .logits_max = ROWS,
                             .threads = threads,
                             .read = ring_read,
-                            .read_ctx = &file};
+                            .read_ctx = &use};
     if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
     return e;
 }
@@ -169,7 +169,7 @@ static void test_written_once(void **state)
     (void)state;
     struct arch_dims d;
     struct errmsg em;
-    assert_int_equal(arch_read(gguf, &d, &em), 0);
+    assert_int_equal(arch_read(model, &d, &em), 0);
     for (int kv = 0; kv < KV_N_TYPES; kv++) {
         size_t n = eng_page_bytes(&d, (enum kv_type)kv, 1);
         uint8_t *at_once = mem_alloc(n), *single = mem_alloc(n), *pairs = mem_alloc(n);
