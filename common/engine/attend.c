@@ -2,10 +2,10 @@
  * spans are joined in ascending order either way, so that the split does not show in the result. */
 #include "common/engine/stage.h"
 
-static bool split_by_spans(const struct engine *e, enum arch_reach reach, unsigned n_threads)
+static bool split_by_spans(const struct engine *e, uint32_t block, unsigned n_threads)
 {
     return e->n_rows < ROWS_FOR_SPLIT * n_threads &&
-           (size_t)e->n_rows * e->n_spans[reach] * e->model.dims.n_heads <= e->n_parts;
+           (size_t)e->n_rows * e->n_spans[block] * e->model.dims.n_heads <= e->n_parts;
 }
 
 /* Span i of those that the row sees. */
@@ -25,13 +25,13 @@ static void attend_spans(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
-    enum arch_reach reach = reach_of(e, layer);
-    uint32_t group = d->n_heads / d->n_kv_heads, most = e->n_spans[reach], a, b;
+    uint32_t block = block_of(e, layer), window = d->blocks[block].window;
+    uint32_t group = d->n_heads / d->n_kv_heads, most = e->n_spans[block], a, b;
     share(e->n_rows * d->n_kv_heads * most, w->idx, w->n, &a, &b);
     for (uint32_t i = a; i < b; i++) {
         uint32_t head = i % d->n_kv_heads, row = i / d->n_kv_heads % e->n_rows;
         uint32_t span = i / d->n_kv_heads / e->n_rows;
-        struct sight s = sight_of(d, e->rows[row].pos, reach);
+        struct sight s = sight_of(window, e->rows[row].pos);
         if (span >= s.n_spans) continue;
         struct attn_part *p = e->parts + ((size_t)row * most + span) * d->n_heads + head * group;
         one_span(w, layer, row, &s, head, span, p);
@@ -50,13 +50,13 @@ static void join_spans(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
-    enum arch_reach reach = reach_of(e, layer);
+    uint32_t block = block_of(e, layer), window = d->blocks[block].window;
     uint32_t a, b;
     share(e->n_rows, w->idx, w->n, &a, &b);
     for (uint32_t r = a; r < b; r++)
         for (uint32_t h = 0; h < d->n_heads; h++)
-            join_head(e, e->parts + (size_t)r * e->n_spans[reach] * d->n_heads + h, d->n_heads,
-                      sight_of(d, e->rows[r].pos, reach).n_spans,
+            join_head(e, e->parts + (size_t)r * e->n_spans[block] * d->n_heads + h, d->n_heads,
+                      sight_of(window, e->rows[r].pos).n_spans,
                       e->att + ((size_t)r * d->n_heads + h) * d->head_size);
 }
 
@@ -66,13 +66,13 @@ static void attend_rows(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
-    enum arch_reach reach = reach_of(e, layer);
+    uint32_t block = block_of(e, layer), window = d->blocks[block].window;
     uint32_t group = d->n_heads / d->n_kv_heads;
-    size_t each = (size_t)group * e->n_spans[reach], room = e->n_parts / each;
+    size_t each = (size_t)group * e->n_spans[block], room = e->n_parts / each;
     uint32_t n = room < w->n ? (uint32_t)room : w->n;
     struct attn_part *parts = e->parts + w->idx * each;
     for (uint32_t r = w->idx; w->idx < n && r < e->n_rows; r += n) {
-        struct sight s = sight_of(d, e->rows[r].pos, reach);
+        struct sight s = sight_of(window, e->rows[r].pos);
         for (uint32_t head = 0; head < d->n_kv_heads; head++) {
             for (uint32_t i = 0; i < s.n_spans; i++)
                 one_span(w, layer, r, &s, head, i, parts + i * group);
@@ -87,7 +87,7 @@ void attend(const struct worker *w, uint32_t layer)
 {
     struct engine *e = w->e;
     uint64_t start = clock_ns();
-    if (split_by_spans(e, reach_of(e, layer), w->n)) {
+    if (split_by_spans(e, block_of(e, layer), w->n)) {
         attend_spans(w, layer);
         count_call(w, ENG_ATTENTION, start);
         pool_barrier(e->pool);

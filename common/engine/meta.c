@@ -1,5 +1,6 @@
 #include "common/engine/meta.h"
 
+#include "common/base/fmath.h" /* refuses flags that change rounding */
 #include "common/base/mem.h"
 
 #include <string.h>

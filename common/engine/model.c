@@ -71,9 +71,10 @@ static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t lay
                       struct errmsg *em)
 {
     char name[64];
+    const struct arch_block *block = arch_block(d, layer);
     int rc = 0;
     for (int v = 0; v < N_VECS && rc == 0; v++) {
-        if (!arch_has(d, (enum arch_vec)v)) continue;
+        if (!arch_has(block, (enum arch_vec)v)) continue;
         (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", layer,
                        arch_vec_name((enum arch_vec)v));
         rc = bind_tensor(b, name, 1, arch_vec_width(d, (enum arch_vec)v), NULL, &l->vecs[v], em);

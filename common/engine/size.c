@@ -19,7 +19,7 @@ struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows, uint32_t lo
     uint64_t widest = d->hidden > d->ffn ? d->hidden : d->ffn;
     if (q > widest) widest = q;
     uint64_t floats = 2 * (uint64_t)d->hidden + padded(q) + 2 * padded(kv) + q +
-                      2 * padded(d->ffn) + padded(d->hidden) + (uint64_t)N_REACHES * d->rope_dims;
+                      2 * padded(d->ffn) + padded(d->hidden) + (uint64_t)d->n_blocks * d->rope_dims;
     uint64_t block =
         2 * sizeof(float) + sizeof(*(struct act){.k = 0}.s) + 2 * sizeof(*(struct act){.k = 0}.h);
     uint64_t row = sizeof(struct row) + sizeof(uint32_t) + floats * sizeof(float) + widest +

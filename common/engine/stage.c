@@ -9,7 +9,7 @@
  *   att   [R][q]              attention output
  *   gate, up [R][ffn]         feed-forward (padded)
  *   tmp   [R][hidden]         a projection before it is added to x (padded)
- *   cs    [R][rope_dims]      cos, sin of the row's position, for each reach
+ *   cs    [R][rope_dims]      cos, sin of the row's position, for each block
  *   *_act                     quantised activations: one buffer, reused */
 #include "common/engine/stage.h"
 
@@ -47,7 +47,7 @@ static void embed_token(const struct engine *e, uint32_t token, float *x)
     const struct mat *m = &e->model.embd;
     tile_unpack_row(m->type, m->panels + token / TILE_ROWS * tile_panel_bytes(m->type, m->k),
                     token % TILE_ROWS, m->k, x);
-    if (e->model.dims.arch->scaled_embd)
+    if (e->model.dims.embd_scale != 1.0f)
         for (uint32_t i = 0; i < m->k; i++) x[i] *= e->model.dims.embd_scale;
 }
 
@@ -59,9 +59,9 @@ static void embed(const struct worker *w)
     share(e->n_rows, w->idx, w->n, &a, &b);
     for (uint32_t r = a; r < b; r++) {
         float *x = e->x + (size_t)r * d->hidden;
-        for (int i = 0; i < (d->window ? N_REACHES : 1); i++)
+        for (uint32_t i = 0; i < d->n_blocks; i++)
             rope_angles(e->rows[r].pos, e->inv_freq[i], e->magnitude[i], d->rope_dims,
-                        d->arch->rope_halves, e->cs[i] + (size_t)r * d->rope_dims);
+                        d->blocks[i].rope_halves, e->cs[i] + (size_t)r * d->rope_dims);
         if (e->model.first)
             embed_token(e, (uint32_t)e->rows[r].token, x);
         else
@@ -69,32 +69,40 @@ static void embed(const struct worker *w)
     }
 }
 
+/* A norm of the layer's kind. */
+static struct kern_norm norm_of(const struct engine *e, uint32_t layer, const float *weight)
+{
+    return (struct kern_norm){.layer = e->model.dims.blocks[block_of(e, layer)].norm == NORM_LAYER,
+                              .weight = weight,
+                              .eps = e->model.dims.norm_eps};
+}
+
 /* x += the projection in tmp, normalised. */
-static void add_normalised(struct engine *e, uint32_t r, const float *weight)
+static void add_normalised(struct engine *e, uint32_t r, const struct kern_norm *norm)
 {
     uint32_t n = e->model.dims.hidden;
     float *tmp = e->tmp + r * e->ld_tmp, *x = e->x + (size_t)r * n;
-    e->kern->rmsnorm(tmp, weight, tmp, n, e->model.dims.norm_eps);
+    kern_norm_row(e->kern, norm, tmp, n, tmp, NULL, r);
     for (uint32_t i = 0; i < n; i++) x[i] += tmp[i];
 }
 
-/* post: the norm of a projection that is still to be added to the stream, or NULL. */
-static void norm_rows(const struct worker *w, const float *post, const float *weight, bool quantise)
+/* post: the norm of a projection that is still to be added to the stream; without weights: none. */
+static void norm_rows(const struct worker *w, const struct kern_norm *post,
+                      const struct kern_norm *norm, bool quantise)
 {
     struct engine *e = w->e;
     uint32_t n = e->model.dims.hidden, a, b;
-    const struct kern_norm norm = {.weight = weight, .eps = e->model.dims.norm_eps};
     share(e->n_rows, w->idx, w->n, &a, &b);
     uint64_t start = clock_ns();
     for (uint32_t r = a; r < b; r++) {
         float *y = e->norm + (size_t)r * n;
-        if (post) add_normalised(e, r, post);
-        kern_norm_row(e->kern, &norm, e->x + (size_t)r * n, n, y, quantise ? &e->in_act : NULL, r);
+        if (post->weight) add_normalised(e, r, post);
+        kern_norm_row(e->kern, norm, e->x + (size_t)r * n, n, y, quantise ? &e->in_act : NULL, r);
     }
     if (a < b) count_call(w, ENG_NORM, start);
 }
 
-static void add_rows(const struct worker *w, const float *post)
+static void add_rows(const struct worker *w, const struct kern_norm *post)
 {
     uint32_t a, b;
     share(w->e->n_rows, w->idx, w->n, &a, &b);
@@ -103,15 +111,14 @@ static void add_rows(const struct worker *w, const float *post)
     if (a < b) count_call(w, ENG_NORM, start);
 }
 
-/* Normalises heads where the architecture does, and rotates them. */
-static void turn_heads(const struct engine *e, float *x, uint32_t n, const float *norm,
-                       const float *cs)
+/* Normalises heads where the norm has weights, and rotates them. */
+static void turn_heads(const struct engine *e, float *x, uint32_t n, const struct kern_norm *norm,
+                       bool halves, const float *cs)
 {
     const struct arch_dims *d = &e->model.dims;
-    void (*rope)(float *, const float *, uint32_t) =
-        d->arch->rope_halves ? e->kern->rope_halves : e->kern->rope;
+    void (*rope)(float *, const float *, uint32_t) = halves ? e->kern->rope_halves : e->kern->rope;
     for (uint32_t h = 0; h < n; h++, x += d->head_size) {
-        if (norm) e->kern->rmsnorm(x, norm, x, d->head_size, d->norm_eps);
+        if (norm->weight) kern_norm_row(e->kern, norm, x, d->head_size, x, NULL, h);
         rope(x, cs, d->rope_dims);
     }
 }
@@ -122,14 +129,18 @@ static void rotate_and_store(const struct worker *w, uint32_t layer)
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
     const struct layer *l = &e->model.layers[layer];
-    uint32_t a, b, hs = d->head_size;
+    const uint32_t block = block_of(e, layer), hs = d->head_size;
+    const bool halves = d->blocks[block].rope_halves;
+    const struct kern_norm q_norm = norm_of(e, layer, l->vecs[VEC_Q_NORM]),
+                           k_norm = norm_of(e, layer, l->vecs[VEC_K_NORM]);
+    uint32_t a, b;
     share(e->n_rows, w->idx, w->n, &a, &b);
     uint64_t start = clock_ns();
     for (uint32_t r = a; r < b; r++) {
-        const float *cs = e->cs[reach_of(e, layer)] + (size_t)r * d->rope_dims;
+        const float *cs = e->cs[block] + (size_t)r * d->rope_dims;
         float *q = e->qkv + r * e->ld_qkv, *k = q + e->ld_q, *v = k + e->ld_kv;
-        turn_heads(e, q, d->n_heads, l->vecs[VEC_Q_NORM], cs);
-        turn_heads(e, k, d->n_kv_heads, l->vecs[VEC_K_NORM], cs);
+        turn_heads(e, q, d->n_heads, &q_norm, halves, cs);
+        turn_heads(e, k, d->n_kv_heads, &k_norm, halves, cs);
         for (uint32_t i = 0; i < d->n_heads * hs; i++) q[i] *= d->q_scale;
         if (spreads(e)) {
             kern_spread(q, d->n_heads * hs);
@@ -187,12 +198,12 @@ static void project_and_add(const struct worker *w, const struct mat *m, const s
             e->x[(size_t)r * m->rows + i] += e->tmp[r * e->ld_tmp + i];
 }
 
-static void project_ffn(const struct worker *w, const struct layer *l)
+static void project_ffn(const struct worker *w, const struct layer *l, enum arch_ffn ffn)
 {
     struct engine *e = w->e;
     uint32_t p0, p1, hidden = e->model.dims.hidden;
     void (*gate)(const float *, const float *, float *, uint32_t) =
-        e->model.dims.arch->gelu ? e->kern->gelu_mul : e->kern->silu_mul;
+        ffn == FFN_GELU ? e->kern->gelu_mul : e->kern->silu_mul;
     share(mat_n_panels(&l->mats[MAT_GATE]), w->idx, w->n, &p0, &p1);
     project(w, &l->mats[MAT_GATE], p0, p1, &e->in_act, e->norm, hidden, e->gate, e->ld_ffn);
     project(w, &l->mats[MAT_UP], p0, p1, &e->in_act, e->norm, hidden, e->up, e->ld_ffn);
@@ -205,13 +216,16 @@ static void project_ffn(const struct worker *w, const struct layer *l)
 }
 
 /* post: as in norm_rows, of the layer before. */
-static void run_layer(const struct worker *w, uint32_t idx, const float *post)
+static void run_layer(const struct worker *w, uint32_t idx, const struct kern_norm *post)
 {
     struct engine *e = w->e;
     const struct arch_dims *d = &e->model.dims;
     const struct layer *l = &e->model.layers[idx];
+    const struct kern_norm attn_norm = norm_of(e, idx, l->vecs[VEC_ATTN_NORM]),
+                           attn_post = norm_of(e, idx, l->vecs[VEC_ATTN_POST_NORM]),
+                           ffn_norm = norm_of(e, idx, l->vecs[VEC_FFN_NORM]);
     size_t q_width = (size_t)d->n_heads * d->head_size;
-    norm_rows(w, post, l->vecs[VEC_ATTN_NORM],
+    norm_rows(w, post, &attn_norm,
               quantised(&l->mats[MAT_Q]) || quantised(&l->mats[MAT_K]) ||
                   quantised(&l->mats[MAT_V]));
     pool_barrier(e->pool);
@@ -222,12 +236,12 @@ static void run_layer(const struct worker *w, uint32_t idx, const float *post)
     attend(w, idx);
     if (quantised(&l->mats[MAT_O])) quantise_rows(w, &e->att_act, e->att, q_width);
     pool_barrier(e->pool);
-    project_and_add(w, &l->mats[MAT_O], &e->att_act, e->att, q_width, !l->vecs[VEC_ATTN_POST_NORM]);
+    project_and_add(w, &l->mats[MAT_O], &e->att_act, e->att, q_width, !attn_post.weight);
     pool_barrier(e->pool);
-    norm_rows(w, l->vecs[VEC_ATTN_POST_NORM], l->vecs[VEC_FFN_NORM],
+    norm_rows(w, &attn_post, &ffn_norm,
               quantised(&l->mats[MAT_GATE]) || quantised(&l->mats[MAT_UP]));
     pool_barrier(e->pool);
-    project_ffn(w, l);
+    project_ffn(w, l, d->blocks[block_of(e, idx)].ffn);
     pool_barrier(e->pool);
     if (quantised(&l->mats[MAT_DOWN])) quantise_rows(w, &e->ffn_act, e->gate, e->ld_ffn);
     pool_barrier(e->pool);
@@ -240,7 +254,8 @@ static void run_head(const struct worker *w)
 {
     struct engine *e = w->e;
     uint32_t n = e->model.dims.hidden, a, b;
-    const struct kern_norm norm = {.weight = e->model.output_norm, .eps = e->model.dims.norm_eps};
+    const struct kern_norm norm =
+        norm_of(e, e->model.layer_last - e->model.layer_first, e->model.output_norm);
     share(e->n_logits, w->idx, w->n, &a, &b);
     uint64_t start = clock_ns();
     for (uint32_t i = a; i < b; i++) {
@@ -263,14 +278,14 @@ static void run_step(void *arg, unsigned idx, unsigned n)
     struct worker w = {e, idx, n, e->scratch + idx * e->scratch_bytes};
     mem_guard_begin();
     embed(&w);
-    const float *post = NULL;
+    struct kern_norm post = {0};
     for (uint32_t l = 0; l <= e->model.layer_last - e->model.layer_first; l++) {
-        run_layer(&w, l, post);
+        run_layer(&w, l, &post);
         if (idx == 0 && e->moves) atomic_fetch_add_explicit(e->moves, 1, memory_order_relaxed);
-        post = e->model.layers[l].vecs[VEC_FFN_POST_NORM];
+        post = norm_of(e, l, e->model.layers[l].vecs[VEC_FFN_POST_NORM]);
     }
-    if (post) {
-        add_rows(&w, post);
+    if (post.weight) {
+        add_rows(&w, &post);
         pool_barrier(e->pool);
     }
     if (e->model.last && e->n_logits) run_head(&w);
@@ -301,10 +316,9 @@ static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *
                            e->model.dims.vocab);
         if (i + run->n_logits >= run->n_rows) e->logit_rows[e->n_logits++] = e->n_rows;
         e->rows[e->n_rows++] = (struct row){run->first_pos + i, token, run->pages};
-        for (int reach = 0; reach < N_REACHES; reach++) {
-            uint32_t n =
-                sight_of(&e->model.dims, run->first_pos + i, (enum arch_reach)reach).n_spans;
-            if (n > e->n_spans[reach]) e->n_spans[reach] = n;
+        for (uint32_t b = 0; b < e->model.dims.n_blocks; b++) {
+            uint32_t n = sight_of(e->model.dims.blocks[b].window, run->first_pos + i).n_spans;
+            if (n > e->n_spans[b]) e->n_spans[b] = n;
         }
     }
     return 0;
@@ -451,7 +465,7 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->gate = floats(rows * e->ld_ffn);
     e->up = floats(rows * e->ld_ffn);
     e->tmp = floats(rows * e->ld_tmp);
-    for (int i = 0; i < N_REACHES; i++) {
+    for (uint32_t i = 0; i < d->n_blocks; i++) {
         e->cs[i] = floats(rows * d->rope_dims);
         e->inv_freq[i] = try_zero(d->rope_dims, sizeof *e->inv_freq[i]);
         complete = complete && e->cs[i] && e->inv_freq[i];
@@ -472,9 +486,10 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
         !e->up || !e->tmp || !complete || (e->model.last && !e->logits) || !e->in_act.q ||
         !e->in_act.x || !e->in_act.y || !e->in_act.s || !e->in_act.h || !e->scratch || !e->parts)
         return err_set(em, ERR_NOMEM, "buffers for steps of %zu rows", rows);
-    for (int i = 0; i < (d->window ? N_REACHES : 1); i++)
-        rope_frequencies(&d->rope[i], d->rope_dims, i == REACH_ALL ? e->model.rope_factors : NULL,
-                         e->inv_freq[i], &e->magnitude[i]);
+    for (uint32_t i = 0; i < d->n_blocks; i++)
+        rope_frequencies(&d->blocks[i].rope, d->rope_dims,
+                         d->blocks[i].rope_factors ? e->model.rope_factors : NULL, e->inv_freq[i],
+                         &e->magnitude[i]);
     return 0;
 }
 
@@ -516,11 +531,14 @@ void eng_close(struct engine *e)
     pool_close(e->pool);
     model_close(&e->model);
     mem_pages_free(e->pool_kv, (size_t)e->stats.kv_bytes);
-    void *buffers[] = {e->rows,     e->logit_rows,  e->x,           e->norm,     e->qkv,
-                       e->att,      e->gate,        e->up,          e->tmp,      e->cs[0],
-                       e->cs[1],    e->inv_freq[0], e->inv_freq[1], e->logits,   e->in_act.q,
-                       e->in_act.x, e->in_act.y,    e->in_act.s,    e->in_act.h, e->scratch,
-                       e->parts};
+    for (uint32_t i = 0; i < ARCH_BLOCKS_MAX; i++) {
+        mem_free(e->cs[i]);
+        mem_free(e->inv_freq[i]);
+    }
+    void *buffers[] = {e->rows,     e->logit_rows, e->x,        e->norm,     e->qkv,
+                       e->att,      e->gate,       e->up,       e->tmp,      e->logits,
+                       e->in_act.q, e->in_act.x,   e->in_act.y, e->in_act.s, e->in_act.h,
+                       e->scratch,  e->parts};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
     mem_free(e);
 }

@@ -26,16 +26,16 @@ struct engine {
     uint64_t ctx;
     uint8_t *pool_kv; /* [layer][page][kv head][keys, values] */
     size_t head_bytes, page_bytes, layer_bytes;
-    double *inv_freq[N_REACHES], magnitude[N_REACHES];
+    double *inv_freq[ARCH_BLOCKS_MAX], magnitude[ARCH_BLOCKS_MAX]; /* by block, like the next two */
     /* the step at hand */
     struct row *rows;
     uint32_t *logit_rows;
     uint32_t n_rows, n_logits;
-    uint32_t n_spans[N_REACHES]; /* most that a row has */
+    uint32_t n_spans[ARCH_BLOCKS_MAX]; /* most that a row has */
     size_t n_parts;
     const uint8_t *in;
     /* buffers */
-    float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs[N_REACHES], *logits;
+    float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs[ARCH_BLOCKS_MAX], *logits;
     size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
     struct act in_act, att_act, ffn_act, head_act; /* one buffer, four shapes: see set_shapes */
     struct attn_part *parts; /* [row][span][head] when split by spans, else [thread][span][head] */
@@ -81,9 +81,10 @@ static inline struct kv_view view(const struct engine *e, uint32_t layer, uint32
                             e->page_bytes, pages};
 }
 
-static inline enum arch_reach reach_of(const struct engine *e, uint32_t layer)
+/* The index of the block of a layer of the slice. */
+static inline uint32_t block_of(const struct engine *e, uint32_t layer)
 {
-    return arch_reach(&e->model.dims, e->model.layer_first + layer);
+    return e->model.dims.block_of[e->model.layer_first + layer];
 }
 
 /* Quantised keys and values are spread first, so that a block's scale does not follow the one large
@@ -95,16 +96,17 @@ static inline bool spreads(const struct engine *e)
     return e->kv > KV_F16;
 }
 
-/* The positions [first, end) that a row sees, and the spans that they lie in. */
+/* The positions [first, end) that a row sees in a layer with a window (0: none), and the spans that
+ * they lie in. */
 struct sight {
     uint32_t first, end; /* positions */
     uint32_t span, n_spans;
 };
 
-static inline struct sight sight_of(const struct arch_dims *d, uint32_t pos, enum arch_reach reach)
+static inline struct sight sight_of(uint32_t window, uint32_t pos)
 {
     struct sight s = {.end = pos + 1};
-    if (reach == REACH_WINDOW && s.end > d->window) s.first = s.end - d->window;
+    if (window && s.end > window) s.first = s.end - window;
     s.span = s.first / ATTN_SPAN;
     s.n_spans = pos / ATTN_SPAN - s.span + 1;
     return s;

@@ -11,7 +11,7 @@ MUTANTS = [
          tests="kern_test", why="a file's negative scale of Q8_0 is read as a small one"),
     dict(name="page-check", file="common/engine/stage.c", old="p < (end + KV_PAGE - 1) / KV_PAGE; p++)", new="p < end / KV_PAGE; p++)",
          tests="engine_test step_test", why="the last, partial page of a table is not checked"),
-    dict(name="window-too-wide", file="common/engine/stage.h", old="s.first = s.end - d->window;", new="s.first = s.end - d->window - 1;",
+    dict(name="window-too-wide", file="common/engine/stage.h", old="s.first = s.end - window;", new="s.first = s.end - window - 1;",
          tests="engine_test step_test", why="a sliding window is one position too wide"),
     dict(name="half-ties-up", file="common/engine/quant.c", old="if (rest > half || (rest == half && (r & 1))) r++;", new="if (rest >= half) r++;",
          tests="kern_test", why="denormal halves: ties go up instead of to even"),

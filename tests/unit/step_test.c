@@ -108,8 +108,7 @@ static void test_sight(void **state)
     const uint32_t windows[] = {1, 7, 255, 256, 257, 512};
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
         for (uint32_t pos = 0; pos < 1200; pos++) {
-            const struct arch_dims d = {.window = windows[i]};
-            struct sight s = sight_of(&d, pos, REACH_WINDOW), all = sight_of(&d, pos, REACH_ALL);
+            struct sight s = sight_of(windows[i], pos), all = sight_of(0, pos);
             assert_int_equal(s.end, pos + 1);
             assert_int_equal(s.end - s.first, pos + 1 < windows[i] ? pos + 1 : windows[i]);
             assert_int_equal(s.span, s.first / ATTN_SPAN);
