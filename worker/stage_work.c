@@ -173,7 +173,7 @@ void stage_work_reset(struct stage_work *w)
 
 void stage_work_rouse(struct stage_work *w)
 {
-    eng_rouse(w->engine);
+    eng_wake(w->engine);
 }
 
 struct msg_holding stage_work_holding(const struct stage_work *w)
@@ -212,7 +212,7 @@ void stage_work_metrics(const struct stage_work *w, struct buf *out)
     for (int op = 0; op < ENG_N_OPS; op++) {
         char labels[64];
         struct stats_view v;
-        stats_read(eng_dispatch(w->engine, (enum eng_op)op), &v);
+        eng_dispatch(w->engine, (enum eng_op)op, &v);
         (void)snprintf(labels, sizeof labels, "isa=\"%s\",op=\"%s\"", eng_isa(w->engine),
                        eng_op_name((enum eng_op)op));
         prom_histogram(out, name, labels, &v);

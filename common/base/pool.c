@@ -110,7 +110,7 @@ static void word_set(struct gate_word *w, unsigned value)
     futex(&w->value, FUTEX_WAKE, INT_MAX);
 }
 
-void pool_rouse(struct pool *p)
+void pool_wake(struct pool *p)
 {
     if (p->n_active > 1 && atomic_load(&p->job.sleepers)) futex(&p->job.value, FUTEX_WAKE, INT_MAX);
 }

@@ -76,14 +76,15 @@ int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, cons
              const float **ret_out, struct errmsg *em);
 
 /* A step is about to come: wakes the engine's threads. */
-void eng_rouse(struct engine *e);
+void eng_wake(struct engine *e);
 
 size_t eng_logits_stride(const struct engine *e);
 const struct arch_dims *eng_dims(const struct engine *e);
 /* The level of every kernel that this engine calls. */
 const char *eng_isa(const struct engine *e);
 
-/* Durations of calls into the kernels of that level, by each thread. */
+/* Durations of calls into the kernels of that level, by each thread, of all threads together. May
+ * be called while a step runs. */
 enum eng_op {
     ENG_LINEAR,    /* one matrix, the thread's panels, all rows of the step */
     ENG_ATTENTION, /* one layer, the thread's share, as in what follows */
@@ -94,7 +95,7 @@ enum eng_op {
     ENG_N_OPS
 };
 const char *eng_op_name(enum eng_op op);
-const struct stats *eng_dispatch(const struct engine *e, enum eng_op op);
+void eng_dispatch(const struct engine *e, enum eng_op op, struct stats_view *ret);
 struct eng_stats eng_stats(const struct engine *e);
 
 /* ERR_UNSUPPORTED: the model's heads do not fit the blocks of this KV type. */

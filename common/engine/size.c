@@ -1,10 +1,10 @@
-/* What an engine takes of memory, known before anything is read. stage.c allocates it; the engine's
- * test compares the two. */
+/* What an engine takes of memory, known before anything is read. engine.c allocates it; the
+ * engine's test compares the two. */
 #include "common/engine/stage.h"
 
 #include <inttypes.h>
 
-/* stage.c: partial results of rows that are split by spans. */
+/* engine.c: partial results of rows that are split by spans. */
 #define SPLIT_PARTS_BYTES ((uint64_t)32 << 20)
 
 static uint64_t padded(uint64_t n)
@@ -28,6 +28,7 @@ struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows, uint32_t lo
     return (struct eng_sizes){.step_bytes = rows * row + SPLIT_PARTS_BYTES,
                               .thread_bytes =
                                   kern_scratch_bytes((uint32_t)widest) + 64 +
+                                  ENG_N_OPS * sizeof(struct stats) +
                                   spans * (d->n_heads / d->n_kv_heads) * sizeof(struct attn_part),
                               .logits_bytes = logits_max * padded(d->vocab) * sizeof(float)};
 }

@@ -253,13 +253,13 @@ static void test_pool_cores(void **state)
         skip();
     }
     assert_int_equal(pool_open(n + 1, &other, &em), 0);
-    pool_rouse(full);
+    pool_wake(full);
     pool_run(full, see_cores, &s);
     for (unsigned i = 0; i < n; i++) {
         assert_int_equal(s.cores[i], 1);
         assert_int_equal(s.ran_on[i], cores_number(i));
     }
-    pool_rouse(other);
+    pool_wake(other);
     pool_run(other, see_cores, &s);
     for (unsigned i = 1; i <= n; i++) assert_int_equal(s.cores[i], n);
     assert_int_equal(cores_count(), n);

@@ -108,7 +108,7 @@ static void test_sight(void **state)
     const uint32_t windows[] = {1, 7, 255, 256, 257, 512};
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
         for (uint32_t pos = 0; pos < 1200; pos++) {
-            struct sight s = sight_of(windows[i], pos), all = sight_of(0, pos);
+            struct sight s = eng__sight(windows[i], pos), all = eng__sight(0, pos);
             assert_int_equal(s.end, pos + 1);
             assert_int_equal(s.end - s.first, pos + 1 < windows[i] ? pos + 1 : windows[i]);
             assert_int_equal(s.span, s.first / ATTN_SPAN);
@@ -138,7 +138,7 @@ static void test_alignment(void **state)
         for (uint32_t l = 0; l < LAYERS; l++)
             for (uint32_t p = 0; p < PAGES; p++)
                 for (uint32_t h = 0; h < KV_HEADS; h++) {
-                    struct kv_view v = view(e, l, h, pages);
+                    struct kv_view v = eng__kv_view(e, l, h, pages);
                     uint8_t *at = v.base + pages[p] * v.page_bytes;
                     assert_int_equal((uintptr_t)at % 64, 0);
                     assert_ptr_equal(at, e->pool_kv + used); /* [layer][page][kv head] */
@@ -243,7 +243,7 @@ static void test_dispatch(void **state)
     for (unsigned i = 0; i < steps; i++) run(e, i, 1, pages, logits);
     for (int op = 0; op < ENG_N_OPS; op++) {
         struct stats_view v;
-        stats_read(eng_dispatch(e, (enum eng_op)op), &v);
+        eng_dispatch(e, (enum eng_op)op, &v);
         assert_int_equal(v.count, steps * want[op]);
         assert_true(v.sum_ns > 0 && v.min_ns <= v.max_ns && v.sum_ns <= v.count * v.max_ns);
     }
