@@ -41,9 +41,13 @@ static void quantise(const float *x, struct act *a, uint32_t token)
 VEC_INLINE vec load_floats(enum qtype type, const uint8_t *p)
 {
     const uint16_t *h = (const uint16_t *)(const void *)p;
-    return type == QTYPE_F32   ? vec_load((const float *)(const void *)p)
-           : type == QTYPE_F16 ? vec_half(h)
-                               : vec_bf16(h);
+    switch (type) {
+    case QTYPE_F32: return vec_load((const float *)(const void *)p);
+    case QTYPE_F16: return vec_half(h);
+    case QTYPE_BF16: return vec_bf16(h);
+    case QTYPE_BLOCKS: break;
+    }
+    return vec_all(0.0f);
 }
 
 /* One panel x n tokens (a constant); each output is one chain over k. */
@@ -75,7 +79,8 @@ static void panel_floats(enum qtype type, const uint8_t *w, uint32_t k, const fl
     switch (type) {
     case QTYPE_F32: panel_of(QTYPE_F32, w, k, x, ldx, n_tokens, out, ldo); break;
     case QTYPE_F16: panel_of(QTYPE_F16, w, k, x, ldx, n_tokens, out, ldo); break;
-    default: panel_of(QTYPE_BF16, w, k, x, ldx, n_tokens, out, ldo); break;
+    case QTYPE_BF16: panel_of(QTYPE_BF16, w, k, x, ldx, n_tokens, out, ldo); break;
+    case QTYPE_BLOCKS: break;
     }
 }
 
@@ -431,7 +436,8 @@ static void attn_span(const struct kv_view *kv, const float *q, uint32_t n_heads
     case KV_F32: attn_of(kv, QTYPE_F32, q, n_heads, pos0, pos1, cap, ret_parts); break;
     case KV_F16: attn_of(kv, QTYPE_F16, q, n_heads, pos0, pos1, cap, ret_parts); break;
     case KV_Q8_0: attn_of(kv, QTYPE_Q8_0, q, n_heads, pos0, pos1, cap, ret_parts); break;
-    default: attn_of(kv, QTYPE_Q4_0, q, n_heads, pos0, pos1, cap, ret_parts); break;
+    case KV_Q4_0: attn_of(kv, QTYPE_Q4_0, q, n_heads, pos0, pos1, cap, ret_parts); break;
+    case KV_N_TYPES: break;
     }
 }
 

@@ -7,7 +7,7 @@ MUTANTS = [
          tests="kern_test", why="the vector levels read a small key's scale as a negative number"),
     dict(name="small-values-at-vector-levels", file="common/engine/kern_vec.h", old="if (type == QTYPE_Q8_0) scale = quant_kv_scale(scale);", new="",
          tests="kern_test", why="the vector levels read a small value's scale as a negative number"),
-    dict(name="weights-read-as-keys", file="common/engine/kern_dot.h", old="dot_tiles(type, false, panel, a, out)", new="dot_tiles(type, true, panel, a, out)",
+    dict(name="weights-read-as-keys", file="common/engine/kern_dot.h", old="dot_tiles(QTYPE_##name, false, panel, a, out)", new="dot_tiles(QTYPE_##name, true, panel, a, out)",
          tests="kern_test", why="a file's negative scale of Q8_0 is read as a small one"),
     dict(name="page-check", file="common/engine/engine.c", old="p < (end + KV_PAGE - 1) / KV_PAGE; p++)", new="p < end / KV_PAGE; p++)",
          tests="engine_test step_test", why="the last, partial page of a table is not checked"),
