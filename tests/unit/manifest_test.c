@@ -5,6 +5,7 @@
 #include "common/base/hash.h"
 #include "common/engine/content.h"
 #include "common/io/ring.h"
+#include "tests/lib/gguf_parts.h"
 #include "tests/lib/tiny_llama.h"
 
 #include <fcntl.h>
@@ -175,6 +176,67 @@ static void test_few_are_kept(void **state)
     manifest_close(&m);
 }
 
+static const struct tiny_llama tiny = {.layers = LAYERS, .vocab = 8192, .seed = 8};
+
+static struct manifest open_other(const char *file)
+{
+    struct manifest m;
+    struct errmsg em = {0};
+    struct weights *w = NULL;
+    if (weights_open(file, &w, &em) < 0) fail_msg("%s", em.text);
+    struct manifest_options o = {.weights = w, .folder = below};
+    if (manifest_open(&o, &m, &em) < 0) fail_msg("%s", em.text);
+    weights_close(w);
+    return m;
+}
+
+/* A model in three files has the tensors' hashes of the one in one file; its manifest is kept once,
+ * whichever part is named, and is stale when any of them changes. */
+static void test_several_files(void **state)
+{
+    (void)state;
+    struct manifest one = open_one(), m;
+    struct buf whole = {0};
+    char names[3][256];
+    size_t n = weights_n_tensors(model);
+    tiny_llama_bytes(&tiny, &whole);
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct gguf_part p = {.no = i,
+                                    .count = 3,
+                                    .n_tensors_said = (uint32_t)n,
+                                    .first = n * i / 3,
+                                    .end = n * (i + 1) / 3};
+        assert_true(gguf_part_write(&whole, model, &p, folder, i + 1, 3));
+        (void)snprintf(names[i], sizeof names[i], "%s/tiny-%05u-of-00003.gguf", folder, i + 1);
+    }
+    m = open_other(names[1]);
+    assert_true(!m.kept && m.n_tensors == n && m.header != one.header);
+    assert_memory_equal(m.hashes, one.hashes, n * sizeof *m.hashes);
+    uint64_t identity = m.identity;
+    manifest_close(&m);
+    for (int i = 0; i < 3; i++) {
+        m = open_other(names[i]);
+        assert_true(m.kept && m.identity == identity);
+        manifest_close(&m);
+    }
+    for (int i = 0; i < 3; i++) {
+        struct stat st;
+        assert_int_equal(stat(names[i], &st), 0);
+        damage(names[i], (uint64_t)st.st_size - 33); /* of its last tensor */
+        m = open_other(names[0]);
+        assert_true(!m.kept && m.identity != identity);
+        identity = m.identity;
+        manifest_close(&m);
+    }
+    char other[128];
+    (void)snprintf(other, sizeof other, "%s/%016" PRIx64 ".manifest", below,
+                   hash_bytes(names[0], strlen(names[0]), 0));
+    assert_int_equal(unlink(other), 0);
+    for (int i = 0; i < 3; i++) assert_int_equal(unlink(names[i]), 0);
+    buf_close(&whole);
+    manifest_close(&one);
+}
+
 static int load(const struct manifest *m, uint32_t first, uint32_t last, struct errmsg *em)
 {
     uint64_t hashes[64];
@@ -246,8 +308,7 @@ static int open_model(void **state)
 {
     (void)state;
     struct errmsg em = {0};
-    const struct tiny_llama t = {.layers = LAYERS, .vocab = 8192, .seed = 8};
-    bool good = tiny_llama_write(&t, path) && mkdtemp(folder) &&
+    bool good = tiny_llama_write(&tiny, path) && mkdtemp(folder) &&
                 weights_open(path, &model, &em) == 0 && arch_read(model, &dims, &em) == 0;
     if (!good) (void)fprintf(stderr, "%s\n", em.text);
     (void)snprintf(below, sizeof below, "%s/a/b", folder);
@@ -269,9 +330,10 @@ static int remove_model(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept),     cmocka_unit_test(test_stale),
-        cmocka_unit_test(test_not_kept), cmocka_unit_test(test_few_are_kept),
-        cmocka_unit_test(test_slices),   cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_kept),          cmocka_unit_test(test_stale),
+        cmocka_unit_test(test_not_kept),      cmocka_unit_test(test_few_are_kept),
+        cmocka_unit_test(test_slices),        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_several_files),
     };
     return cmocka_run_group_tests(tests, open_model, remove_model);
 }
