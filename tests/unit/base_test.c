@@ -271,7 +271,6 @@ static void test_pool_cores(void **state)
 
 #define SECOND_NS UINT64_C(1000000000)
 
-/* Bounds count what they say: a value is in the first bucket whose bound it does not exceed. */
 /* Recorded by threads of their own and read together: as if one had recorded all. */
 static void test_stats_of_threads(void **state)
 {
@@ -295,6 +294,7 @@ static void test_stats_of_threads(void **state)
     assert_true(all.count == 0 && all.min_ns == 0 && all.max_ns == 0);
 }
 
+/* Bounds count what they say: a value is in the first bucket whose bound it does not exceed. */
 static void test_stats_buckets(void **state)
 {
     (void)state;
