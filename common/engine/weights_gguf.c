@@ -126,6 +126,7 @@ static int open_parts(struct weights *w, const char *path, struct gguf *g, uint3
 {
     struct split whole;
     int rc = read_split(g, &whole, em);
+    if (rc < 0) rc = err_wrap(em, rc, "key '" KEY_COUNT "' is %" PRIu32, count);
     if (rc == 0 && whole.no >= count)
         rc = err_set(em, ERR_FORMAT, "key '" KEY_NO "' is %" PRIu32 " of %" PRIu32 " parts",
                      whole.no, count);
