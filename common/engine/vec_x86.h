@@ -7,8 +7,6 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#define VEC_INLINE static inline __attribute__((always_inline))
-
 /* 32 floats that are quantised together. */
 struct vec_block {
     __m256 f[4];
