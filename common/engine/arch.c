@@ -10,10 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define X(name) extern const struct arch arch_##name;
-ARCH_FAMILIES(X)
-#undef X
-
 static const struct arch *const families[] = {
 #define X(name) &arch_##name,
     ARCH_FAMILIES(X)

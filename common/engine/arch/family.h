@@ -25,6 +25,10 @@ struct arch {
     void (*fill)(struct arch_reader *r, struct arch_dims *d);
 };
 
+#define X(name) extern const struct arch arch_##name;
+ARCH_FAMILIES(X)
+#undef X
+
 #define ARCH_VEC(v) (1u << (v))
 
 /* A block without vectors, of RMS norms, SiLU and rotated neighbours; all layers are of the first
