@@ -158,7 +158,7 @@ static void gelu_mul(const float *g, const float *u, float *y, uint32_t n)
     gate_row(true, g, u, y, n);
 }
 
-/* c tanh(x / c) */
+/* c times the hyperbolic tangent of x / c. */
 VEC_INLINE vec soft_capped(vec x, vec c)
 {
     return vec_mul(c, vec_tanh(vec_div(x, c)));

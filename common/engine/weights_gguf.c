@@ -228,7 +228,7 @@ static int open_one(struct weights *w, const char *path, struct gguf *g, struct 
 int weights__gguf_open(struct weights *w, const char *path, struct errmsg *em)
 {
     struct gguf g;
-    uint32_t count;
+    uint32_t count = 1;
     int rc = gguf_open(path, &g, em);
     if (rc < 0) return rc;
     rc = count_files(&g, &count, em);
@@ -246,7 +246,7 @@ int weights__gguf_parse(struct weights *w, const uint8_t *data, size_t size, uin
                         struct errmsg *em)
 {
     struct gguf g;
-    uint32_t count;
+    uint32_t count = 1;
     int rc = gguf_parse(data, size, file_bytes, &g, em);
     if (rc < 0) return rc;
     rc = count_files(&g, &count, em);
