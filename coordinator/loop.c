@@ -82,8 +82,8 @@ static void put_assign(struct shell *s, const struct msg_to_worker *m)
     uint64_t hashes[LIMIT_SLICE_TENSORS];
     a->header_digest = s->manifest.header;
     a->tensor_hashes = hashes;
-    if (manifest_slice(&s->manifest, s->model->gguf, &s->model->dims, a->layer_first, a->layer_last,
-                       hashes, LIMIT_SLICE_TENSORS, &a->n_tensors, &em) < 0)
+    if (manifest_slice(&s->manifest, s->model->weights, &s->model->dims, a->layer_first,
+                       a->layer_last, hashes, LIMIT_SLICE_TENSORS, &a->n_tensors, &em) < 0)
         log_error("%s", em.text); /* the worker refuses a slice without hashes */
     wire_put_to_worker(&whole, &s->out);
 }
@@ -408,9 +408,9 @@ static int check_slices(const struct config *c, const struct model_file *m, stru
 {
     uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = m->dims.n_layers;
     uint32_t most = (layers + c->workers - 1) / c->workers;
-    int rc = eng_slice_tensors(m->gguf, &m->dims, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
+    int rc = eng_slice_tensors(m->weights, &m->dims, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
     if (rc == 0)
-        rc = eng_slice_tensors(m->gguf, &m->dims, layers - most, layers - 1, idx,
+        rc = eng_slice_tensors(m->weights, &m->dims, layers - most, layers - 1, idx,
                                LIMIT_SLICE_TENSORS, &n, em);
     return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
 }
@@ -428,7 +428,7 @@ int loop_check(const struct config *config, const struct model_file *model, stru
         return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
                        config->workers, model->dims.n_layers);
     /* Also finds a missing tensor or an unsupported type before any worker is asked. */
-    int rc = eng_slice_bytes(model->gguf, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
+    int rc = eng_slice_bytes(model->weights, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
     return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : check_slices(config, model, em);
 }
 
@@ -438,7 +438,7 @@ static int open_core(struct shell *s, const char *results_endpoint, uint64_t inc
     const struct model_file *m = s->model;
     struct machine_memory here = machine_memory("");
     struct setup_model model = {.dims = &m->dims, .path = m->path, .digest = s->manifest.identity};
-    int rc = setup_costs(s->config, m->gguf, &m->dims, &here, &model.costs, em);
+    int rc = setup_costs(s->config, m->weights, &m->dims, &here, &model.costs, em);
     if (rc < 0) return rc;
     uint32_t n = vocab_size(m->vocab);
     int32_t *eog = mem_alloc(n * sizeof *eog);
@@ -533,8 +533,7 @@ static bool on_hashing(void *arg, uint64_t done, uint64_t total)
 static int open_manifest(struct shell *s, const char *folder, struct errmsg *em)
 {
     struct progress progress = {.what = "hashing the model"};
-    struct manifest_options o = {.path = s->model->path,
-                                 .gguf = s->model->gguf,
+    struct manifest_options o = {.weights = s->model->weights,
                                  .folder = folder,
                                  .progress = on_hashing,
                                  .progress_arg = &progress};

@@ -1,11 +1,13 @@
 /* A kept manifest is a file of 64-bit little-endian numbers:
  *
- *   magic | CONTENT_VERSION | size | inode | mtime ns | ctime ns | header digest | n
- *   | hash of path | n tensor hashes | XXH3 of all before
+ *   magic | CONTENT_VERSION | header digest | n tensors | hash of path | n files
+ *   | for each file: size | inode | mtime ns | ctime ns
+ *   | n tensor hashes | XXH3 of all before
  *
- * It is named by the hash of the file's absolute path, and written under another name first, so
- * that no half of one is ever found. ctime is compared too, because a changed file may be given its
- * old mtime back. */
+ * What stands before the hashes is its head: a manifest counts if its head is that of the model's
+ * files now. It is named by the hash of the absolute path of the first file, and written under
+ * another name first, so that no half of one is ever found. ctime is compared too, because a
+ * changed file may be given its old mtime back. */
 #include "coordinator/manifest.h"
 
 #include "common/base/hash.h"
@@ -24,66 +26,80 @@
 #include <unistd.h>
 
 #define KEPT_MAX 64u                       /* manifests in a folder; the oldest go */
-#define MAGIC UINT64_C(0x3174736566696e6d) /* "mnifest1" */
+#define MAGIC UINT64_C(0x3274736566696e6d) /* "mnifest2" */
 
-enum field {
-    F_MAGIC,
-    F_VERSION,
-    F_SIZE,
-    F_INODE,
-    F_MTIME,
-    F_CTIME,
-    F_HEADER,
-    F_N,
-    F_PATH,
-    N_FIELDS /* behind them: the hashes, then the checksum */
+enum head_field { H_MAGIC, H_VERSION, H_HEADER, H_TENSORS, H_PATH, H_FILES, N_HEAD };
+enum file_field { F_SIZE, F_INODE, F_MTIME, F_CTIME, N_FILE };
+
+/* A manifest's words: the head, the hashes, and room for the checksum. */
+struct words {
+    uint64_t *at;
+    size_t n_head, n_tensors;
 };
+
+static size_t n_words(const struct words *w)
+{
+    return w->n_head + w->n_tensors + 1;
+}
 
 static uint64_t ns_of(struct timespec t)
 {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* What a kept manifest of this file must begin with. */
-static int describe(const struct manifest_options *o, const char *absolute,
-                    uint64_t ret[static N_FIELDS], struct errmsg *em)
+static int describe_file(const char *path, uint64_t ret[static N_FILE], struct errmsg *em)
 {
     struct stat st;
-    if (stat(o->path, &st) != 0)
-        return err_set(em, err_from_errno(errno), "%s: %s", o->path, strerror(errno));
-    ret[F_MAGIC] = MAGIC;
-    ret[F_VERSION] = CONTENT_VERSION;
+    if (stat(path, &st) != 0)
+        return err_set(em, err_from_errno(errno), "%s: %s", path, strerror(errno));
     ret[F_SIZE] = (uint64_t)st.st_size;
     ret[F_INODE] = (uint64_t)st.st_ino;
     ret[F_MTIME] = ns_of(st.st_mtim);
     ret[F_CTIME] = ns_of(st.st_ctim);
-    ret[F_HEADER] = gguf_digest(o->gguf);
-    ret[F_N] = gguf_n_tensors(o->gguf);
-    ret[F_PATH] = hash_bytes(absolute, strlen(absolute), 0);
     return 0;
+}
+
+/* The head that a manifest of the model must have now. */
+static int describe(const struct weights *w, const char *absolute, uint64_t *ret_head,
+                    struct errmsg *em)
+{
+    uint32_t n = weights_n_files(w);
+    ret_head[H_MAGIC] = MAGIC;
+    ret_head[H_VERSION] = CONTENT_VERSION;
+    ret_head[H_HEADER] = weights_digest(w);
+    ret_head[H_TENSORS] = weights_n_tensors(w);
+    ret_head[H_PATH] = hash_bytes(absolute, strlen(absolute), 0);
+    ret_head[H_FILES] = n;
+    int rc = 0;
+    for (uint32_t i = 0; i < n && rc == 0; i++)
+        rc = describe_file(weights_path(w, i), ret_head + N_HEAD + (size_t)i * N_FILE, em);
+    return rc;
 }
 
 /* ---- keeping ---- */
 
-static size_t kept_words(size_t n)
+static uint64_t checksum(const struct words *w)
 {
-    return N_FIELDS + n + 1;
+    return hash_bytes(w->at, (n_words(w) - 1) * sizeof *w->at, MAGIC);
 }
 
-static uint64_t checksum(const uint64_t *words, size_t n)
+/* Reads what is kept under `name` into the words behind the head, if its head is ours. */
+static bool find_kept(const char *name, struct words *w)
 {
-    return hash_bytes(words, (kept_words(n) - 1) * sizeof *words, MAGIC);
-}
-
-static bool find_kept(const char *name, const uint64_t fields[static N_FIELDS], uint64_t *words)
-{
-    size_t n = (size_t)fields[F_N], bytes = kept_words(n) * sizeof *words;
-    FILE *f = fopen(name, "rbe");
-    if (!f) return false;
-    bool right = fread(words, 1, bytes, f) == bytes && fgetc(f) == EOF;
-    (void)fclose(f);
-    return right && memcmp(words, fields, N_FIELDS * sizeof *words) == 0 &&
-           words[kept_words(n) - 1] == checksum(words, n);
+    uint64_t *kept = mem_try(n_words(w) * sizeof *kept);
+    size_t bytes = n_words(w) * sizeof *kept;
+    FILE *f = kept ? fopen(name, "rbe") : NULL;
+    bool right = false;
+    if (f) {
+        right = fread(kept, 1, bytes, f) == bytes && fgetc(f) == EOF;
+        (void)fclose(f);
+    }
+    const struct words found = {kept, w->n_head, w->n_tensors};
+    right = right && memcmp(kept, w->at, w->n_head * sizeof *kept) == 0 &&
+            kept[n_words(w) - 1] == checksum(&found);
+    if (right) memcpy(w->at, kept, bytes);
+    mem_free(kept);
+    return right;
 }
 
 /* The folder and those above it. */
@@ -143,26 +159,25 @@ static int write_new(const char *name, const uint64_t *words, size_t n)
     return failed;
 }
 
-static void keep(const struct manifest_options *o, const char *name, uint64_t *words, size_t n,
-                 struct manifest *m)
+static void keep(const char *folder, const char *name, const struct words *w, struct manifest *m)
 {
-    words[kept_words(n) - 1] = checksum(words, n);
-    int failed = make_folder(o->folder);
-    if (!failed) failed = write_new(name, words, kept_words(n));
-    prune(o->folder);
+    w->at[n_words(w) - 1] = checksum(w);
+    int failed = make_folder(folder);
+    if (!failed) failed = write_new(name, w->at, n_words(w));
+    prune(folder);
     if (failed)
         (void)snprintf(m->notice, sizeof m->notice,
                        "the model's hashes cannot be kept in %.120s (%s): the next start reads the "
-                       "whole file again",
-                       o->folder, strerror(failed));
+                       "whole model again",
+                       folder, strerror(failed));
 }
 
 /* ---- making ---- */
 
 struct making {
     const struct manifest_options *o;
-    struct extent *extents;
-    uint32_t *of; /* the tensor of each extent */
+    struct extent *extents; /* of the file that is being read */
+    uint32_t *of;           /* the tensor of each extent */
     size_t n;
     uint64_t *hashes;
     uint64_t done, total;
@@ -172,7 +187,7 @@ static int take_part(void *arg, size_t idx, const uint8_t *data, struct errmsg *
 {
     struct making *k = arg;
     const struct extent *x = &k->extents[idx];
-    const struct gguf_tensor *t = gguf_tensor_at(k->o->gguf, k->of[idx]);
+    const struct weights_tensor *t = weights_tensor_at(k->o->weights, k->of[idx]);
     k->hashes[k->of[idx]] += content_hash(data, (size_t)x->bytes, x->offset - t->offset);
     k->done += x->bytes;
     if (k->o->progress && !k->o->progress(k->o->progress_arg, k->done, k->total))
@@ -180,86 +195,107 @@ static int take_part(void *arg, size_t idx, const uint8_t *data, struct errmsg *
     return 0;
 }
 
-static size_t parts_of(const struct gguf_tensor *t)
+static size_t parts_of(const struct weights_tensor *t)
 {
     return (size_t)((content_rows(t) - 1) / content_part_rows(t) + 1);
 }
 
 static void cut(struct making *k, uint32_t idx)
 {
-    const struct gguf_tensor *t = gguf_tensor_at(k->o->gguf, idx);
+    const struct weights_tensor *t = weights_tensor_at(k->o->weights, idx);
     uint64_t part = t->bytes / content_rows(t) * content_part_rows(t);
     for (uint64_t at = 0; at < t->bytes; at += part) {
         uint64_t bytes = t->bytes - at < part ? t->bytes - at : part;
         k->extents[k->n] = (struct extent){t->offset + at, bytes};
         k->of[k->n++] = idx;
     }
-    k->total += t->bytes;
+}
+
+static int read_file(struct making *k, uint32_t file, struct errmsg *em)
+{
+    const struct weights *w = k->o->weights;
+    struct ring_use use = {0};
+    k->n = 0;
+    for (uint32_t i = 0; i < weights_n_tensors(w); i++)
+        if (weights_tensor_at(w, i)->file == file) cut(k, i);
+    return k->n ? ring_read(&use, weights_path(w, file), k->extents, k->n, take_part, k, em) : 0;
 }
 
 /* Reads all tensors; hashes begin as zeros. */
 static int make(const struct manifest_options *o, uint64_t *hashes, struct errmsg *em)
 {
+    const struct weights *w = o->weights;
     struct making k = {.o = o, .hashes = hashes};
-    struct ring_file file = {.path = o->path};
-    uint32_t n_tensors = (uint32_t)gguf_n_tensors(o->gguf);
     size_t n = 0;
-    for (uint32_t i = 0; i < n_tensors; i++) n += parts_of(gguf_tensor_at(o->gguf, i));
+    for (uint32_t i = 0; i < weights_n_tensors(w); i++) {
+        n += parts_of(weights_tensor_at(w, i));
+        k.total += weights_tensor_at(w, i)->bytes;
+    }
     k.extents = mem_try(n * sizeof *k.extents);
     k.of = mem_try(n * sizeof *k.of);
     int rc = 0;
     if (!k.extents || !k.of) rc = err_set(em, ERR_NOMEM, "a list of %zu parts to read", n);
-    for (uint32_t i = 0; i < n_tensors && rc == 0; i++) cut(&k, i);
-    if (rc == 0) rc = ring_read(&file, k.extents, k.n, take_part, &k, em);
+    for (uint32_t f = 0; f < weights_n_files(w) && rc == 0; f++) rc = read_file(&k, f, em);
     mem_free(k.extents);
     mem_free(k.of);
     return rc;
 }
 
-/* Makes it into words; ERR_FORMAT when the file changed meanwhile. */
-static int make_words(const struct manifest_options *o, const char *absolute,
-                      const uint64_t fields[static N_FIELDS], uint64_t *words, struct errmsg *em)
+/* The hashes behind the head; ERR_FORMAT when a file changed meanwhile. */
+static int make_words(const struct manifest_options *o, const char *absolute, struct words *w,
+                      struct errmsg *em)
 {
-    uint64_t after[N_FIELDS];
-    memset(words, 0, kept_words((size_t)fields[F_N]) * sizeof *words);
-    memcpy(words, fields, N_FIELDS * sizeof *words);
-    int rc = make(o, words + N_FIELDS, em);
-    if (rc == 0) rc = describe(o, absolute, after, em);
-    if (rc == 0 && memcmp(after, fields, sizeof after) != 0)
-        rc = err_set(em, ERR_FORMAT, "%s: the file was changed while it was read", o->path);
+    uint64_t *after = mem_try(w->n_head * sizeof *after);
+    if (!after) return err_set(em, ERR_NOMEM, "a manifest's head");
+    memset(w->at + w->n_head, 0, w->n_tensors * sizeof *w->at);
+    int rc = make(o, w->at + w->n_head, em);
+    if (rc == 0) rc = describe(o->weights, absolute, after, em);
+    if (rc == 0 && memcmp(after, w->at, w->n_head * sizeof *after) != 0)
+        rc = err_set(em, ERR_FORMAT, "%s: the model was changed while it was read",
+                     weights_path(o->weights, 0));
+    mem_free(after);
+    return rc;
+}
+
+/* The words from what is kept, or made and, where there is a folder, kept. */
+static int find_or_make(const struct manifest_options *o, const char *absolute, struct words *w,
+                        struct manifest *m, struct errmsg *em)
+{
+    char name[4096];
+    int rc = describe(o->weights, absolute, w->at, em);
+    if (rc < 0) return rc;
+    bool may_keep = o->folder && o->folder[0] &&
+                    snprintf(name, sizeof name, "%s/%016" PRIx64 ".manifest", o->folder,
+                             w->at[H_PATH]) < (int)sizeof name;
+    m->kept = may_keep && find_kept(name, w);
+    if (m->kept) return 0;
+    rc = make_words(o, absolute, w, em);
+    if (rc == 0 && may_keep) keep(o->folder, name, w, m);
     return rc;
 }
 
 int manifest_open(const struct manifest_options *o, struct manifest *ret, struct errmsg *em)
 {
-    char name[4096] = "";
-    uint64_t fields[N_FIELDS];
-    struct manifest m = {0};
-    char *absolute = realpath(o->path, NULL);
-    if (!absolute) return err_set(em, err_from_errno(errno), "%s: %s", o->path, strerror(errno));
-    int rc = describe(o, absolute, fields, em);
-    size_t n = rc == 0 ? (size_t)fields[F_N] : 0;
-    bool may_keep = rc == 0 && o->folder && o->folder[0] &&
-                    snprintf(name, sizeof name, "%s/%016" PRIx64 ".manifest", o->folder,
-                             fields[F_PATH]) < (int)sizeof name;
-    uint64_t *words = rc == 0 ? mem_try(kept_words(n) * sizeof *words) : NULL;
-    m.hashes = mem_try(n * sizeof *m.hashes);
-    if (rc == 0 && (!words || !m.hashes)) rc = err_set(em, ERR_NOMEM, "%zu tensor hashes", n);
-    m.kept = rc == 0 && may_keep && find_kept(name, fields, words);
-    if (rc == 0 && !m.kept) {
-        rc = make_words(o, absolute, fields, words, em);
-        if (rc == 0 && may_keep) keep(o, name, words, n, &m);
-    }
+    const char *path = weights_path(o->weights, 0);
+    struct words w = {.n_head = N_HEAD + (size_t)weights_n_files(o->weights) * N_FILE,
+                      .n_tensors = weights_n_tensors(o->weights)};
+    struct manifest m = {.n_tensors = (uint32_t)w.n_tensors};
+    char *absolute = realpath(path, NULL);
+    if (!absolute) return err_set(em, err_from_errno(errno), "%s: %s", path, strerror(errno));
+    w.at = mem_try(n_words(&w) * sizeof *w.at);
+    m.hashes = mem_try(w.n_tensors * sizeof *m.hashes);
+    int rc = 0;
+    if (!w.at || !m.hashes) rc = err_set(em, ERR_NOMEM, "%zu tensor hashes", w.n_tensors);
+    if (rc == 0) rc = find_or_make(o, absolute, &w, &m, em);
     if (rc == 0) {
-        memcpy(m.hashes, words + N_FIELDS, n * sizeof *m.hashes);
-        m.n_tensors = (uint32_t)n;
-        m.header = fields[F_HEADER];
-        m.identity = hash_bytes(m.hashes, n * sizeof *m.hashes, m.header);
+        memcpy(m.hashes, w.at + w.n_head, w.n_tensors * sizeof *m.hashes);
+        m.header = w.at[H_HEADER];
+        m.identity = hash_bytes(m.hashes, w.n_tensors * sizeof *m.hashes, m.header);
         *ret = m;
     } else {
         manifest_close(&m);
     }
-    mem_free(words);
+    mem_free(w.at);
     free(absolute);
     return rc;
 }
@@ -270,13 +306,13 @@ void manifest_close(struct manifest *m)
     *m = (struct manifest){0};
 }
 
-int manifest_slice(const struct manifest *m, const struct gguf *g, const struct arch_dims *d,
+int manifest_slice(const struct manifest *m, const struct weights *w, const struct arch_dims *d,
                    uint32_t layer_first, uint32_t layer_last, uint64_t *ret_hashes, uint32_t max,
                    uint32_t *ret_n, struct errmsg *em)
 {
     uint32_t *idx = mem_try(max * sizeof *idx), n = 0;
     if (!idx) return err_set(em, ERR_NOMEM, "a list of %" PRIu32 " tensors", max);
-    int rc = eng_slice_tensors(g, d, layer_first, layer_last, idx, max, &n, em);
+    int rc = eng_slice_tensors(w, d, layer_first, layer_last, idx, max, &n, em);
     for (uint32_t i = 0; i < n && rc == 0; i++) ret_hashes[i] = m->hashes[idx[i]];
     if (rc == 0) *ret_n = n;
     mem_free(idx);

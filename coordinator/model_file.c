@@ -8,13 +8,13 @@
 
 /* The id of a special token, -1 where there is none: no such key, a negative number, or -1 as the
  * file's writer put it into 32 bits without sign. */
-static int token_id(const struct gguf *g, const char *key, int32_t *ret, struct errmsg *em)
+static int token_id(const struct meta *m, const char *key, int32_t *ret, struct errmsg *em)
 {
-    const struct gguf_kv *kv = gguf_find(g, key);
-    struct gguf_int i;
+    const struct meta_kv *kv = meta_find(m, key);
+    struct meta_int i;
     *ret = -1;
     if (!kv) return 0;
-    if (kv->type == GGUF_ARRAY || !gguf_int_at(kv, 0, &i))
+    if (kv->type == META_ARRAY || !meta_int_at(kv, 0, &i))
         return err_set(em, ERR_FORMAT, "key '%s' is not an integer", key);
     if (i.negative || i.value == UINT32_MAX) return 0;
     if (i.value >= VOCAB_TOKENS_MAX)
@@ -25,14 +25,14 @@ static int token_id(const struct gguf *g, const char *key, int32_t *ret, struct 
 }
 
 /* The strings of an array, pointing into the open file. *ret_n is 0 where there is no such key. */
-static int strings(const struct gguf *g, const char *key, struct vocab_string **ret,
+static int strings(const struct meta *m, const char *key, struct vocab_string **ret,
                    uint32_t *ret_n, struct errmsg *em)
 {
-    const struct gguf_kv *kv = gguf_find(g, key);
+    const struct meta_kv *kv = meta_find(m, key);
     *ret = NULL;
     *ret_n = 0;
     if (!kv) return 0;
-    if (kv->type != GGUF_ARRAY || kv->item_type != GGUF_STRING ||
+    if (kv->type != META_ARRAY || kv->item_type != META_STRING ||
         kv->n_items > 4 * VOCAB_TOKENS_MAX)
         return err_set(em, ERR_FORMAT, "key '%s' is not an array of at most %u strings", key,
                        4 * VOCAB_TOKENS_MAX);
@@ -40,18 +40,18 @@ static int strings(const struct gguf *g, const char *key, struct vocab_string **
     if (!s) return err_set(em, ERR_NOMEM, "key '%s'", key);
     struct cursor c = {.data = kv->data, .size = (size_t)kv->data_bytes};
     for (uint64_t i = 0; i < kv->n_items; i++)
-        if (!gguf_next_string(&c, &s[i].data, &s[i].len)) break;
+        if (!meta_next_string(&c, &s[i].data, &s[i].len)) break;
     *ret = s;
     *ret_n = (uint32_t)kv->n_items;
     return 0;
 }
 
 /* A key whose value is an array of one number for each token; NULL where there is none. */
-static int array_of(const struct gguf *g, const char *key, uint32_t n, const struct gguf_kv **ret,
+static int array_of(const struct meta *m, const char *key, uint32_t n, const struct meta_kv **ret,
                     struct errmsg *em)
 {
-    *ret = gguf_find(g, key);
-    if (*ret && ((*ret)->type != GGUF_ARRAY || (*ret)->n_items != n))
+    *ret = meta_find(m, key);
+    if (*ret && ((*ret)->type != META_ARRAY || (*ret)->n_items != n))
         return err_set(em, ERR_FORMAT,
                        "key '%s' is not an array of %" PRIu32 " numbers, one for each token", key,
                        n);
@@ -59,17 +59,17 @@ static int array_of(const struct gguf *g, const char *key, uint32_t n, const str
 }
 
 /* *ret stays NULL where there is no such key; else the caller frees it. */
-static int token_types(const struct gguf *g, uint32_t n, int32_t **ret, struct errmsg *em)
+static int token_types(const struct meta *m, uint32_t n, int32_t **ret, struct errmsg *em)
 {
     static const char key[] = "tokenizer.ggml.token_type";
-    const struct gguf_kv *kv;
-    int rc = array_of(g, key, n, &kv, em);
+    const struct meta_kv *kv;
+    int rc = array_of(m, key, n, &kv, em);
     if (rc < 0 || !kv) return rc;
     int32_t *types = mem_try(n * sizeof *types);
     if (!types) return err_set(em, ERR_NOMEM, "key '%s'", key);
     for (uint32_t i = 0; i < n && rc == 0; i++) {
-        struct gguf_int v;
-        if (!gguf_int_at(kv, i, &v) || v.negative || v.value > INT32_MAX)
+        struct meta_int v;
+        if (!meta_int_at(kv, i, &v) || v.negative || v.value > INT32_MAX)
             rc = err_set(em, ERR_FORMAT, "key '%s': item %" PRIu32 " is not a token type", key, i);
         else
             types[i] = (int32_t)v.value;
@@ -81,16 +81,16 @@ static int token_types(const struct gguf *g, uint32_t n, int32_t **ret, struct e
     return rc;
 }
 
-static int token_scores(const struct gguf *g, uint32_t n, float **ret, struct errmsg *em)
+static int token_scores(const struct meta *m, uint32_t n, float **ret, struct errmsg *em)
 {
     static const char key[] = "tokenizer.ggml.scores";
-    const struct gguf_kv *kv;
-    int rc = array_of(g, key, n, &kv, em);
+    const struct meta_kv *kv;
+    int rc = array_of(m, key, n, &kv, em);
     if (rc < 0 || !kv) return rc;
     float *scores = mem_try(n * sizeof *scores);
     if (!scores) return err_set(em, ERR_NOMEM, "key '%s'", key);
     for (uint32_t i = 0; i < n && rc == 0; i++)
-        if (!gguf_f32_at(kv, i, &scores[i]))
+        if (!meta_f32_at(kv, i, &scores[i]))
             rc = err_set(em, ERR_FORMAT, "key '%s': its items are not numbers", key);
     if (rc == 0)
         *ret = scores;
@@ -105,7 +105,7 @@ static int missing_is_fine(int rc)
     return rc == ERR_NOTFOUND ? 0 : rc;
 }
 
-static int read_scalars(const struct gguf *g, const char *pre, struct vocab_spec *s,
+static int read_scalars(const struct meta *m, const char *pre, struct vocab_spec *s,
                         struct errmsg *em)
 {
     const struct {
@@ -118,39 +118,39 @@ static int read_scalars(const struct gguf *g, const char *pre, struct vocab_spec
                {"tokenizer.ggml.unknown_token_id", &s->unknown}};
     int rc = 0;
     for (size_t i = 0; i < sizeof ids / sizeof ids[0] && rc == 0; i++)
-        rc = token_id(g, ids[i].key, ids[i].id, em);
+        rc = token_id(m, ids[i].key, ids[i].id, em);
     s->model = s->pre = (struct vocab_string){"", 0};
     if (rc == 0)
         rc = missing_is_fine(
-            gguf_get_string(g, "tokenizer.ggml.model", &s->model.data, &s->model.len, em));
+            meta_get_string(m, "tokenizer.ggml.model", &s->model.data, &s->model.len, em));
     if (rc == 0)
         rc = missing_is_fine(
-            gguf_get_string(g, "tokenizer.ggml.pre", &s->pre.data, &s->pre.len, em));
+            meta_get_string(m, "tokenizer.ggml.pre", &s->pre.data, &s->pre.len, em));
     if (pre) s->pre = (struct vocab_string){pre, strlen(pre)};
     /* SentencePiece files that do not say want both. */
     s->add_bos = s->space_prefix = s->model.len == 5 && memcmp(s->model.data, "llama", 5) == 0;
     if (rc == 0)
-        rc = missing_is_fine(gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &s->add_bos, em));
+        rc = missing_is_fine(meta_get_bool(m, "tokenizer.ggml.add_bos_token", &s->add_bos, em));
     if (rc == 0)
         rc = missing_is_fine(
-            gguf_get_bool(g, "tokenizer.ggml.add_space_prefix", &s->space_prefix, em));
+            meta_get_bool(m, "tokenizer.ggml.add_space_prefix", &s->space_prefix, em));
     return rc;
 }
 
 static int open_vocab(struct model_file *f, const char *pre, struct errmsg *em)
 {
-    const struct gguf *g = f->gguf;
+    const struct meta *m = weights_meta(f->weights);
     struct vocab_spec s = {0};
     struct vocab_string *tokens = NULL, *merges = NULL;
     int32_t *types = NULL;
     float *scores = NULL;
-    int rc = read_scalars(g, pre, &s, em);
+    int rc = read_scalars(m, pre, &s, em);
     if (rc == 0 && pre && (s.model.len != 4 || memcmp(s.model.data, "gpt2", 4) != 0))
         rc = err_set(em, ERR_CONF, "a pre-tokeniser is named, but this vocabulary uses none");
-    if (rc == 0) rc = strings(g, "tokenizer.ggml.tokens", &tokens, &s.n_tokens, em);
-    if (rc == 0) rc = strings(g, "tokenizer.ggml.merges", &merges, &s.n_merges, em);
-    if (rc == 0) rc = token_types(g, s.n_tokens, &types, em);
-    if (rc == 0) rc = token_scores(g, s.n_tokens, &scores, em);
+    if (rc == 0) rc = strings(m, "tokenizer.ggml.tokens", &tokens, &s.n_tokens, em);
+    if (rc == 0) rc = strings(m, "tokenizer.ggml.merges", &merges, &s.n_merges, em);
+    if (rc == 0) rc = token_types(m, s.n_tokens, &types, em);
+    if (rc == 0) rc = token_scores(m, s.n_tokens, &scores, em);
     s.tokens = tokens;
     s.merges = merges;
     s.types = types;
@@ -168,10 +168,10 @@ int model_file_open(const char *path, bool with_model, const char *pre, struct m
 {
     struct model_file f = {0};
     struct errmsg unread = {0};
-    int rc = gguf_open(path, &f.gguf, em);
+    int rc = weights_open(path, &f.weights, em);
     if (rc < 0) return rc;
-    if (with_model) rc = arch_read(f.gguf, &f.dims, em);
-    if (rc == 0 && with_model && arch_unread(f.gguf, &unread) > 0)
+    if (with_model) rc = arch_read(f.weights, &f.dims, em);
+    if (rc == 0 && with_model && arch_unread(f.weights, &unread) > 0)
         (void)snprintf(f.warning, sizeof f.warning, "%.500s", unread.text);
     if (rc == 0) rc = open_vocab(&f, pre, em);
     if (rc < 0) {
@@ -186,7 +186,7 @@ int model_file_open(const char *path, bool with_model, const char *pre, struct m
 void model_file_close(struct model_file *f)
 {
     vocab_close(f->vocab);
-    gguf_close(f->gguf);
+    weights_close(f->weights);
     mem_free(f->path);
     *f = (struct model_file){0};
 }

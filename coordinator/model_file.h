@@ -1,5 +1,6 @@
 /* A model file as the coordinator and the command line see it: directory, shape and vocabulary.
- * The glue between common/engine (which reads GGUF) and common/text (which knows no files). */
+ * The glue between common/engine (which reads model files) and common/text (which knows no files).
+ */
 #ifndef FLOTILLA_COORDINATOR_MODEL_FILE_H
 #define FLOTILLA_COORDINATOR_MODEL_FILE_H
 
@@ -9,7 +10,7 @@
 
 struct model_file {
     char *path;
-    struct gguf *gguf;
+    struct weights *weights;
     struct arch_dims dims; /* all zero when only the vocabulary was asked for */
     struct vocab *vocab;
     char warning[512]; /* empty, or what the reader of logs should know */

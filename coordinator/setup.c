@@ -51,17 +51,17 @@ static enum kv_type kv_of(const struct config *c)
     return kv;
 }
 
-int setup_costs(const struct config *c, const struct gguf *gguf, const struct arch_dims *dims,
+int setup_costs(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
                 const struct machine_memory *here, struct room_costs *ret, struct errmsg *em)
 {
     uint32_t n = dims->n_layers;
     uint64_t *layers = mem_alloc(n * sizeof *layers), sum = 0, whole = 0;
     int rc = 0;
     for (uint32_t i = 0; i < n && rc == 0; i++) {
-        rc = eng_weights_bytes(gguf, dims, i, i, &layers[i], em);
+        rc = eng_weights_bytes(weights, dims, i, i, &layers[i], em);
         sum += layers[i];
     }
-    if (rc == 0) rc = eng_weights_bytes(gguf, dims, 0, n - 1, &whole, em);
+    if (rc == 0) rc = eng_weights_bytes(weights, dims, 0, n - 1, &whole, em);
     if (rc < 0) {
         mem_free(layers);
         return rc;

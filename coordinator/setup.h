@@ -21,7 +21,7 @@ struct setup_model {
 /* What the model's slices take, with the steps that the file asks for. `here` is what the
  * coordinator's machine has for its own tables. layer_bytes is the caller's to free (mem_free).
  * ERR_FORMAT, ERR_UNSUPPORTED: of a tensor. */
-int setup_costs(const struct config *c, const struct gguf *gguf, const struct arch_dims *dims,
+int setup_costs(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
                 const struct machine_memory *here, struct room_costs *ret, struct errmsg *em);
 
 /* The longest sequence, in tokens, that the model and the file allow; the pool may allow less. */

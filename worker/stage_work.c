@@ -62,18 +62,17 @@ static void find_path(const struct stage_work_options *o, char *ret, size_t size
         (void)snprintf(ret, size, "%s", path);
 }
 
-static int open_engine(struct stage_work *w, const struct stage_work_options *o, const char *path,
-                       const struct gguf *g, struct errmsg *em)
+static int open_engine(struct stage_work *w, const struct stage_work_options *o,
+                       const struct weights *model, struct errmsg *em)
 {
-    if (gguf_digest(g) != o->assign->header_digest)
-        return err_set(em, ERR_FORMAT, "%s is not the coordinator's model", path);
+    if (weights_digest(model) != o->assign->header_digest)
+        return err_set(em, ERR_FORMAT, "%s is not the coordinator's model", weights_path(model, 0));
     if (o->assign->kv_type >= KV_N_TYPES)
         return err_set(em, ERR_UNSUPPORTED, "KV type %" PRIu32, o->assign->kv_type);
-    struct ring_file file = {.path = path};
+    struct ring_use use = {0};
     struct machine_memory memory = machine_memory("");
     uint64_t room = machine_free(&memory);
-    struct eng_options e = {.path = path,
-                            .gguf = g,
+    struct eng_options e = {.weights = model,
                             .layer_first = o->assign->layer_first,
                             .layer_last = o->assign->layer_last,
                             .kv = (enum kv_type)o->assign->kv_type,
@@ -87,7 +86,7 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
                             .room_bytes = room ? room : 1, /* 0 would mean any */
                             .isa = o->isa,
                             .read = ring_read,
-                            .read_ctx = &file,
+                            .read_ctx = &use,
                             .progress = o->progress,
                             .progress_arg = o->progress_arg,
                             .moves = o->moves};
@@ -122,15 +121,15 @@ static int open_tables(struct stage_work *w, struct errmsg *em)
 int stage_work_open(const struct stage_work_options *o, struct stage_work **ret, struct errmsg *em)
 {
     char path[2 * LIMIT_PATH_BYTES];
-    struct gguf *g;
+    struct weights *model;
     find_path(o, path, sizeof path);
-    int rc = gguf_open(path, &g, em);
+    int rc = weights_open(path, &model, em);
     if (rc < 0) return rc;
     struct stage_work *w = mem_zalloc(sizeof *w);
     w->assign = *o->assign;
-    rc = open_engine(w, o, path, g, em);
+    rc = open_engine(w, o, model, em);
     w->assign.tensor_hashes = NULL; /* the caller's */
-    gguf_close(g);
+    weights_close(model);
     if (rc == 0) rc = open_tables(w, em);
     if (rc < 0) {
         stage_work_close(w);
@@ -174,7 +173,7 @@ void stage_work_reset(struct stage_work *w)
 
 void stage_work_rouse(struct stage_work *w)
 {
-    eng_rouse(w->engine);
+    eng_wake(w->engine);
 }
 
 struct msg_holding stage_work_holding(const struct stage_work *w)
@@ -213,7 +212,7 @@ void stage_work_metrics(const struct stage_work *w, struct buf *out)
     for (int op = 0; op < ENG_N_OPS; op++) {
         char labels[64];
         struct stats_view v;
-        stats_read(eng_dispatch(w->engine, (enum eng_op)op), &v);
+        eng_dispatch(w->engine, (enum eng_op)op, &v);
         (void)snprintf(labels, sizeof labels, "isa=\"%s\",op=\"%s\"", eng_isa(w->engine),
                        eng_op_name((enum eng_op)op));
         prom_histogram(out, name, labels, &v);

@@ -4,10 +4,11 @@
 #ifndef FLOTILLA_BASE_FMATH_H
 #define FLOTILLA_BASE_FMATH_H
 
+#include "common/base/insn.h"
+
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#include <xmmintrin.h>
 
 /* Results are defined to the bit, so the compiler may not reorder, contract or assume. -ffast-math
  * and -Ofast define the first of these; parts of it given alone define the others. */
@@ -21,7 +22,7 @@
  * have turned flush-to-zero on for the whole process. */
 static inline void fm_set_rounding(void)
 {
-    _mm_setcsr(0x1F80);
+    insn_set_float_mode(INSN_FLOAT_MODE);
 }
 
 static inline uint32_t fm_bits(float f)

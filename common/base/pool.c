@@ -3,10 +3,10 @@
 #include "common/base/clock.h"
 #include "common/base/cores.h"
 #include "common/base/fmath.h"
+#include "common/base/insn.h"
 #include "common/base/machine.h"
 #include "common/base/mem.h"
 
-#include <immintrin.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -84,7 +84,7 @@ static struct wait word_wait(struct gate_word *w, unsigned seen, uint64_t spin_n
     struct wait r = {0};
     uint64_t start = 0, deadline = 0;
     for (unsigned i = 0; atomic_load_explicit(&w->value, memory_order_acquire) == seen; i++) {
-        _mm_pause();
+        insn_pause();
         if (i % 32 != 31) continue;
         uint64_t now = clock_ns();
         r.looks++;
@@ -113,7 +113,7 @@ static void word_set(struct gate_word *w, unsigned value)
     futex(&w->value, FUTEX_WAKE, INT_MAX);
 }
 
-void pool_rouse(struct pool *p)
+void pool_wake(struct pool *p)
 {
     if (p->n_active > 1 && atomic_load(&p->job.sleepers)) futex(&p->job.value, FUTEX_WAKE, INT_MAX);
 }

@@ -52,7 +52,7 @@ void pool_close(struct pool *p);
 void pool_run(struct pool *p, pool_fn fn, void *arg);
 
 /* Something to run is about to come: threads that sleep are woken, and spin once more. */
-void pool_rouse(struct pool *p);
+void pool_wake(struct pool *p);
 
 /* Inside fn: returns when all threads of the pool have called it. */
 void pool_barrier(struct pool *p);

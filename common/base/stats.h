@@ -1,5 +1,6 @@
 /* How long something took, many times: count, sum, extremes, spread and a histogram. Any thread may
- * record while another reads; nothing is lost and nothing locks.
+ * record while another reads; nothing is lost and nothing locks. Threads that record much have one
+ * each, which costs them no locked instruction, and who reads adds them up.
  *
  * Buckets grow by a sixteenth of a power of two, so that a quantile is within 1/16 of the truth. A
  * value is in the first bucket whose bound it does not exceed (Prometheus's `le`). */
@@ -7,6 +8,7 @@
 #define FLOTILLA_BASE_STATS_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define STATS_SUB 16u      /* buckets of each power of two */
@@ -19,6 +21,8 @@ struct stats {
 };
 
 void stats_record(struct stats *s, uint64_t ns);
+/* The same for the one thread that records in s. */
+void stats_record_own(struct stats *s, uint64_t ns);
 void stats_reset(struct stats *s);
 
 /* What was recorded so far, consistent in itself: `count` is the sum of the buckets. */
@@ -29,6 +33,8 @@ struct stats_view {
 };
 
 void stats_read(const struct stats *s, struct stats_view *ret);
+/* Of n that are `stride` apart in an array, together. */
+void stats_read_all(const struct stats *s, size_t n, size_t stride, struct stats_view *ret);
 /* The bucket's bound, in ns: values up to and including it; UINT64_MAX for the last. */
 uint64_t stats_le(uint32_t bucket);
 /* The bound of the bucket in which quantile q (0..1) lies, at most the largest value; 0 if empty.

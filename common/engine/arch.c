@@ -1,27 +1,22 @@
 #include "common/engine/arch.h"
 
+#include "common/base/check.h"
 #include "common/base/mem.h"
+#include "common/engine/arch/family.h"
 #include "common/engine/kern.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
-#define HAS(v) (1u << (v))
-
-static const struct arch archs[] = {
-    {.name = "llama", .vecs = HAS(VEC_ATTN_NORM) | HAS(VEC_FFN_NORM)},
-    {.name = "gemma3",
-     .vecs = HAS(VEC_ATTN_NORM) | HAS(VEC_Q_NORM) | HAS(VEC_K_NORM) | HAS(VEC_ATTN_POST_NORM) |
-             HAS(VEC_FFN_NORM) | HAS(VEC_FFN_POST_NORM),
-     .rope_halves = true,
-     .gelu = true,
-     .scaled_embd = true,
-     .windows = 6,
-     .window_base = 10000.0f},
+static const struct arch *const families[] = {
+#define X(name) &arch_##name,
+    ARCH_FAMILIES(X)
+#undef X
 };
 
-#define N_ARCHS (sizeof archs / sizeof archs[0])
+#define N_FAMILIES (sizeof families / sizeof families[0])
 
 const char *arch_mat_name(enum arch_mat m)
 {
@@ -56,30 +51,23 @@ void arch_mat_shape(const struct arch_dims *d, enum arch_mat m, uint32_t *ret_ro
     *ret_k = shapes[m][1];
 }
 
-struct reader {
-    const struct gguf *g;
-    const struct arch *arch;
-    struct errmsg *em;
-    int rc;     /* the first error; later reads do nothing */
-    bool *read; /* by index of the key, those that were asked for; or NULL */
-};
+/* ---- keys, for the families and below ---- */
 
 /* The whole name of a key that is about to be read. */
-static void key_of(const struct reader *r, const char *name, char *key, size_t size)
+static void key_of(const struct arch_reader *r, const char *name, char *key, size_t size)
 {
     (void)snprintf(key, size, "%s.%s", r->arch->name, name);
-    const struct gguf_kv *kv = r->read ? gguf_find(r->g, key) : NULL;
-    if (kv) r->read[kv - gguf_kv_at(r->g, 0)] = true;
+    const struct meta_kv *kv = r->read ? meta_find(r->meta, key) : NULL;
+    if (kv) r->read[kv - r->meta->kvs] = true;
 }
 
-/* A count in 1..max; `fallback` where the key is missing, 0 meaning that it is needed. */
-static uint32_t read_count(struct reader *r, const char *name, uint32_t max, uint32_t fallback)
+uint32_t arch__count(struct arch_reader *r, const char *name, uint32_t max, uint32_t fallback)
 {
     char key[128];
     key_of(r, name, key, sizeof key);
     uint32_t v = fallback;
     if (r->rc < 0) return 1;
-    int rc = gguf_get_u32(r->g, key, &v, r->em);
+    int rc = meta_get_u32(r->meta, key, &v, r->em);
     if (rc < 0 && !(rc == ERR_NOTFOUND && fallback)) {
         r->rc = rc == ERR_NOTFOUND ? ERR_FORMAT : rc;
         return 1;
@@ -92,41 +80,58 @@ static uint32_t read_count(struct reader *r, const char *name, uint32_t max, uin
     return v;
 }
 
-static float read_float(struct reader *r, const char *name, float fallback)
+float arch__float(struct arch_reader *r, const char *name, float fallback)
 {
     char key[128];
     key_of(r, name, key, sizeof key);
     float v = fallback;
     if (r->rc < 0) return v;
-    int rc = gguf_get_f32(r->g, key, &v, r->em);
+    int rc = meta_get_f32(r->meta, key, &v, r->em);
     if (rc < 0 && rc != ERR_NOTFOUND) r->rc = rc;
     if (r->rc == 0 && (!isfinite(v) || v < 0.0f))
         r->rc = err_set(r->em, ERR_FORMAT, "key '%s' is negative or not finite", key);
     return v;
 }
 
-/* A whole number; 0 where the whole key is missing. One of another type is an error, not absent. */
-static uint32_t read_number(struct reader *r, const char *key)
+/* One of another type is an error, not absent. */
+uint32_t arch__number(struct arch_reader *r, const char *name)
 {
+    char key[128];
+    key_of(r, name, key, sizeof key);
     uint32_t v = 0;
     if (r->rc < 0) return 0;
-    int rc = gguf_get_u32(r->g, key, &v, r->em);
+    int rc = meta_get_u32(r->meta, key, &v, r->em);
     if (rc < 0 && rc != ERR_NOTFOUND) r->rc = rc;
     return v;
 }
 
+void arch__refuse(struct arch_reader *r, const char *name, const char *what)
+{
+    if (arch__number(r, name) && r->rc == 0)
+        r->rc = err_set(r->em, ERR_UNSUPPORTED, "key '%s.%s': %s are not supported for %s",
+                        r->arch->name, name, what, r->arch->name);
+}
+
+float arch__rope_base(struct arch_reader *r, const char *name, float fallback)
+{
+    float base = arch__float(r, name, fallback);
+    if (r->rc == 0 && base < 1.0f)
+        r->rc = err_set(r->em, ERR_FORMAT, "key '%s.%s' is below 1", r->arch->name, name);
+    return base;
+}
+
 /* Scaled positions: by a named type, or by a bare factor, which older files mean as linear. */
-static void read_rope_scaling(struct reader *r, struct rope_params *p)
+void arch__rope_scaling(struct arch_reader *r, struct rope_params *p)
 {
     char key[128];
     const char *type;
     size_t len;
-    float factor = read_float(r, "rope.scaling.factor", 0.0f);
-    if (factor == 0.0f) factor = read_float(r, "rope.scale_linear", 0.0f);
+    float factor = arch__float(r, "rope.scaling.factor", 0.0f);
+    if (factor == 0.0f) factor = arch__float(r, "rope.scale_linear", 0.0f);
     if (factor == 0.0f) factor = 1.0f;
     key_of(r, "rope.scaling.type", key, sizeof key);
     if (r->rc < 0) return;
-    int rc = gguf_get_string(r->g, key, &type, &len, r->em);
+    int rc = meta_get_string(r->meta, key, &type, &len, r->em);
     if (rc == ERR_NOTFOUND) {
         type = "linear";
         len = strlen(type);
@@ -148,11 +153,14 @@ static void read_rope_scaling(struct reader *r, struct rope_params *p)
         r->rc = err_set(r->em, ERR_FORMAT, "key '%s.rope.scaling.factor' is %g, below 1",
                         r->arch->name, (double)factor);
     if (p->scaling != ROPE_YARN) return;
-    key_of(r, "rope.scaling.original_context_length", key, sizeof key);
-    p->ctx_orig = (float)read_number(r, key);
-    p->attn_factor = read_float(r, "rope.scaling.attn_factor", 1.0f);
-    p->beta_fast = read_float(r, "rope.scaling.yarn_beta_fast", 32.0f);
-    p->beta_slow = read_float(r, "rope.scaling.yarn_beta_slow", 1.0f);
+    p->ctx_orig = (float)arch__number(r, "rope.scaling.original_context_length");
+    p->attn_factor = arch__float(r, "rope.scaling.attn_factor", 1.0f);
+    p->beta_fast = arch__float(r, "rope.scaling.yarn_beta_fast", 32.0f);
+    p->beta_slow = arch__float(r, "rope.scaling.yarn_beta_slow", 1.0f);
+    if (r->rc == 0 && p->base <= 1.0f)
+        r->rc =
+            err_set(r->em, ERR_FORMAT, "key '%s.rope.freq_base' is %g: YaRN needs a base above 1",
+                    r->arch->name, (double)p->base);
     if (r->rc == 0 && (p->ctx_orig < 1.0f || p->beta_fast < 1e-3f || p->beta_slow < 1e-3f))
         r->rc =
             err_set(r->em, ERR_FORMAT,
@@ -160,38 +168,18 @@ static void read_rope_scaling(struct reader *r, struct rope_params *p)
                     r->arch->name);
 }
 
-static void read_rope(struct reader *r, struct arch_dims *d)
+struct arch_block *arch__add_block(struct arch_dims *d)
 {
-    struct rope_params plain = {.scaling = ROPE_PLAIN, .factor = 1.0f};
-    d->rope[REACH_ALL] = d->rope[REACH_WINDOW] = plain;
-    d->rope[REACH_ALL].base = read_float(r, "rope.freq_base", 10000.0f);
-    read_rope_scaling(r, &d->rope[REACH_ALL]);
-    d->rope[REACH_WINDOW].base = read_float(r, "rope.freq_base_swa", r->arch->window_base);
-    if (r->rc == 0 && d->rope[REACH_ALL].scaling == ROPE_YARN && d->rope[REACH_ALL].base <= 1.0f)
-        r->rc =
-            err_set(r->em, ERR_FORMAT, "key '%s.rope.freq_base' is %g: YaRN needs a base above 1",
-                    r->arch->name, (double)d->rope[REACH_ALL].base);
-    for (int i = 0; i < N_REACHES && r->rc == 0; i++)
-        if ((i == REACH_ALL || d->window) && d->rope[i].base < 1.0f)
-            r->rc = err_set(r->em, ERR_FORMAT, "key '%s.rope.freq_base%s' is below 1",
-                            r->arch->name, i == REACH_WINDOW ? "_swa" : "");
+    CHECK(d->n_blocks < ARCH_BLOCKS_MAX);
+    struct arch_block *b = &d->blocks[d->n_blocks++];
+    *b = (struct arch_block){.rope = {.scaling = ROPE_PLAIN, .factor = 1.0f}};
+    return b;
 }
 
-static void read_window(struct reader *r, struct arch_dims *d)
-{
-    char key[128];
-    d->window_every = 1;
-    key_of(r, "attention.sliding_window", key, sizeof key);
-    d->window = read_number(r, key);
-    if (r->rc < 0 || d->window == 0) return;
-    if (!r->arch->windows)
-        r->rc =
-            err_set(r->em, ERR_UNSUPPORTED, "key '%s' is not supported for %s", key, r->arch->name);
-    d->window_every =
-        read_count(r, "attention.sliding_window_pattern", ARCH_LAYERS_MAX, r->arch->windows);
-}
+/* ---- tensors ---- */
 
-static bool known_of_layer(const struct arch *arch, const char *name)
+/* Of a layer that has these vectors. */
+static bool known_of_layer(uint32_t vecs, const char *name)
 {
     size_t n = strlen(name), suffix = strlen(".weight");
     if (n <= suffix || strcmp(name + n - suffix, ".weight") != 0) return false;
@@ -202,7 +190,7 @@ static bool known_of_layer(const struct arch *arch, const char *name)
     }
     for (int v = 0; v < N_VECS; v++) {
         const char *of = arch_vec_name((enum arch_vec)v);
-        if (arch->vecs >> v & 1 && strlen(of) == n && memcmp(of, name, n) == 0) return true;
+        if (vecs >> v & 1 && strlen(of) == n && memcmp(of, name, n) == 0) return true;
     }
     return false;
 }
@@ -222,20 +210,22 @@ static bool layer_of(const char *name, uint32_t *ret_layer, const char **ret_res
 }
 
 /* A tensor that this engine would leave out would make the answer another one. */
-static void refuse_unknown_tensors(struct reader *r, uint32_t n_layers)
+static void refuse_unknown_tensors(struct arch_reader *r, const struct arch_dims *d)
 {
     static const char *const known[] = {"token_embd.weight", "output_norm.weight", "output.weight",
                                         "rope_freqs.weight"};
-    for (size_t i = 0; i < gguf_n_tensors(r->g) && r->rc == 0; i++) {
-        const char *name = gguf_tensor_at(r->g, i)->name, *rest;
+    for (size_t i = 0; i < weights_n_tensors(r->w) && r->rc == 0; i++) {
+        const char *name = weights_tensor_at(r->w, i)->name, *rest;
         uint32_t layer;
         bool found = false;
         if (layer_of(name, &layer, &rest)) {
-            found = known_of_layer(r->arch, rest);
-            if (found && layer >= n_layers) {
+            uint32_t any = 0;
+            for (uint32_t b = 0; b < d->n_blocks; b++) any |= d->blocks[b].vecs;
+            found = known_of_layer(layer < d->n_layers ? arch_block(d, layer)->vecs : any, rest);
+            if (found && layer >= d->n_layers) {
                 r->rc = err_set(r->em, ERR_FORMAT,
                                 "tensor '%s' belongs to no layer: key '%s.block_count' is %" PRIu32,
-                                name, r->arch->name, n_layers);
+                                name, r->arch->name, d->n_layers);
                 return;
             }
         }
@@ -247,30 +237,12 @@ static void refuse_unknown_tensors(struct reader *r, uint32_t n_layers)
     }
 }
 
-/* What a file may ask for and this engine does not compute. */
-static void refuse_variants(struct reader *r, uint32_t n_layers)
+static void read_vocab(struct arch_reader *r, struct arch_dims *d)
 {
-    char key[128];
-    key_of(r, "expert_count", key, sizeof key);
-    if (read_number(r, key))
-        r->rc =
-            err_set(r->em, ERR_UNSUPPORTED, "key '%s': mixtures of experts are not supported", key);
-    uint32_t n = read_number(r, "split.count");
-    if (n > 1)
-        r->rc = err_set(
-            r->em, ERR_UNSUPPORTED,
-            "key 'split.count' is %" PRIu32 ": models in several files are not supported", n);
-    if (r->rc == 0) refuse_unknown_tensors(r, n_layers);
-}
-
-static void read_vocab(struct reader *r, struct arch_dims *d)
-{
-    char key[128];
-    key_of(r, "vocab_size", key, sizeof key);
-    uint32_t said = read_number(r, key);
+    uint32_t said = arch__number(r, "vocab_size");
     if (r->rc < 0) return;
-    const struct gguf_tensor *t = gguf_tensor(r->g, "token_embd.weight");
-    const struct gguf_kv *tokens = gguf_find(r->g, "tokenizer.ggml.tokens");
+    const struct weights_tensor *t = weights_tensor(r->w, "token_embd.weight");
+    const struct meta_kv *tokens = meta_find(r->meta, "tokenizer.ggml.tokens");
     if (!t) {
         r->rc = err_set(r->em, ERR_FORMAT, "tensor 'token_embd.weight' is missing");
     } else if (t->n_dims != 2 || t->dims[0] != d->hidden || t->dims[1] > ARCH_WIDTH_MAX) {
@@ -278,42 +250,39 @@ static void read_vocab(struct reader *r, struct arch_dims *d)
                         "tensor 'token_embd.weight' is %" PRIu64 " x %" PRIu64 ", not %" PRIu32
                         " x the vocabulary (at most %u)",
                         t->dims[0], t->dims[1], d->hidden, ARCH_WIDTH_MAX);
-    } else if (tokens && tokens->type == GGUF_ARRAY && tokens->n_items != t->dims[1]) {
+    } else if (tokens && tokens->type == META_ARRAY && tokens->n_items != t->dims[1]) {
         r->rc = err_set(r->em, ERR_FORMAT,
                         "tensor 'token_embd.weight' has %" PRIu64 " rows, the vocabulary %" PRIu64
                         " tokens",
                         t->dims[1], tokens->n_items);
     } else if (said && said != t->dims[1]) {
         r->rc = err_set(r->em, ERR_FORMAT,
-                        "tensor 'token_embd.weight' has %" PRIu64 " rows, key '%s' is %" PRIu32,
-                        t->dims[1], key, said);
+                        "tensor 'token_embd.weight' has %" PRIu64
+                        " rows, key '%s.vocab_size' is %" PRIu32,
+                        t->dims[1], r->arch->name, said);
     } else {
         d->vocab = (uint32_t)t->dims[1];
     }
 }
 
-static int find_arch(const struct gguf *g, const struct arch **ret, struct errmsg *em)
+static int find_arch(const struct meta *m, const struct arch **ret, struct errmsg *em)
 {
     const char *name;
     size_t len;
-    int rc = gguf_get_string(g, "general.architecture", &name, &len, em);
+    int rc = meta_get_string(m, "general.architecture", &name, &len, em);
     if (rc < 0) return rc == ERR_NOTFOUND ? ERR_FORMAT : rc;
-    for (size_t i = 0; i < N_ARCHS; i++)
-        if (strlen(archs[i].name) == len && memcmp(archs[i].name, name, len) == 0) {
-            *ret = &archs[i];
+    char all[256] = "";
+    for (size_t i = 0; i < N_FAMILIES; i++) {
+        const char *of = families[i]->name;
+        if (strlen(of) == len && memcmp(of, name, len) == 0) {
+            *ret = families[i];
             return 0;
         }
-    return err_set(em, ERR_UNSUPPORTED,
-                   "architecture '%.*s' is not supported (llama and gemma3 are)",
-                   len > 64 ? 64 : (int)len, name);
-}
-
-/* Gemma 3 scales queries by the head size, but its model of 62 layers (27B) by hidden / heads:
- * https://github.com/google/gemma_pytorch, config.py, query_pre_attn_scalar. */
-static float query_scale(const struct arch_dims *d)
-{
-    bool by_width = d->arch->scaled_embd && d->n_layers == 62;
-    return 1.0f / sqrtf((float)(by_width ? d->hidden / d->n_heads : d->head_size));
+        size_t at = strlen(all);
+        (void)snprintf(all + at, sizeof all - at, "%s%s", i ? ", " : "", of);
+    }
+    return err_set(em, ERR_UNSUPPORTED, "architecture '%.*s' is not supported (%s)",
+                   len > 64 ? 64 : (int)len, name, all);
 }
 
 static int check_heads(const struct arch_dims *d, uint32_t value_size, struct errmsg *em)
@@ -331,36 +300,36 @@ static int check_heads(const struct arch_dims *d, uint32_t value_size, struct er
     return 0;
 }
 
-static void read_dims(struct reader *r, struct arch_dims *d)
+static void read_dims(struct arch_reader *r, struct arch_dims *d)
 {
     d->arch = r->arch;
-    d->n_layers = read_count(r, "block_count", ARCH_LAYERS_MAX, 0);
-    d->hidden = read_count(r, "embedding_length", ARCH_WIDTH_MAX, 0);
-    d->ffn = read_count(r, "feed_forward_length", ARCH_WIDTH_MAX, 0);
-    d->ctx_train = read_count(r, "context_length", 1u << 30, 0);
-    d->n_heads = read_count(r, "attention.head_count", 4096, 0);
-    d->n_kv_heads = read_count(r, "attention.head_count_kv", 4096, d->n_heads);
-    d->head_size = read_count(r, "attention.key_length", HEAD_SIZE_MAX,
-                              d->hidden / d->n_heads ? d->hidden / d->n_heads : 1);
-    uint32_t value_size = read_count(r, "attention.value_length", HEAD_SIZE_MAX, d->head_size);
-    d->rope_dims = read_count(r, "rope.dimension_count", HEAD_SIZE_MAX, d->head_size);
-    read_window(r, d);
-    read_rope(r, d);
-    d->norm_eps = read_float(r, "attention.layer_norm_rms_epsilon", 1e-5f);
-    d->embd_scale = d->arch->scaled_embd ? sqrtf((float)d->hidden) : 1.0f;
-    d->q_scale = query_scale(d);
-    d->score_softcap = read_float(r, "attn_logit_softcapping", 0.0f);
-    d->logit_softcap = read_float(r, "final_logit_softcapping", 0.0f);
+    d->n_layers = arch__count(r, "block_count", ARCH_LAYERS_MAX, 0);
+    d->hidden = arch__count(r, "embedding_length", ARCH_WIDTH_MAX, 0);
+    d->ffn = arch__count(r, "feed_forward_length", ARCH_WIDTH_MAX, 0);
+    d->ctx_train = arch__count(r, "context_length", 1u << 30, 0);
+    d->n_heads = arch__count(r, "attention.head_count", 4096, 0);
+    d->n_kv_heads = arch__count(r, "attention.head_count_kv", 4096, d->n_heads);
+    d->head_size = arch__count(r, "attention.key_length", HEAD_SIZE_MAX,
+                               d->hidden / d->n_heads ? d->hidden / d->n_heads : 1);
+    uint32_t value_size = arch__count(r, "attention.value_length", HEAD_SIZE_MAX, d->head_size);
+    d->rope_dims = arch__count(r, "rope.dimension_count", HEAD_SIZE_MAX, d->head_size);
+    d->norm_eps = arch__float(r, "attention.layer_norm_rms_epsilon", 1e-5f);
+    d->embd_scale = 1.0f;
+    d->q_scale = 1.0f / sqrtf((float)d->head_size);
+    d->score_softcap = arch__float(r, "attn_logit_softcapping", 0.0f);
+    d->logit_softcap = arch__float(r, "final_logit_softcapping", 0.0f);
+    r->arch->fill(r, d);
     read_vocab(r, d);
-    refuse_variants(r, d->n_layers);
+    arch__refuse(r, "expert_count", "mixtures of experts");
+    if (r->rc == 0) refuse_unknown_tensors(r, d);
     if (r->rc == 0) r->rc = check_heads(d, value_size, r->em);
 }
 
-int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em)
+int arch_read(const struct weights *w, struct arch_dims *ret, struct errmsg *em)
 {
     struct arch_dims d = {0};
-    struct reader r = {.g = g, .em = em};
-    int rc = find_arch(g, &r.arch, em);
+    struct arch_reader r = {.w = w, .meta = weights_meta(w), .em = em};
+    int rc = find_arch(weights_meta(w), &r.arch, em);
     if (rc < 0) return rc;
     read_dims(&r, &d);
     if (r.rc == 0) *ret = d;
@@ -368,27 +337,27 @@ int arch_read(const struct gguf *g, struct arch_dims *ret, struct errmsg *em)
 }
 
 /* Adds a name to a list that may be too long for its text. */
-static void list_name(struct errmsg *to, const struct gguf_kv *kv)
+static void list_name(struct errmsg *to, const struct meta_kv *kv)
 {
     size_t at = strlen(to->text), room = sizeof to->text - at;
     int n = snprintf(to->text + at, room, "%s'%.*s'", at ? ", " : "", (int)kv->key_len, kv->key);
     if (n >= (int)room) to->text[at] = 0;
 }
 
-size_t arch_unread(const struct gguf *g, struct errmsg *ret)
+size_t arch_unread(const struct weights *w, struct errmsg *ret)
 {
     struct arch_dims d = {0};
     struct errmsg ignored, names = {0};
-    struct reader r = {.g = g, .em = &ignored};
+    struct arch_reader r = {.w = w, .meta = weights_meta(w), .em = &ignored};
     size_t n = 0;
-    if (find_arch(g, &r.arch, &ignored) < 0) return 0;
-    r.read = mem_try(gguf_n_kvs(g) * sizeof *r.read);
+    if (find_arch(weights_meta(w), &r.arch, &ignored) < 0) return 0;
+    r.read = mem_try(r.meta->n * sizeof *r.read);
     if (!r.read) return 0;
-    memset(r.read, 0, gguf_n_kvs(g) * sizeof *r.read);
+    memset(r.read, 0, r.meta->n * sizeof *r.read);
     read_dims(&r, &d);
     size_t prefix = strlen(r.arch->name);
-    for (size_t i = 0; i < gguf_n_kvs(g); i++) {
-        const struct gguf_kv *kv = gguf_kv_at(g, i);
+    for (size_t i = 0; i < r.meta->n; i++) {
+        const struct meta_kv *kv = &r.meta->kvs[i];
         if (r.read[i] || kv->key_len <= prefix || memcmp(kv->key, r.arch->name, prefix) != 0 ||
             kv->key[prefix] != '.')
             continue;

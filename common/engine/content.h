@@ -5,7 +5,7 @@
 #ifndef FLOTILLA_ENGINE_CONTENT_H
 #define FLOTILLA_ENGINE_CONTENT_H
 
-#include "common/engine/gguf.h"
+#include "common/engine/weights.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,9 +14,9 @@
 #define CONTENT_VERSION 1u
 
 /* Rows of a tensor: all its dimensions but the first, multiplied. */
-uint64_t content_rows(const struct gguf_tensor *t);
+uint64_t content_rows(const struct weights_tensor *t);
 /* Rows of each of its parts; the last part may have fewer. */
-uint64_t content_part_rows(const struct gguf_tensor *t);
+uint64_t content_part_rows(const struct weights_tensor *t);
 /* The hash of a part whose first byte is byte `at` of its tensor. Parts of a tensor are added. */
 uint64_t content_hash(const void *data, size_t bytes, uint64_t at);
 

@@ -1,9 +1,17 @@
 #include "common/engine/cpu.h"
 
-#include <cpuid.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+
+/* Levels that other builds have, or that are planned: known by name. */
+static const char *const known[] = {"avx2", "avx512", "amx"};
+
+#define N_KNOWN (sizeof known / sizeof known[0])
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
 
 /* CPUID says what the CPU can; XCR0 says whether the kernel saves the registers. */
 static uint64_t xcr0(void)
@@ -46,8 +54,6 @@ static const struct level {
     {&kern_scalar, 0, {NULL, NULL}},
 };
 
-#define N_LEVELS (sizeof levels / sizeof levels[0])
-
 static struct cpu detect(void)
 {
     struct cpu r = {0};
@@ -63,27 +69,50 @@ static struct cpu detect(void)
 }
 
 /* What the level needs and the CPU (or its kernel) lacks; NULL: nothing. */
-static const char *missing(const struct cpu *cpu, const struct level *l)
+static const char *missing(const struct level *l)
 {
+    struct cpu cpu = detect();
     for (int i = 0; i < 2; i++)
         for (const struct feature *f = l->needs[i]; f && f->name; f++)
-            if (!(cpu->bits[f->leaf] >> f->bit & 1)) return f->name;
-    return (cpu->xcr0 & l->xcr0) == l->xcr0 ? NULL : "the kernel's support of the registers";
+            if (!(cpu.bits[f->leaf] >> f->bit & 1)) return f->name;
+    return (cpu.xcr0 & l->xcr0) == l->xcr0 ? NULL : "the kernel's support of the registers";
+}
+
+#else
+
+/* No vector level is written for this instruction set yet. */
+static const struct level {
+    const struct kern *kern;
+} levels[] = {{&kern_scalar}};
+
+static const char *missing(const struct level *l)
+{
+    (void)l;
+    return NULL;
+}
+
+#endif
+
+#define N_LEVELS (sizeof levels / sizeof levels[0])
+
+static int refuse(const char *isa, struct errmsg *em)
+{
+    for (size_t i = 0; i < N_KNOWN; i++)
+        if (strcmp(isa, known[i]) == 0)
+            return err_set(em, ERR_UNSUPPORTED, "isa %s: this build has no kernels for it", isa);
+    return err_set(em, ERR_UNSUPPORTED, "isa '%s' is unknown (scalar, avx2, avx512)", isa);
 }
 
 int cpu_kern(const char *isa, const struct kern **ret_kern, struct errmsg *em)
 {
-    struct cpu cpu = detect();
     bool any = !isa || !isa[0];
     for (size_t i = 0; i < N_LEVELS; i++) {
         if (!any && strcmp(isa, levels[i].kern->name) != 0) continue;
-        const char *lacks = missing(&cpu, &levels[i]);
+        const char *lacks = missing(&levels[i]);
         if (lacks && any) continue;
         if (lacks) return err_set(em, ERR_UNSUPPORTED, "isa %s: this CPU lacks %s", isa, lacks);
         *ret_kern = levels[i].kern;
         return 0;
     }
-    if (strcmp(isa, "amx") == 0)
-        return err_set(em, ERR_UNSUPPORTED, "isa amx: this build has no kernels for it");
-    return err_set(em, ERR_UNSUPPORTED, "isa '%s' is unknown (scalar, avx2, avx512)", isa);
+    return refuse(isa, em);
 }

@@ -13,8 +13,8 @@
 #include "common/base/source.h"
 #include "common/base/stats.h"
 #include "common/engine/arch.h"
-#include "common/engine/gguf.h"
 #include "common/engine/kern.h"
+#include "common/engine/weights.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -23,8 +23,7 @@
 #define ENG_ROWS_MAX 4096u
 
 struct eng_options {
-    const char *path;                 /* borrowed during eng_open, like the next */
-    const struct gguf *gguf;          /* the open directory of `path` */
+    const struct weights *weights;    /* the model's directory, borrowed during eng_open */
     uint32_t layer_first, layer_last; /* inclusive; the first layer brings the embedding, the last
                                          the output head */
     enum kv_type kv;
@@ -35,7 +34,7 @@ struct eng_options {
     unsigned threads;
     uint64_t room_bytes; /* memory that it may take; what needs more is refused unread. 0: any */
     const char *isa;     /* NULL: the best */
-    source_read_fn read; /* reads extents of `path`; read_ctx is its first argument */
+    source_read_fn read; /* reads extents of the model's files; read_ctx is its first argument */
     void *read_ctx;
     /* What each tensor of the slice must be (content.h), in the order of eng_slice_tensors. A
      * tensor that is not ends the load with ERR_FORMAT. NULL: whatever the file has. */
@@ -77,14 +76,15 @@ int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, cons
              const float **ret_out, struct errmsg *em);
 
 /* A step is about to come: wakes the engine's threads. */
-void eng_rouse(struct engine *e);
+void eng_wake(struct engine *e);
 
 size_t eng_logits_stride(const struct engine *e);
 const struct arch_dims *eng_dims(const struct engine *e);
 /* The level of every kernel that this engine calls. */
 const char *eng_isa(const struct engine *e);
 
-/* Durations of calls into the kernels of that level, by each thread. */
+/* Durations of calls into the kernels of that level, by each thread, of all threads together. May
+ * be called while a step runs. */
 enum eng_op {
     ENG_LINEAR,    /* one matrix, the thread's panels, all rows of the step */
     ENG_ATTENTION, /* one layer, the thread's share, as in what follows */
@@ -95,7 +95,7 @@ enum eng_op {
     ENG_N_OPS
 };
 const char *eng_op_name(enum eng_op op);
-const struct stats *eng_dispatch(const struct engine *e, enum eng_op op);
+void eng_dispatch(const struct engine *e, enum eng_op op, struct stats_view *ret);
 struct eng_stats eng_stats(const struct engine *e);
 
 /* ERR_UNSUPPORTED: the model's heads do not fit the blocks of this KV type. */
@@ -104,17 +104,17 @@ int eng_kv_check(const struct arch_dims *d, enum kv_type kv, struct errmsg *em);
 size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_layers);
 /* "f32", "f16", "q8_0" or "q4_0"; false for another name. */
 bool eng_kv_parse(const char *name, enum kv_type *ret);
-/* The tensors that a slice needs, each once, as indices into the file's table. ERR_FORMAT,
+/* The tensors that a slice needs, each once, as indices into the directory. ERR_FORMAT,
  * ERR_UNSUPPORTED: one is missing, or has a shape or type that this engine does not compute;
  * ERR_LIMIT: more than idx_max. */
-int eng_slice_tensors(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+int eng_slice_tensors(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint32_t *ret_idx, uint32_t idx_max, uint32_t *ret_n,
                       struct errmsg *em);
 /* Bytes in the file of the tensors that a slice needs. */
-int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+int eng_slice_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
 /* Bytes in memory of the weights of a slice. */
-int eng_weights_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+int eng_weights_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
 
 /* Bytes that an engine has beside weights and keys and values. */

@@ -3,7 +3,6 @@
  * alignment, tensor data. A string is a u64 length and its bytes. */
 #include "common/engine/gguf.h"
 
-#include "common/base/hash.h"
 #include "common/base/mem.h"
 
 #include <errno.h>
@@ -12,74 +11,44 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct gguf {
-    uint8_t *header;
-    size_t header_bytes; /* up to the start of the tensor data */
-    size_t parsed_bytes; /* the same without the padding */
-    uint64_t file_bytes;
-    struct gguf_kv *kvs;
-    size_t n_kvs;
-    struct gguf_tensor *tensors;
-    size_t n_tensors;
-    char *names; /* tensor names with their NULs */
-    struct smap by_key, by_name;
-    uint32_t alignment;
-};
-
-static const uint8_t type_bytes[GGUF_N_TYPES] = {
-    [GGUF_U8] = 1,  [GGUF_I8] = 1,   [GGUF_U16] = 2, [GGUF_I16] = 2, [GGUF_U32] = 4, [GGUF_I32] = 4,
-    [GGUF_F32] = 4, [GGUF_BOOL] = 1, [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_F64] = 8,
-};
-
-bool gguf_next_string(struct cursor *c, const char **ret, size_t *ret_len)
-{
-    if (cursor_left(c) == 0) return false;
-    uint64_t n = cursor_u64(c);
-    const uint8_t *p = cursor_take(c, n);
-    if (!p) return false;
-    *ret = (const char *)p;
-    *ret_len = (size_t)n;
-    return true;
-}
-
 /* A cursor that ran out means either a longer header than was read so far or a cut file. */
 static int short_header(const struct cursor *c, const char *what, struct errmsg *em)
 {
     return err_set(em, ERR_AGAIN, "%s ends beyond the file's end (at byte %zu)", what, c->pos);
 }
 
-static int parse_array(struct cursor *c, struct gguf_kv *kv, struct errmsg *em)
+static int parse_array(struct cursor *c, struct meta_kv *kv, struct errmsg *em)
 {
     uint32_t item_type = cursor_u32(c);
     kv->n_items = cursor_u64(c);
     if (c->bad) return short_header(c, "an array", em);
-    if (item_type >= GGUF_N_TYPES || item_type == GGUF_ARRAY)
+    if (item_type >= META_N_TYPES || item_type == META_ARRAY)
         return err_set(em, ERR_FORMAT, "array of unknown or nested type %" PRIu32 " at byte %zu",
                        item_type, c->pos);
-    kv->item_type = (enum gguf_type)item_type;
+    kv->item_type = (enum meta_type)item_type;
     kv->data = c->data + c->pos;
     size_t start = c->pos;
-    if (item_type == GGUF_STRING) {
+    if (item_type == META_STRING) {
         if (kv->n_items > GGUF_HEADER_BYTES_MAX / 8)
             return err_set(em, ERR_FORMAT, "array of %" PRIu64 " strings at byte %zu", kv->n_items,
                            start);
         for (uint64_t i = 0; i < kv->n_items; i++) {
             const char *s;
             size_t n;
-            if (!gguf_next_string(c, &s, &n)) return short_header(c, "a string array", em);
+            if (!meta_next_string(c, &s, &n)) return short_header(c, "a string array", em);
         }
     } else {
-        if (kv->n_items > GGUF_HEADER_BYTES_MAX / type_bytes[item_type])
+        uint32_t width = meta_type_bytes(kv->item_type);
+        if (kv->n_items > GGUF_HEADER_BYTES_MAX / width)
             return err_set(em, ERR_FORMAT, "array of %" PRIu64 " items at byte %zu", kv->n_items,
                            start);
-        if (!cursor_take(c, kv->n_items * type_bytes[item_type]))
-            return short_header(c, "an array", em);
+        if (!cursor_take(c, kv->n_items * width)) return short_header(c, "an array", em);
     }
     kv->data_bytes = c->pos - start;
     return 0;
 }
 
-static int parse_kv(struct gguf *g, struct cursor *c, struct gguf_kv *kv, struct errmsg *em)
+static int parse_kv(struct gguf *g, struct cursor *c, struct meta_kv *kv, struct errmsg *em)
 {
     size_t start = c->pos;
     uint64_t key_len = cursor_u64(c);
@@ -90,30 +59,30 @@ static int parse_kv(struct gguf *g, struct cursor *c, struct gguf_kv *kv, struct
     uint32_t type = cursor_u32(c);
     if (c->bad) return short_header(c, "the metadata", em);
     kv->key_len = (uint32_t)key_len;
-    if (type >= GGUF_N_TYPES)
+    if (type >= META_N_TYPES)
         return err_set(em, ERR_FORMAT, "key '%.*s' at byte %zu: unknown type %" PRIu32,
                        (int)key_len, kv->key, start, type);
-    kv->type = kv->item_type = (enum gguf_type)type;
+    kv->type = kv->item_type = (enum meta_type)type;
     kv->n_items = 1;
     int rc = 0;
-    if (type == GGUF_ARRAY) {
+    if (type == META_ARRAY) {
         rc = parse_array(c, kv, em);
-    } else if (type == GGUF_STRING) {
+    } else if (type == META_STRING) {
         kv->data_bytes = cursor_u64(c);
         kv->data = cursor_take(c, kv->data_bytes);
     } else {
-        kv->data_bytes = type_bytes[type];
+        kv->data_bytes = meta_type_bytes(kv->type);
         kv->data = cursor_take(c, kv->data_bytes);
     }
     if (rc == 0 && c->bad) rc = short_header(c, "the value", em);
     if (rc < 0) return err_wrap(em, rc, "key '%.*s'", (int)key_len, kv->key);
-    if (!smap_put(&g->by_key, kv->key, kv->key_len, (uint32_t)(kv - g->kvs)))
+    if (!smap_put(&g->meta.by_key, kv->key, kv->key_len, (uint32_t)(kv - g->meta.kvs)))
         return err_set(em, ERR_FORMAT, "key '%.*s' at byte %zu: appears twice", (int)key_len,
                        kv->key, start);
     return 0;
 }
 
-static int tensor_size(struct gguf_tensor *t, struct errmsg *em)
+static int tensor_size(struct weights_tensor *t, struct errmsg *em)
 {
     uint64_t n = 1;
     for (uint32_t i = 0; i < t->n_dims; i++) {
@@ -132,7 +101,7 @@ static int tensor_size(struct gguf_tensor *t, struct errmsg *em)
     return 0;
 }
 
-static int parse_tensor(struct gguf *g, struct cursor *c, struct gguf_tensor *t, char **name_at,
+static int parse_tensor(struct gguf *g, struct cursor *c, struct weights_tensor *t, char **name_at,
                         struct errmsg *em)
 {
     size_t start = c->pos;
@@ -171,7 +140,7 @@ static int parse_tensor(struct gguf *g, struct cursor *c, struct gguf_tensor *t,
 static int place_tensors(struct gguf *g, struct errmsg *em)
 {
     for (size_t i = 0; i < g->n_tensors; i++) {
-        struct gguf_tensor *t = &g->tensors[i];
+        struct weights_tensor *t = &g->tensors[i];
         uint64_t room = g->file_bytes - g->header_bytes;
         if (t->offset > room || t->bytes > room - t->offset)
             return err_set(em, ERR_FORMAT,
@@ -188,7 +157,7 @@ static int place_tensors(struct gguf *g, struct errmsg *em)
 static int read_alignment(struct gguf *g, struct errmsg *em)
 {
     g->alignment = 32;
-    int rc = gguf_get_u32(g, "general.alignment", &g->alignment, em);
+    int rc = meta_get_u32(&g->meta, "general.alignment", &g->alignment, em);
     if (rc < 0 && rc != ERR_NOTFOUND) return rc;
     uint32_t a = g->alignment;
     if (a < 8 || a > 1u << 20 || (a & (a - 1)))
@@ -217,7 +186,7 @@ static int parse_counts(struct gguf *g, struct cursor *c, struct errmsg *em)
                        "limits are %u and %u",
                        n_tensors, n_kvs, GGUF_TENSORS_MAX, GGUF_KEYS_MAX);
     g->n_tensors = (size_t)n_tensors;
-    g->n_kvs = (size_t)n_kvs;
+    g->meta.n = (size_t)n_kvs;
     return 0;
 }
 
@@ -227,15 +196,15 @@ static int parse(struct gguf *g, size_t size, struct errmsg *em)
     struct cursor c = {.data = g->header, .size = size};
     int rc = parse_counts(g, &c, em);
     if (rc < 0) return rc;
-    g->kvs = mem_try(g->n_kvs * sizeof *g->kvs);
+    g->meta.kvs = mem_try(g->meta.n * sizeof *g->meta.kvs);
     g->tensors = mem_try(g->n_tensors * sizeof *g->tensors);
-    if (!g->kvs || !g->tensors || smap_reserve(&g->by_key, g->n_kvs) < 0 ||
+    if (!g->meta.kvs || !g->tensors || smap_reserve(&g->meta.by_key, g->meta.n) < 0 ||
         smap_reserve(&g->by_name, g->n_tensors) < 0)
-        return err_set(em, ERR_NOMEM, "%zu tensors and %zu keys", g->n_tensors, g->n_kvs);
-    memset(g->kvs, 0, g->n_kvs * sizeof *g->kvs);
+        return err_set(em, ERR_NOMEM, "%zu tensors and %zu keys", g->n_tensors, g->meta.n);
+    memset(g->meta.kvs, 0, g->meta.n * sizeof *g->meta.kvs);
     memset(g->tensors, 0, g->n_tensors * sizeof *g->tensors);
-    for (size_t i = 0; i < g->n_kvs; i++)
-        if ((rc = parse_kv(g, &c, &g->kvs[i], em)) < 0) return rc;
+    for (size_t i = 0; i < g->meta.n; i++)
+        if ((rc = parse_kv(g, &c, &g->meta.kvs[i], em)) < 0) return rc;
     if ((rc = read_alignment(g, em)) < 0) return rc;
     /* A name and its NUL need no more room than the name and its length in the file. */
     g->names = mem_try(cursor_left(&c) + 1);
@@ -254,38 +223,34 @@ static int parse(struct gguf *g, size_t size, struct errmsg *em)
 
 static void reset(struct gguf *g)
 {
-    mem_free(g->kvs);
+    meta_close(&g->meta);
     mem_free(g->tensors);
     mem_free(g->names);
-    smap_close(&g->by_key);
     smap_close(&g->by_name);
     *g = (struct gguf){.header = g->header, .file_bytes = g->file_bytes};
 }
 
 void gguf_close(struct gguf *g)
 {
-    if (!g) return;
     reset(g);
     mem_free(g->header);
-    mem_free(g);
+    *g = (struct gguf){0};
 }
 
-int gguf_parse(const uint8_t *data, size_t size, uint64_t file_bytes, struct gguf **ret_gguf,
+int gguf_parse(const uint8_t *data, size_t size, uint64_t file_bytes, struct gguf *ret,
                struct errmsg *em)
 {
-    struct gguf *g = mem_zalloc(sizeof *g);
-    g->file_bytes = file_bytes;
-    g->header = mem_try(size);
-    int rc = g->header ? 0 : err_set(em, ERR_NOMEM, "header of %zu bytes", size);
+    struct gguf g = {.file_bytes = file_bytes, .header = mem_try(size)};
+    int rc = g.header ? 0 : err_set(em, ERR_NOMEM, "header of %zu bytes", size);
     if (rc == 0) {
-        if (size) memcpy(g->header, data, size);
-        rc = parse(g, size, em);
+        if (size) memcpy(g.header, data, size);
+        rc = parse(&g, size, em);
     }
     if (rc < 0) {
-        gguf_close(g);
+        gguf_close(&g);
         return rc == ERR_AGAIN ? ERR_FORMAT : rc;
     }
-    *ret_gguf = g;
+    *ret = g;
     return 0;
 }
 
@@ -307,26 +272,26 @@ static int read_more(int fd, struct gguf *g, size_t have, size_t want, struct er
     return 0;
 }
 
-int gguf_open(const char *path, struct gguf **ret_gguf, struct errmsg *em)
+int gguf_open(const char *path, struct gguf *ret, struct errmsg *em)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up */
     if (fd < 0) return err_set(em, err_from_errno(errno), "%s: %s", path, strerror(errno));
     (void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* the header only, no read-ahead behind it */
-    struct gguf *g = mem_zalloc(sizeof *g);
+    struct gguf g = {0};
     struct stat st;
     int rc = 0;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) rc = err_set(em, ERR_IO, "not a regular file");
-    g->file_bytes = rc == 0 ? (uint64_t)st.st_size : 0;
+    g.file_bytes = rc == 0 ? (uint64_t)st.st_size : 0;
     /* Most headers fit the first read; a large vocabulary takes a few more, each twice as long. */
     size_t have = 0, want = (size_t)1 << 20;
     while (rc == 0) {
-        if (want > g->file_bytes) want = (size_t)g->file_bytes;
-        rc = read_more(fd, g, have, want, em);
+        if (want > g.file_bytes) want = (size_t)g.file_bytes;
+        rc = read_more(fd, &g, have, want, em);
         if (rc < 0) break;
         have = want;
-        rc = parse(g, have, em);
+        rc = parse(&g, have, em);
         if (rc == 0) break;
-        if (rc != ERR_AGAIN || have == g->file_bytes) {
+        if (rc != ERR_AGAIN || have == g.file_bytes) {
             rc = rc == ERR_AGAIN ? ERR_FORMAT : rc;
         } else if (have >= GGUF_HEADER_BYTES_MAX) {
             rc = err_set(em, ERR_LIMIT, "the header is longer than %" PRIu64 " bytes",
@@ -334,165 +299,14 @@ int gguf_open(const char *path, struct gguf **ret_gguf, struct errmsg *em)
         } else {
             rc = 0;
             want = have * 2;
-            reset(g);
+            reset(&g);
         }
     }
     (void)close(fd);
     if (rc < 0) {
-        gguf_close(g);
+        gguf_close(&g);
         return err_wrap(em, rc, "%s", path);
     }
-    *ret_gguf = g;
+    *ret = g;
     return 0;
-}
-
-size_t gguf_n_kvs(const struct gguf *g)
-{
-    return g->n_kvs;
-}
-
-const struct gguf_kv *gguf_kv_at(const struct gguf *g, size_t idx)
-{
-    return &g->kvs[idx];
-}
-
-const struct gguf_kv *gguf_find(const struct gguf *g, const char *key)
-{
-    const uint32_t *i = smap_get(&g->by_key, key, strlen(key));
-    return i ? &g->kvs[*i] : NULL;
-}
-
-size_t gguf_n_tensors(const struct gguf *g)
-{
-    return g->n_tensors;
-}
-
-const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t idx)
-{
-    return &g->tensors[idx];
-}
-
-const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name)
-{
-    const uint32_t *i = smap_get(&g->by_name, name, strlen(name));
-    return i ? &g->tensors[*i] : NULL;
-}
-
-static int find_kv(const struct gguf *g, const char *key, const struct gguf_kv **ret,
-                   struct errmsg *em)
-{
-    *ret = gguf_find(g, key);
-    return *ret ? 0 : err_set(em, ERR_NOTFOUND, "key '%s' is missing", key);
-}
-
-bool gguf_int_at(const struct gguf_kv *kv, uint64_t idx, struct gguf_int *ret)
-{
-    enum gguf_type type = kv->item_type;
-    size_t width = type_bytes[type];
-    struct cursor c = {.data = kv->data + idx * width, .size = width};
-    int64_t v = 0;
-    switch (type) {
-    case GGUF_U8: v = cursor_u8(&c); break;
-    case GGUF_U16: v = cursor_u16(&c); break;
-    case GGUF_U32: v = cursor_u32(&c); break;
-    case GGUF_U64: *ret = (struct gguf_int){false, cursor_u64(&c)}; return true;
-    case GGUF_I8: v = (int8_t)cursor_u8(&c); break;
-    case GGUF_I16: v = (int16_t)cursor_u16(&c); break;
-    case GGUF_I32: v = (int32_t)cursor_u32(&c); break;
-    case GGUF_I64: v = (int64_t)cursor_u64(&c); break;
-    default: return false;
-    }
-    *ret = (struct gguf_int){v < 0, (uint64_t)v};
-    return true;
-}
-
-bool gguf_f32_at(const struct gguf_kv *kv, uint64_t idx, float *ret)
-{
-    struct gguf_int i;
-    double d;
-    if (kv->item_type == GGUF_F32) {
-        memcpy(ret, kv->data + idx * sizeof *ret, sizeof *ret);
-    } else if (kv->item_type == GGUF_F64) {
-        memcpy(&d, kv->data + idx * sizeof d, sizeof d);
-        *ret = (float)d;
-    } else if (gguf_int_at(kv, idx, &i)) {
-        *ret = i.negative ? (float)(int64_t)i.value : (float)i.value;
-    } else {
-        return false;
-    }
-    return true;
-}
-
-static int find_int(const struct gguf *g, const char *key, struct gguf_int *ret, struct errmsg *em)
-{
-    const struct gguf_kv *kv;
-    int rc = find_kv(g, key, &kv, em);
-    if (rc < 0) return rc;
-    if (kv->type == GGUF_ARRAY || !gguf_int_at(kv, 0, ret))
-        return err_set(em, ERR_FORMAT, "key '%s' is not an integer", key);
-    return 0;
-}
-
-int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *ret, struct errmsg *em)
-{
-    struct gguf_int i;
-    int rc = find_int(g, key, &i, em);
-    if (rc < 0) return rc;
-    if (i.negative || i.value > UINT32_MAX)
-        return err_set(em, ERR_FORMAT, "key '%s' does not fit 32 bits without sign", key);
-    *ret = (uint32_t)i.value;
-    return 0;
-}
-
-int gguf_get_f32(const struct gguf *g, const char *key, float *ret, struct errmsg *em)
-{
-    const struct gguf_kv *kv;
-    int rc = find_kv(g, key, &kv, em);
-    if (rc < 0) return rc;
-    if (kv->type == GGUF_ARRAY || !gguf_f32_at(kv, 0, ret))
-        return err_set(em, ERR_FORMAT, "key '%s' is not a number", key);
-    return 0;
-}
-
-int gguf_get_bool(const struct gguf *g, const char *key, bool *ret, struct errmsg *em)
-{
-    const struct gguf_kv *kv;
-    struct gguf_int i;
-    int rc = find_kv(g, key, &kv, em);
-    if (rc < 0) return rc;
-    if (kv->type == GGUF_BOOL) {
-        *ret = kv->data[0] != 0;
-        return 0;
-    }
-    if (kv->type == GGUF_ARRAY || !gguf_int_at(kv, 0, &i) || i.negative || i.value > 1)
-        return err_set(em, ERR_FORMAT, "key '%s' is not a boolean", key);
-    *ret = i.value != 0;
-    return 0;
-}
-
-int gguf_get_string(const struct gguf *g, const char *key, const char **ret, size_t *ret_len,
-                    struct errmsg *em)
-{
-    const struct gguf_kv *kv;
-    int rc = find_kv(g, key, &kv, em);
-    if (rc < 0) return rc;
-    if (kv->type != GGUF_STRING) return err_set(em, ERR_FORMAT, "key '%s' is not a string", key);
-    *ret = (const char *)kv->data;
-    *ret_len = (size_t)kv->data_bytes;
-    return 0;
-}
-
-uint64_t gguf_digest(const struct gguf *g)
-{
-    return hash_bytes(g->header, g->parsed_bytes, g->file_bytes);
-}
-
-uint64_t gguf_header_bytes(const struct gguf *g)
-{
-    return g->header_bytes;
-}
-
-uint64_t gguf_file_bytes(const struct gguf *g)
-{
-    return g->file_bytes;
 }

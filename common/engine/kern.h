@@ -100,7 +100,7 @@ struct kern {
     /* Writes one position of one KV head. */
     void (*kv_store)(const struct kv_view *kv, uint32_t pos, const float *k, const float *v);
     /* n_heads query heads (q: [n_heads][head_size], scaled) over positions [pos0, pos1) of one
-     * span; writes n_heads parts. softcap: scores are bent to +-softcap; 0: they are not. */
+     * span; writes n_heads parts. softcap: the soft cap of scores; 0: none. */
     void (*attn_span)(const struct kv_view *kv, const float *q, uint32_t n_heads, uint32_t pos0,
                       uint32_t pos1, float softcap, struct attn_part *ret_parts);
     /* x = c times the hyperbolic tangent of x / c */
@@ -108,6 +108,7 @@ struct kern {
 };
 
 extern const struct kern kern_scalar;
+/* On x86-64 only. */
 extern const struct kern kern_avx2;
 extern const struct kern kern_avx512;
 
@@ -115,10 +116,10 @@ extern const struct kern kern_avx512;
 void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_parts,
                     uint32_t head_size, float *ret_out);
 
-/* Spreads elements over their blocks of 32: the normalised Walsh-Hadamard transform of each.
- * Products of two spread vectors are those of the vectors, and spreading twice gives the vector
- * back, but for rounding. n is a multiple of 32. Same code at every level. */
-void kern_spread(float *x, uint32_t n);
+/* The normalised Walsh-Hadamard transform of each block of 32 elements. The product of two
+ * transformed vectors is that of the vectors, and transforming twice gives the vector back, but for
+ * rounding. n is a multiple of 32. Same code at every level. */
+void kern_hadamard(float *x, uint32_t n);
 
 /* A row's norm: RMSNorm, or LayerNorm with or without a bias. */
 struct kern_norm {

@@ -30,8 +30,8 @@ VEC_INLINE struct ahead ahead_of(const struct tile l)
 VEC_INLINE void prefetch(const uint8_t *p, size_t bytes, struct ahead a)
 {
     for (size_t i = 0; i < bytes; i += 64) {
-        _mm_prefetch((const char *)p + i + a.far, _MM_HINT_T1);
-        _mm_prefetch((const char *)p + i + a.near, _MM_HINT_T0);
+        vec_prefetch_l2(p + i + a.far);
+        vec_prefetch_l1(p + i + a.near);
     }
 }
 
@@ -89,8 +89,14 @@ VEC_INLINE vec scale_at(enum qtype type, const uint8_t *t, vec d, int j)
         return vec_mul(d, iv_unsigned(s, j & 3));
     }
     case QTYPE_Q6_K: return vec_mul(d, iv_signed(iv_load(t + 64 * (j / 4)), j & 3));
-    default: return d;
+    case QTYPE_Q4_0:
+    case QTYPE_Q4_1:
+    case QTYPE_Q5_0:
+    case QTYPE_Q5_1:
+    case QTYPE_Q8_0:
+    case QTYPE_FLOATS: break;
     }
+    return d;
 }
 
 /* M of sub-block j; m is the tile's, negative in K-quants. */
@@ -106,8 +112,16 @@ VEC_INLINE vec min_at(enum qtype type, const uint8_t *t, vec m, int j)
         ivec s = six_bits(iv_load(t + 64), j & 4, iv_load(t + 128), 4 + 2 * (j / 4));
         return vec_mul(m, iv_unsigned(s, j & 3));
     }
-    default: return m;
+    case QTYPE_Q4_0:
+    case QTYPE_Q4_1:
+    case QTYPE_Q5_0:
+    case QTYPE_Q5_1:
+    case QTYPE_Q8_0:
+    case QTYPE_Q3_K:
+    case QTYPE_Q6_K:
+    case QTYPE_FLOATS: break;
     }
+    return m;
 }
 
 VEC_INLINE vec tile_min(const struct tile l, const uint8_t *t)
@@ -163,25 +177,16 @@ VEC_INLINE void dot_tiles(const enum qtype type, const bool kv, const uint8_t *t
     vec_store(out, l.has_min ? vec_add(dot, off) : dot);
 }
 
-#define ONE(type)                                                                                  \
-    case type: dot_tiles(type, false, panel, a, out); break;
 static void dot_one(enum qtype type, const uint8_t *panel, const struct act *a, float *out)
 {
     switch (type) {
-        ONE(QTYPE_Q4_0)
-        ONE(QTYPE_Q4_1)
-        ONE(QTYPE_Q5_0)
-        ONE(QTYPE_Q5_1)
-        ONE(QTYPE_Q8_0)
-        ONE(QTYPE_Q2_K)
-        ONE(QTYPE_Q3_K)
-        ONE(QTYPE_Q4_K)
-        ONE(QTYPE_Q5_K)
-        ONE(QTYPE_Q6_K)
-    default: break;
+#define X(name, number, block, bytes)                                                              \
+    case QTYPE_##name: dot_tiles(QTYPE_##name, false, panel, a, out); break;
+        QTYPES_BLOCK(X)
+#undef X
+    case QTYPE_FLOATS: break;
     }
 }
-#undef ONE
 
 /* ---- many tokens: a panel is unpacked once ---- */
 
@@ -209,26 +214,17 @@ VEC_INLINE void unpack_tiles(const enum qtype type, const uint8_t *t, uint32_t k
     }
 }
 
-#define UNPACK(type)                                                                               \
-    case type: unpack_tiles(type, t, k, w, d, m); break;
 static void unpack_panel(enum qtype type, const uint8_t *t, uint32_t k, uint8_t *w, float *d,
                          float *m)
 {
     switch (type) {
-        UNPACK(QTYPE_Q4_0)
-        UNPACK(QTYPE_Q4_1)
-        UNPACK(QTYPE_Q5_0)
-        UNPACK(QTYPE_Q5_1)
-        UNPACK(QTYPE_Q8_0)
-        UNPACK(QTYPE_Q2_K)
-        UNPACK(QTYPE_Q3_K)
-        UNPACK(QTYPE_Q4_K)
-        UNPACK(QTYPE_Q5_K)
-        UNPACK(QTYPE_Q6_K)
-    default: break;
+#define X(name, number, block, bytes)                                                              \
+    case QTYPE_##name: unpack_tiles(QTYPE_##name, t, k, w, d, m); break;
+        QTYPES_BLOCK(X)
+#undef X
+    case QTYPE_FLOATS: break;
     }
 }
-#undef UNPACK
 
 /* Where a token group's data lie. */
 struct tokens {
@@ -292,25 +288,24 @@ VEC_INLINE void dot_panel(const enum qtype type, const struct panel *p, int32_t 
         vec_store(out + (size_t)t * ldo, l.has_min ? vec_add(dot[t], off[t]) : dot[t]);
 }
 
-#define SHAPE(of, same)                                                                            \
-    case of:                                                                                       \
-    case same: dot_panel(of, p, bias, *a, n, out, ldo); break;
+/* Types of the same sub-block, minima and bits are one shape. */
 VEC_INLINE void dot_shape(enum qtype type, const struct panel *p, int32_t bias,
                           const struct tokens *a, int n, float *out, size_t ldo)
 {
     switch (type) {
-        SHAPE(QTYPE_Q4_1, QTYPE_Q4_K)
-        SHAPE(QTYPE_Q5_1, QTYPE_Q5_K)
+    case QTYPE_Q4_1:
+    case QTYPE_Q4_K: dot_panel(QTYPE_Q4_1, p, bias, *a, n, out, ldo); break;
+    case QTYPE_Q5_1:
+    case QTYPE_Q5_K: dot_panel(QTYPE_Q5_1, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q4_0: dot_panel(QTYPE_Q4_0, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q5_0: dot_panel(QTYPE_Q5_0, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q8_0: dot_panel(QTYPE_Q8_0, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q2_K: dot_panel(QTYPE_Q2_K, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q3_K: dot_panel(QTYPE_Q3_K, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q6_K: dot_panel(QTYPE_Q6_K, p, bias, *a, n, out, ldo); break;
-    default: break;
+    case QTYPE_FLOATS: break;
     }
 }
-#undef SHAPE
 
 #define TOKENS(n)                                                                                  \
     static __attribute__((noinline)) void dot_##n(enum qtype type, const struct panel *p,          \

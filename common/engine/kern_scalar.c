@@ -97,14 +97,21 @@ static float dot_row(const struct plain_row *row, const struct act *a, uint32_t 
 /* Element `at` of an array of F32, F16 or BF16. */
 static float float_at(enum qtype type, const uint8_t *base, size_t at)
 {
-    float f;
+    float f = 0.0f;
     uint16_t h;
-    if (type == QTYPE_F32) {
-        memcpy(&f, base + 4 * at, sizeof f);
-        return f;
+    switch (type) {
+    case QTYPE_F32: memcpy(&f, base + 4 * at, sizeof f); break;
+    case QTYPE_F16:
+        memcpy(&h, base + 2 * at, sizeof h);
+        f = f16_to_f32(h);
+        break;
+    case QTYPE_BF16:
+        memcpy(&h, base + 2 * at, sizeof h);
+        f = bf16_to_f32(h);
+        break;
+    case QTYPE_BLOCKS: break;
     }
-    memcpy(&h, base + 2 * at, sizeof h);
-    return type == QTYPE_F16 ? f16_to_f32(h) : bf16_to_f32(h);
+    return f;
 }
 
 static float dot_floats(const struct mat *w, const uint8_t *panel, uint32_t lane, const float *x)

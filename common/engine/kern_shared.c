@@ -33,7 +33,7 @@ void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_par
     for (uint32_t j = 0; j < head_size; j++) ret_out[j] *= r;
 }
 
-void kern_spread(float *x, uint32_t n)
+void kern_hadamard(float *x, uint32_t n)
 {
     for (uint32_t at = 0; at < n; at += ACT_BLOCK, x += ACT_BLOCK) {
         for (uint32_t h = 1; h < ACT_BLOCK; h *= 2)

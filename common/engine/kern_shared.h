@@ -1,6 +1,6 @@
 /* What all levels run as it is, so that nothing of it can differ: storing quantised keys and
- * values, the room for queries that meet them; and, declared in kern.h, joining spans, spreading
- * blocks, and a row's norm. Private to the kernels. */
+ * values, the room for queries that meet them; and, declared in kern.h, joining spans, the
+ * Hadamard transform of blocks, and a row's norm. Private to the kernels. */
 #ifndef FLOTILLA_ENGINE_KERN_SHARED_H
 #define FLOTILLA_ENGINE_KERN_SHARED_H
 

@@ -12,45 +12,15 @@
 
 #include <string.h>
 
-#define STORE(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), v)
-
 /* ---- activations ---- */
-
-static uint32_t bits_max(const __m256 *f)
-{
-    __m256i mask = _mm256_set1_epi32(0x7fffffff), m = _mm256_setzero_si256();
-    for (int i = 0; i < 4; i++)
-        m = _mm256_max_epi32(m, _mm256_and_si256(_mm256_castps_si256(f[i]), mask));
-    __m128i r = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
-    r = _mm_max_epi32(r, _mm_shuffle_epi32(r, 0x4e));
-    r = _mm_max_epi32(r, _mm_shuffle_epi32(r, 0xb1));
-    return (uint32_t)_mm_cvtsi128_si32(r);
-}
-
-/* Also gives the sums of the two halves. */
-static void quantise_block(const __m256 *f, float id, int8_t *q, int32_t *h)
-{
-    __m256i c[4];
-    for (int i = 0; i < 4; i++) c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(f[i], _mm256_set1_ps(id)));
-    __m256i lo = _mm256_packs_epi32(c[0], c[1]), hi = _mm256_packs_epi32(c[2], c[3]);
-    STORE(q, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(lo, hi),
-                                         _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
-    /* Lanes 0, 1: the first half's pairs; 2, 3: the second's; within each 128-bit half. */
-    __m256i t = _mm256_hadd_epi32(_mm256_add_epi32(c[0], c[1]), _mm256_add_epi32(c[2], c[3]));
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
-    s = _mm_hadd_epi32(s, s);
-    h[0] = _mm_cvtsi128_si32(s);
-    h[1] = _mm_extract_epi32(s, 1);
-}
 
 static void quantise(const float *x, struct act *a, uint32_t token)
 {
     for (uint32_t b = 0; b < a->k / ACT_BLOCK; b++, x += ACT_BLOCK) {
         size_t at = act_index(a, token, b);
         int8_t *q = a->q + at * ACT_BLOCK;
-        __m256 f[4];
-        for (int i = 0; i < 4; i++) f[i] = _mm256_loadu_ps(x + 8 * i);
-        uint32_t bits = bits_max(f);
+        struct vec_block block = vec_block_load(x);
+        uint32_t bits = vec_block_bits(&block);
         if (bits >= 0x5f800000 || bits < 0x1f800000) {
             memset(q, 0, ACT_BLOCK);
             a->s[at] = a->h[2 * at] = a->h[2 * at + 1] = 0;
@@ -59,7 +29,7 @@ static void quantise(const float *x, struct act *a, uint32_t token)
         }
         float amax = fm_float(bits);
         a->x[at] = amax / 127.0f;
-        quantise_block(f, 127.0f / amax, q, a->h + 2 * at);
+        vec_block_quantise(&block, 127.0f / amax, q, a->h + 2 * at);
         a->s[at] = a->h[2 * at] + a->h[2 * at + 1];
         a->y[at] = a->x[at] * (float)a->s[at];
     }
@@ -71,9 +41,13 @@ static void quantise(const float *x, struct act *a, uint32_t token)
 VEC_INLINE vec load_floats(enum qtype type, const uint8_t *p)
 {
     const uint16_t *h = (const uint16_t *)(const void *)p;
-    return type == QTYPE_F32   ? vec_load((const float *)(const void *)p)
-           : type == QTYPE_F16 ? vec_half(h)
-                               : vec_bf16(h);
+    switch (type) {
+    case QTYPE_F32: return vec_load((const float *)(const void *)p);
+    case QTYPE_F16: return vec_half(h);
+    case QTYPE_BF16: return vec_bf16(h);
+    case QTYPE_BLOCKS: break;
+    }
+    return vec_all(0.0f);
 }
 
 /* One panel x n tokens (a constant); each output is one chain over k. */
@@ -84,7 +58,7 @@ VEC_INLINE void floats(enum qtype type, const uint8_t *w, uint32_t k, const floa
     vec dot[4];
     for (int t = 0; t < n; t++) dot[t] = vec_all(0.0f);
     for (uint32_t i = 0; i < k; i++, w += step) {
-        _mm_prefetch((const char *)w + 1024, _MM_HINT_T0);
+        vec_prefetch_l1(w + 1024);
         vec v = load_floats(type, w);
         for (int t = 0; t < n; t++) dot[t] = vec_fma(v, vec_all(x[(size_t)t * ldx + i]), dot[t]);
     }
@@ -105,7 +79,8 @@ static void panel_floats(enum qtype type, const uint8_t *w, uint32_t k, const fl
     switch (type) {
     case QTYPE_F32: panel_of(QTYPE_F32, w, k, x, ldx, n_tokens, out, ldo); break;
     case QTYPE_F16: panel_of(QTYPE_F16, w, k, x, ldx, n_tokens, out, ldo); break;
-    default: panel_of(QTYPE_BF16, w, k, x, ldx, n_tokens, out, ldo); break;
+    case QTYPE_BF16: panel_of(QTYPE_BF16, w, k, x, ldx, n_tokens, out, ldo); break;
+    case QTYPE_BLOCKS: break;
     }
 }
 
@@ -183,7 +158,8 @@ static void gelu_mul(const float *g, const float *u, float *y, uint32_t n)
     gate_row(true, g, u, y, n);
 }
 
-VEC_INLINE vec bend(vec x, vec c)
+/* c times the hyperbolic tangent of x / c. */
+VEC_INLINE vec soft_capped(vec x, vec c)
 {
     return vec_mul(c, vec_tanh(vec_div(x, c)));
 }
@@ -192,20 +168,15 @@ static void softcap(float *x, uint32_t n, float c)
 {
     uint32_t i = 0;
     vec all = vec_all(c);
-    for (; i + 16 <= n; i += 16) vec_store(x + i, bend(vec_load(x + i), all));
+    for (; i + 16 <= n; i += 16) vec_store(x + i, soft_capped(vec_load(x + i), all));
     int rest = (int)(n - i);
-    if (rest) vec_store_n(x + i, bend(vec_load_n(x + i, rest), all), rest);
+    if (rest) vec_store_n(x + i, soft_capped(vec_load_n(x + i, rest), all), rest);
 }
 
 static void rope(float *x, const float *cs, uint32_t n)
 {
     uint32_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        __m256 v = _mm256_loadu_ps(x + i), t = _mm256_loadu_ps(cs + i);
-        __m256 x0 = _mm256_moveldup_ps(v), x1 = _mm256_movehdup_ps(v);
-        __m256 sc = _mm256_permute_ps(t, 0xb1); /* s, c, s, c */
-        _mm256_storeu_ps(x + i, _mm256_fmaddsub_ps(x0, t, _mm256_mul_ps(x1, sc)));
-    }
+    for (; i + VEC_PAIRS <= n; i += VEC_PAIRS) vec_rotate_pairs(x + i, cs + i);
     for (; i < n; i += 2) {
         float x0 = x[i], x1 = x[i + 1], c = cs[i], s = cs[i + 1], t0 = x1 * s, t1 = x1 * c;
         x[i] = fmaf(x0, c, -t0);
@@ -236,11 +207,6 @@ VEC_INLINE uint8_t *page_at(const struct kv_view *kv, uint32_t page)
     return kv->base + kv->pages[page] * kv->page_bytes;
 }
 
-static uint16_t half_from(float f)
-{
-    return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(f), _MM_FROUND_TO_NEAREST_INT), 0);
-}
-
 static void kv_store(const struct kv_view *kv, uint32_t pos, const float *k, const float *v)
 {
     uint8_t *page = page_at(kv, pos / KV_PAGE);
@@ -253,10 +219,10 @@ static void kv_store(const struct kv_view *kv, uint32_t pos, const float *k, con
         memcpy(keys + (KV_PAGE + slot) * d, v, d * sizeof *v);
     } else {
         uint16_t *keys = (uint16_t *)(void *)page, *values = keys + (KV_PAGE + slot) * d;
-        for (uint32_t i = 0; i < d; i++) keys[i * KV_PAGE + slot] = half_from(k[i]);
+        for (uint32_t i = 0; i < d; i++) keys[i * KV_PAGE + slot] = vec_one_half(k[i]);
         uint32_t i = 0;
         for (; i + 16 <= d; i += 16) vec_store_half(values + i, vec_load(v + i));
-        for (; i < d; i++) values[i] = half_from(v[i]);
+        for (; i < d; i++) values[i] = vec_one_half(v[i]);
     }
 }
 
@@ -285,8 +251,8 @@ VEC_INLINE void score_floats(const struct kv_view *kv, enum qtype type, uint32_t
         for (int g = 0; g < pages; g++) {
             const uint8_t *at = keys[g] + i * step;
             if (i * step % 64 == 0) {
-                _mm_prefetch((const char *)next[g] + i * step, _MM_HINT_T0);
-                _mm_prefetch((const char *)at + half, _MM_HINT_T1);
+                vec_prefetch_l1(next[g] + i * step);
+                vec_prefetch_l2(at + half);
             }
             vec k = load_floats(type, at);
             for (int h = 0; h < n; h++)
@@ -316,7 +282,7 @@ VEC_INLINE void score_pages(const struct kv_view *kv, enum qtype type,
         uint32_t p = page + (uint32_t)g;
         vec_mask valid = valid_lanes(p, pos0, pos1);
         for (int h = 0; h < n; h++) {
-            vec x = cap != 0.0f ? bend(s[g][h], vec_all(cap)) : s[g][h];
+            vec x = cap != 0.0f ? soft_capped(s[g][h], vec_all(cap)) : s[g][h];
             x = vec_select(valid, x, vec_all(-INFINITY));
             vec_store(score[h] + (p - page0) * KV_PAGE, x);
             max[h] = vec_max(max[h], x);
@@ -346,10 +312,8 @@ VEC_INLINE void scores(const struct kv_view *kv, enum qtype type, const struct k
 VEC_INLINE vec value_integers(enum qtype type, const uint8_t *p, int upper)
 {
     if (type == QTYPE_Q8_0) return vec_bytes((const int8_t *)p + 2 + 16 * upper);
-    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(p + 2));
-    b = _mm_and_si128(upper ? _mm_srli_epi16(b, 4) : b, _mm_set1_epi8(15));
     int8_t q[16];
-    _mm_storeu_si128((__m128i *)(void *)q, _mm_sub_epi8(b, _mm_set1_epi8(8)));
+    vec_nibbles(p + 2, upper, q);
     return vec_bytes(q);
 }
 
@@ -377,12 +341,11 @@ VEC_INLINE void values(const struct kv_view *kv, enum qtype type, int n, int c, 
             if (!qtype_is_float(type)) {
                 uint16_t stored;
                 memcpy(&stored, row, sizeof stored);
-                float scale = _cvtsh_ss(stored);
+                float scale = vec_one_float(stored);
                 if (type == QTYPE_Q8_0) scale = quant_kv_scale(scale);
                 for (int h = 0; h < n; h++) e[h] *= scale;
             }
-            for (size_t i = 0; i < 16 * (size_t)c * size; i += 64)
-                _mm_prefetch((const char *)row + next + i, _MM_HINT_T0);
+            for (size_t i = 0; i < 16 * (size_t)c * size; i += 64) vec_prefetch_l1(row + next + i);
             for (int j = 0; j < c; j++) {
                 vec v = qtype_is_float(type) ? load_floats(type, row + 16 * (size_t)j * size)
                                              : value_integers(type, row, j);
@@ -406,7 +369,7 @@ static void values_rest(const struct kv_view *kv, int n, uint32_t at, uint32_t p
                 size_t row = (size_t)(KV_PAGE + p % KV_PAGE) * d + i;
                 const uint8_t *page = page_at(kv, p / KV_PAGE);
                 float v = kv->type == KV_F16
-                              ? _cvtsh_ss(((const uint16_t *)(const void *)page)[row])
+                              ? vec_one_float(((const uint16_t *)(const void *)page)[row])
                               : ((const float *)(const void *)page)[row];
                 o = fmaf(v, weight[h][p - page0 * KV_PAGE], o);
             }
@@ -473,7 +436,8 @@ static void attn_span(const struct kv_view *kv, const float *q, uint32_t n_heads
     case KV_F32: attn_of(kv, QTYPE_F32, q, n_heads, pos0, pos1, cap, ret_parts); break;
     case KV_F16: attn_of(kv, QTYPE_F16, q, n_heads, pos0, pos1, cap, ret_parts); break;
     case KV_Q8_0: attn_of(kv, QTYPE_Q8_0, q, n_heads, pos0, pos1, cap, ret_parts); break;
-    default: attn_of(kv, QTYPE_Q4_0, q, n_heads, pos0, pos1, cap, ret_parts); break;
+    case KV_Q4_0: attn_of(kv, QTYPE_Q4_0, q, n_heads, pos0, pos1, cap, ret_parts); break;
+    case KV_N_TYPES: break;
     }
 }
 

@@ -13,7 +13,7 @@
 #define N_ENDS 4u /* tensors that bind_ends may bind */
 
 struct piece {
-    const struct gguf_tensor *tensor;
+    const struct weights_tensor *tensor;
     uint32_t rows, k;
     bool vector; /* a norm: kept as f32, not packed */
     size_t at;   /* bytes from the start of the weights */
@@ -23,13 +23,13 @@ struct piece {
 };
 
 struct binding {
-    const struct gguf *g;
+    const struct weights *w;
     struct piece *pieces; /* room for all of a slice */
     uint32_t n;
     size_t bytes; /* of the weights block so far */
 };
 
-static int check_shape(const struct gguf_tensor *t, uint32_t rows, uint32_t k, struct errmsg *em)
+static int check_shape(const struct weights_tensor *t, uint32_t rows, uint32_t k, struct errmsg *em)
 {
     if (t->dims[0] != k || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1)
         return err_set(em, ERR_FORMAT,
@@ -46,7 +46,7 @@ static int check_shape(const struct gguf_tensor *t, uint32_t rows, uint32_t k, s
 static int bind_tensor(struct binding *b, const char *name, uint32_t rows, uint32_t k,
                        struct mat *mat, const float **vec, struct errmsg *em)
 {
-    const struct gguf_tensor *t = gguf_tensor(b->g, name);
+    const struct weights_tensor *t = weights_tensor(b->w, name);
     if (!t) return err_set(em, ERR_FORMAT, "tensor '%s' is missing", name);
     int rc = check_shape(t, rows, k, em);
     if (rc < 0) return rc;
@@ -71,9 +71,10 @@ static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t lay
                       struct errmsg *em)
 {
     char name[64];
+    const struct arch_block *block = arch_block(d, layer);
     int rc = 0;
     for (int v = 0; v < N_VECS && rc == 0; v++) {
-        if (!arch_has(d, (enum arch_vec)v)) continue;
+        if (!arch_has(block, (enum arch_vec)v)) continue;
         (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", layer,
                        arch_vec_name((enum arch_vec)v));
         rc = bind_tensor(b, name, 1, arch_vec_width(d, (enum arch_vec)v), NULL, &l->vecs[v], em);
@@ -93,9 +94,9 @@ static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t lay
 static int bind_ends(struct binding *b, struct model *m, struct errmsg *em)
 {
     const struct arch_dims *d = &m->dims;
-    bool tied = !gguf_tensor(b->g, "output.weight");
+    bool tied = !weights_tensor(b->w, "output.weight");
     int rc = 0;
-    if (gguf_tensor(b->g, "rope_freqs.weight"))
+    if (weights_tensor(b->w, "rope_freqs.weight"))
         rc = bind_tensor(b, "rope_freqs.weight", 1, d->rope_dims / 2, NULL, &m->rope_factors, em);
     if (rc == 0 && (m->first || (m->last && tied)))
         rc = bind_tensor(b, "token_embd.weight", d->vocab, d->hidden, &m->embd, NULL, em);
@@ -131,11 +132,12 @@ struct arrival {
 struct load {
     struct model *m;
     const struct eng_options *o;
-    struct extent *extents;
+    struct extent *extents; /* of one file after the other */
     struct extent_of {
         uint32_t piece_idx, row0, n_rows;
     } * of;
     size_t n;
+    size_t first; /* extent of the file that is being read */
     const struct piece *pieces;
     struct arrival *arrivals; /* one for each piece */
     uint64_t total;
@@ -148,7 +150,6 @@ static void cut(struct load *l, const struct piece *p, uint32_t piece_idx)
         uint64_t n = p->rows - row < rows ? p->rows - row : rows;
         l->extents[l->n] = (struct extent){p->tensor->offset + row * row_bytes, n * row_bytes};
         l->of[l->n++] = (struct extent_of){piece_idx, (uint32_t)row, (uint32_t)n};
-        l->total += n * row_bytes;
     }
     l->arrivals[piece_idx] = (struct arrival){.left = p->tensor->bytes, .finite = true};
 }
@@ -189,8 +190,8 @@ static int check_content(const struct load *l, uint32_t piece_idx, struct errmsg
 static int take_extent(void *arg, size_t idx, const uint8_t *data, struct errmsg *em)
 {
     struct load *l = arg;
-    const struct extent_of *of = &l->of[idx];
-    const struct extent *x = &l->extents[idx];
+    const struct extent_of *of = &l->of[l->first + idx];
+    const struct extent *x = &l->extents[l->first + idx];
     struct arrival *a = &l->arrivals[of->piece_idx];
     if (l->o->hashes)
         a->hash += content_hash(data, (size_t)x->bytes,
@@ -205,23 +206,37 @@ static int take_extent(void *arg, size_t idx, const uint8_t *data, struct errmsg
     return 0;
 }
 
+/* The pieces that lie in one file. */
+static int load_file(struct load *l, uint32_t n_pieces, uint32_t file, struct errmsg *em)
+{
+    const struct eng_options *o = l->o;
+    l->first = l->n;
+    for (uint32_t i = 0; i < n_pieces; i++)
+        if (l->pieces[i].tensor->file == file) cut(l, &l->pieces[i], i);
+    if (l->n == l->first) return 0;
+    return o->read(o->read_ctx, weights_path(o->weights, file), l->extents + l->first,
+                   l->n - l->first, take_extent, l, em);
+}
+
 static int load_pieces(struct model *m, const struct eng_options *o, const struct binding *b,
                        struct errmsg *em)
 {
-    size_t n = 0;
-    for (uint32_t i = 0; i < b->n; i++)
-        n += b->pieces[i].rows / content_part_rows(b->pieces[i].tensor) + 1;
     struct load l = {.m = m, .o = o, .pieces = b->pieces};
     l.total = (uint64_t)o->n_pages * /* the pool is touched after the tensors are read */
               eng_page_bytes(&m->dims, o->kv, m->layer_last - m->layer_first + 1);
+    size_t n = 0;
+    for (uint32_t i = 0; i < b->n; i++) {
+        n += b->pieces[i].rows / content_part_rows(b->pieces[i].tensor) + 1;
+        l.total += b->pieces[i].tensor->bytes;
+    }
     l.extents = mem_try(n * sizeof *l.extents);
     l.of = mem_try(n * sizeof *l.of);
     l.arrivals = mem_try(b->n * sizeof *l.arrivals);
     int rc = 0;
     if (!l.extents || !l.of || !l.arrivals)
         rc = err_set(em, ERR_NOMEM, "a list of %zu parts to read", n);
-    for (uint32_t i = 0; i < b->n && rc == 0; i++) cut(&l, &b->pieces[i], i);
-    if (rc == 0) rc = o->read(o->read_ctx, l.extents, l.n, take_extent, &l, em);
+    for (uint32_t f = 0; f < weights_n_files(o->weights) && rc == 0; f++)
+        rc = load_file(&l, b->n, f, em);
     mem_free(l.extents);
     mem_free(l.of);
     mem_free(l.arrivals);
@@ -252,8 +267,8 @@ static int check_factors(const struct model *m, struct errmsg *em)
 int model_load(const struct eng_options *o, struct model *ret, struct errmsg *em)
 {
     struct model m = {.layer_first = o->layer_first, .layer_last = o->layer_last};
-    struct binding b = {.g = o->gguf};
-    int rc = arch_read(o->gguf, &m.dims, em);
+    struct binding b = {.w = o->weights};
+    int rc = arch_read(o->weights, &m.dims, em);
     if (rc == 0) {
         m.first = o->layer_first == 0;
         m.last = o->layer_last == m.dims.n_layers - 1;
@@ -278,7 +293,7 @@ int model_load(const struct eng_options *o, struct model *ret, struct errmsg *em
         *ret = m;
     } else {
         model_close(&m);
-        rc = err_wrap(em, rc, "%s", o->path);
+        rc = err_wrap(em, rc, "%s", weights_path(o->weights, 0));
     }
     mem_free(b.pieces);
     return rc;
@@ -300,12 +315,12 @@ static struct model slice_of(const struct arch_dims *d, uint32_t layer_first, ui
                           .last = layer_last == d->n_layers - 1};
 }
 
-int eng_slice_tensors(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+int eng_slice_tensors(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint32_t *ret_idx, uint32_t idx_max, uint32_t *ret_n,
                       struct errmsg *em)
 {
     struct model m = slice_of(d, layer_first, layer_last);
-    struct binding b = {.g = g};
+    struct binding b = {.w = w};
     int rc = bind_slice(&b, &m, em);
     if (rc == 0 && b.n > idx_max)
         rc = err_set(em, ERR_LIMIT,
@@ -313,18 +328,18 @@ int eng_slice_tensors(const struct gguf *g, const struct arch_dims *d, uint32_t 
                      " tensors, more than the %" PRIu32 " of a slice",
                      layer_first, layer_last, b.n, idx_max);
     for (uint32_t i = 0; i < b.n && rc == 0; i++)
-        ret_idx[i] = (uint32_t)(b.pieces[i].tensor - gguf_tensor_at(g, 0));
+        ret_idx[i] = (uint32_t)(b.pieces[i].tensor - weights_tensor_at(w, 0));
     if (rc == 0) *ret_n = b.n;
     mem_free(b.pieces);
     model_close(&m);
     return rc;
 }
 
-int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+int eng_slice_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em)
 {
     struct model m = slice_of(d, layer_first, layer_last);
-    struct binding b = {.g = g};
+    struct binding b = {.w = w};
     int rc = bind_slice(&b, &m, em);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < b.n && rc == 0; i++) bytes += b.pieces[i].tensor->bytes;
@@ -334,13 +349,13 @@ int eng_slice_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t la
     return rc;
 }
 
-int eng_weights_bytes(const struct gguf *g, const struct arch_dims *d, uint32_t layer_first,
+int eng_weights_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em)
 {
     struct model m = {.dims = *d, .layer_first = layer_first, .layer_last = layer_last};
     m.first = layer_first == 0;
     m.last = layer_last == d->n_layers - 1;
-    struct binding b = {.g = g};
+    struct binding b = {.w = w};
     int rc = bind_slice(&b, &m, em);
     if (rc == 0) *ret_bytes = b.bytes;
     mem_free(b.pieces);

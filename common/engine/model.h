@@ -9,7 +9,7 @@
 #include "common/engine/kern.h"
 
 struct layer {
-    const float *vecs[N_VECS]; /* NULL where the architecture has none */
+    const float *vecs[N_VECS]; /* NULL where the layer has none */
     struct mat mats[N_MATS];
 };
 

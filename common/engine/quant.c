@@ -7,22 +7,28 @@
 /* All types of the GGUF specification (ggml's docs/gguf.md), so that one which is not computed is
  * refused by its name. Numbers 4, 5 and 31..33, 36..38 were removed from the format. */
 static const struct qtype_info types[] = {
-    [0] = {"F32", 1, 4, true},          [1] = {"F16", 1, 2, true},
-    [2] = {"Q4_0", 32, 18, true},       [3] = {"Q4_1", 32, 20, true},
-    [6] = {"Q5_0", 32, 22, true},       [7] = {"Q5_1", 32, 24, true},
-    [8] = {"Q8_0", 32, 34, true},       [9] = {"Q8_1", 32, 36, false},
-    [10] = {"Q2_K", 256, 84, true},     [11] = {"Q3_K", 256, 110, true},
-    [12] = {"Q4_K", 256, 144, true},    [13] = {"Q5_K", 256, 176, true},
-    [14] = {"Q6_K", 256, 210, true},    [15] = {"Q8_K", 256, 292, false},
-    [16] = {"IQ2_XXS", 256, 66, false}, [17] = {"IQ2_XS", 256, 74, false},
-    [18] = {"IQ3_XXS", 256, 98, false}, [19] = {"IQ1_S", 256, 50, false},
-    [20] = {"IQ4_NL", 32, 18, false},   [21] = {"IQ3_S", 256, 110, false},
-    [22] = {"IQ2_S", 256, 82, false},   [23] = {"IQ4_XS", 256, 136, false},
-    [24] = {"I8", 1, 1, false},         [25] = {"I16", 1, 2, false},
-    [26] = {"I32", 1, 4, false},        [27] = {"I64", 1, 8, false},
-    [28] = {"F64", 1, 8, false},        [29] = {"IQ1_M", 256, 56, false},
-    [30] = {"BF16", 1, 2, true},        [34] = {"TQ1_0", 256, 54, false},
-    [35] = {"TQ2_0", 256, 66, false},   [39] = {"MXFP4", 32, 17, false},
+#define X(name, number, block, bytes) [number] = {#name, block, bytes, true},
+    QTYPES_FLOAT(X) QTYPES_BLOCK(X)
+#undef X
+        [9] = {"Q8_1", 32, 36, false},
+    [15] = {"Q8_K", 256, 292, false},
+    [16] = {"IQ2_XXS", 256, 66, false},
+    [17] = {"IQ2_XS", 256, 74, false},
+    [18] = {"IQ3_XXS", 256, 98, false},
+    [19] = {"IQ1_S", 256, 50, false},
+    [20] = {"IQ4_NL", 32, 18, false},
+    [21] = {"IQ3_S", 256, 110, false},
+    [22] = {"IQ2_S", 256, 82, false},
+    [23] = {"IQ4_XS", 256, 136, false},
+    [24] = {"I8", 1, 1, false},
+    [25] = {"I16", 1, 2, false},
+    [26] = {"I32", 1, 4, false},
+    [27] = {"I64", 1, 8, false},
+    [28] = {"F64", 1, 8, false},
+    [29] = {"IQ1_M", 256, 56, false},
+    [34] = {"TQ1_0", 256, 54, false},
+    [35] = {"TQ2_0", 256, 66, false},
+    [39] = {"MXFP4", 32, 17, false},
 };
 
 const struct qtype_info *qtype_info(uint32_t type)
@@ -138,13 +144,7 @@ static void take_q6_k(const uint8_t *b, struct qblock *r)
 void quant_take(enum qtype type, const uint8_t *b, struct qblock *ret)
 {
     ret->kv = false;
-    switch (type) {
-    case QTYPE_Q2_K: take_q2_k(b, ret); return;
-    case QTYPE_Q3_K: take_q3_k(b, ret); return;
-    case QTYPE_Q6_K: take_q6_k(b, ret); return;
-    default: break;
-    }
-    ret->d = u16_at(b);
+    ret->d = u16_at(b); /* where the type has it elsewhere, its own function reads it */
     if (tile_of(type).has_min) ret->m = u16_at(b + 2);
     switch (type) {
     case QTYPE_Q4_0: take_nibbles(b + 2, 0, ret->u); break;
@@ -152,6 +152,8 @@ void quant_take(enum qtype type, const uint8_t *b, struct qblock *ret)
     case QTYPE_Q5_0: take_nibbles(b + 6, u32_at(b + 2), ret->u); break;
     case QTYPE_Q5_1: take_nibbles(b + 8, u32_at(b + 4), ret->u); break;
     case QTYPE_Q8_0: memcpy(ret->u, b + 2, 32); break;
+    case QTYPE_Q2_K: take_q2_k(b, ret); break;
+    case QTYPE_Q3_K: take_q3_k(b, ret); break;
     case QTYPE_Q4_K:
         take_scales_k4(b + 4, ret);
         take_q4_k(b + 16, NULL, ret);
@@ -160,7 +162,8 @@ void quant_take(enum qtype type, const uint8_t *b, struct qblock *ret)
         take_scales_k4(b + 4, ret);
         take_q4_k(b + 48, b + 16, ret);
         break;
-    default: break;
+    case QTYPE_Q6_K: take_q6_k(b, ret); break;
+    case QTYPE_FLOATS: break;
     }
 }
 
@@ -201,7 +204,7 @@ void quant_dequantise(enum qtype type, const uint8_t *row, uint32_t n, float *re
         case QTYPE_F32: memcpy(ret_row + i, row, 4); break;
         case QTYPE_F16: ret_row[i] = f16_to_f32(u16_at(row)); break;
         case QTYPE_BF16: ret_row[i] = bf16_to_f32(u16_at(row)); break;
-        default: quant_take(type, row, &b); quant_values(type, &b, ret_row + i);
+        case QTYPE_BLOCKS: quant_take(type, row, &b); quant_values(type, &b, ret_row + i);
         }
     }
 }

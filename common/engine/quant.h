@@ -18,22 +18,48 @@
 #define QBLOCK_SUBS 16u   /* most sub-blocks of a block */
 #define QBLOCK_BYTES 210u /* bytes of the largest computed block */
 
-/* Values are those of the GGUF file. */
+/* The weight types that this engine computes: X(name, number in a GGUF file, weights of a block,
+ * bytes of a block). A switch over them has no `default:`, so that the compiler names every place
+ * that a new type lacks; README.md says what stands there. */
+#define QTYPES_FLOAT(X)                                                                            \
+    X(F32, 0, 1, 4)                                                                                \
+    X(F16, 1, 1, 2)                                                                                \
+    X(BF16, 30, 1, 2)
+#define QTYPES_BLOCK(X)                                                                            \
+    X(Q4_0, 2, 32, 18)                                                                             \
+    X(Q4_1, 3, 32, 20)                                                                             \
+    X(Q5_0, 6, 32, 22)                                                                             \
+    X(Q5_1, 7, 32, 24)                                                                             \
+    X(Q8_0, 8, 32, 34)                                                                             \
+    X(Q2_K, 10, 256, 84)                                                                           \
+    X(Q3_K, 11, 256, 110)                                                                          \
+    X(Q4_K, 12, 256, 144)                                                                          \
+    X(Q5_K, 13, 256, 176)                                                                          \
+    X(Q6_K, 14, 256, 210)
+
+/* A tensor's type may also be a number that is none of these: one that is not computed. */
 enum qtype {
-    QTYPE_F32 = 0,
-    QTYPE_F16 = 1,
-    QTYPE_Q4_0 = 2,
-    QTYPE_Q4_1 = 3,
-    QTYPE_Q5_0 = 6,
-    QTYPE_Q5_1 = 7,
-    QTYPE_Q8_0 = 8,
-    QTYPE_Q2_K = 10,
-    QTYPE_Q3_K = 11,
-    QTYPE_Q4_K = 12,
-    QTYPE_Q5_K = 13,
-    QTYPE_Q6_K = 14,
-    QTYPE_BF16 = 30,
+#define X(name, number, block, bytes) QTYPE_##name = (number),
+    QTYPES_FLOAT(X) QTYPES_BLOCK(X)
+#undef X
 };
+
+/* `case QTYPE_FLOATS:` where no float comes or all are alike, `case QTYPE_BLOCKS:` likewise. */
+#define QTYPE_FLOATS                                                                               \
+    QTYPE_F32:                                                                                     \
+    case QTYPE_F16:                                                                                \
+    case QTYPE_BF16
+#define QTYPE_BLOCKS                                                                               \
+    QTYPE_Q4_0:                                                                                    \
+    case QTYPE_Q4_1:                                                                               \
+    case QTYPE_Q5_0:                                                                               \
+    case QTYPE_Q5_1:                                                                               \
+    case QTYPE_Q8_0:                                                                               \
+    case QTYPE_Q2_K:                                                                               \
+    case QTYPE_Q3_K:                                                                               \
+    case QTYPE_Q4_K:                                                                               \
+    case QTYPE_Q5_K:                                                                               \
+    case QTYPE_Q6_K
 
 struct qtype_info {
     const char *name;
@@ -47,7 +73,11 @@ const struct qtype_info *qtype_info(uint32_t type);
 
 static inline bool qtype_is_float(enum qtype type)
 {
-    return type == QTYPE_F32 || type == QTYPE_F16 || type == QTYPE_BF16;
+    switch (type) {
+    case QTYPE_FLOATS: return true;
+    case QTYPE_BLOCKS: break;
+    }
+    return false;
 }
 
 /* A block taken apart. */

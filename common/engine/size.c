@@ -1,10 +1,10 @@
-/* What an engine takes of memory, known before anything is read. stage.c allocates it; the engine's
- * test compares the two. */
+/* What an engine takes of memory, known before anything is read. engine.c allocates it; the
+ * engine's test compares the two. */
 #include "common/engine/stage.h"
 
 #include <inttypes.h>
 
-/* stage.c: partial results of rows that are split by spans. */
+/* engine.c: partial results of rows that are split by spans. */
 #define SPLIT_PARTS_BYTES ((uint64_t)32 << 20)
 
 static uint64_t padded(uint64_t n)
@@ -19,7 +19,7 @@ struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows, uint32_t lo
     uint64_t widest = d->hidden > d->ffn ? d->hidden : d->ffn;
     if (q > widest) widest = q;
     uint64_t floats = 2 * (uint64_t)d->hidden + padded(q) + 2 * padded(kv) + q +
-                      2 * padded(d->ffn) + padded(d->hidden) + (uint64_t)N_REACHES * d->rope_dims;
+                      2 * padded(d->ffn) + padded(d->hidden) + (uint64_t)d->n_blocks * d->rope_dims;
     uint64_t block =
         2 * sizeof(float) + sizeof(*(struct act){.k = 0}.s) + 2 * sizeof(*(struct act){.k = 0}.h);
     uint64_t row = sizeof(struct row) + sizeof(uint32_t) + floats * sizeof(float) + widest +
@@ -28,6 +28,7 @@ struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows, uint32_t lo
     return (struct eng_sizes){.step_bytes = rows * row + SPLIT_PARTS_BYTES,
                               .thread_bytes =
                                   kern_scratch_bytes((uint32_t)widest) + 64 +
+                                  ENG_N_OPS * sizeof(struct stats) +
                                   spans * (d->n_heads / d->n_kv_heads) * sizeof(struct attn_part),
                               .logits_bytes = logits_max * padded(d->vocab) * sizeof(float)};
 }
@@ -56,21 +57,23 @@ static int refuse(const struct eng_options *o, const struct arch_dims *d, uint64
         em, ERR_NOMEM,
         "%s: a KV pool of %" PRIu64 " tokens needs %.1f MiB with its buffers beside %.1f MiB "
         "of weights, and %.1f MiB can be had: the largest that fits is %" PRIu64 " tokens",
-        o->path, (uint64_t)o->n_pages * KV_PAGE, (double)need(o, d, o->n_pages) / (1 << 20),
-        (double)weights / (1 << 20), (double)o->room_bytes / (1 << 20), least * KV_PAGE);
+        weights_path(o->weights, 0), (uint64_t)o->n_pages * KV_PAGE,
+        (double)need(o, d, o->n_pages) / (1 << 20), (double)weights / (1 << 20),
+        (double)o->room_bytes / (1 << 20), least * KV_PAGE);
 }
 
 int eng__check_room(const struct eng_options *o, struct errmsg *em)
 {
     struct arch_dims d;
     uint64_t weights;
-    int rc = arch_read(o->gguf, &d, em);
+    int rc = arch_read(o->weights, &d, em);
     if (rc == 0) rc = eng_kv_check(&d, o->kv, em);
     if (rc == 0 && (o->layer_first > o->layer_last || o->layer_last >= d.n_layers))
         rc = err_set(em, ERR_RANGE, "layers %" PRIu32 "..%" PRIu32 " of a model with %" PRIu32,
                      o->layer_first, o->layer_last, d.n_layers);
-    if (rc == 0) rc = eng_weights_bytes(o->gguf, &d, o->layer_first, o->layer_last, &weights, em);
-    if (rc < 0) return err_wrap(em, rc, "%s", o->path);
+    if (rc == 0)
+        rc = eng_weights_bytes(o->weights, &d, o->layer_first, o->layer_last, &weights, em);
+    if (rc < 0) return err_wrap(em, rc, "%s", weights_path(o->weights, 0));
     if (o->room_bytes == 0) return 0;
     bool fits = weights <= o->room_bytes && need(o, &d, o->n_pages) <= o->room_bytes - weights;
     return fits ? 0 : refuse(o, &d, weights, em);

@@ -1,4 +1,5 @@
-/* The engine's state, shared by stage.c (a step), attend.c (its attention) and nothing else. */
+/* The engine's state, shared by engine.c (the door), stage.c (the phases of a step), attend.c (its
+ * attention), size.c and nothing else. */
 #ifndef FLOTILLA_ENGINE_STAGE_H
 #define FLOTILLA_ENGINE_STAGE_H
 
@@ -26,85 +27,89 @@ struct engine {
     uint64_t ctx;
     uint8_t *pool_kv; /* [layer][page][kv head][keys, values] */
     size_t head_bytes, page_bytes, layer_bytes;
-    double *inv_freq[N_REACHES], magnitude[N_REACHES];
+    double *inv_freq[ARCH_BLOCKS_MAX], magnitude[ARCH_BLOCKS_MAX]; /* by block, like the next two */
     /* the step at hand */
     struct row *rows;
     uint32_t *logit_rows;
     uint32_t n_rows, n_logits;
-    uint32_t n_spans[N_REACHES]; /* most that a row has */
+    uint32_t n_spans[ARCH_BLOCKS_MAX]; /* most that a row has */
     size_t n_parts;
     const uint8_t *in;
     /* buffers */
-    float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs[N_REACHES], *logits;
+    float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs[ARCH_BLOCKS_MAX], *logits;
     size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
     struct act in_act, att_act, ffn_act, head_act; /* one buffer, four shapes: see set_shapes */
     struct attn_part *parts; /* [row][span][head] when split by spans, else [thread][span][head] */
     uint8_t *scratch;        /* one for each thread */
     size_t scratch_bytes;
     struct eng_stats stats;
-    atomic_ullong *moves; /* of eng_options, or NULL */
-    struct stats dispatch[ENG_N_OPS];
+    atomic_ullong *moves;   /* of eng_options, or NULL */
+    struct stats *dispatch; /* [thread][op], each of one thread */
+    unsigned n_threads;
 };
 
 /* Partial results of attention that steps may need at once, in a context of so many positions. */
 size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads);
 
 /* Thread `idx` of n takes items [*a, *b) of total. */
-static inline void share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_t *b)
+static inline void eng__share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_t *b)
 {
     *a = (uint32_t)((uint64_t)total * idx / n);
     *b = (uint32_t)((uint64_t)total * (idx + 1) / n);
 }
 
-static inline bool quantised(const struct mat *m)
+static inline bool eng__is_quantised(const struct mat *m)
 {
     return !qtype_is_float(m->type);
 }
 
-struct worker {
+/* A thread of the pool in a step. */
+struct stage_thread {
     struct engine *e;
     unsigned idx, n;
     void *scratch;
 };
 
 /* Ends a call into the kernels that began at `start`. */
-static inline void count_call(const struct worker *w, enum eng_op op, uint64_t start)
+static inline void eng__count_call(const struct stage_thread *t, enum eng_op op, uint64_t start)
 {
-    stats_record(&w->e->dispatch[op], clock_ns() - start);
+    stats_record_own(&t->e->dispatch[t->idx * ENG_N_OPS + op], clock_ns() - start);
 }
 
-static inline struct kv_view view(const struct engine *e, uint32_t layer, uint32_t head,
-                                  const uint32_t *pages)
+static inline struct kv_view eng__kv_view(const struct engine *e, uint32_t layer, uint32_t head,
+                                          const uint32_t *pages)
 {
     return (struct kv_view){e->kv, e->model.dims.head_size,
                             e->pool_kv + layer * e->layer_bytes + head * e->head_bytes,
                             e->page_bytes, pages};
 }
 
-static inline enum arch_reach reach_of(const struct engine *e, uint32_t layer)
+/* The index of the block of a layer of the slice. */
+static inline uint32_t eng__block(const struct engine *e, uint32_t layer)
 {
-    return arch_reach(&e->model.dims, e->model.layer_first + layer);
+    return e->model.dims.block_of[e->model.layer_first + layer];
 }
 
-/* Quantised keys and values are spread first, so that a block's scale does not follow the one large
- * element that it has. Mean KL from F32 keys and values on 510 tokens, without and with: Q4_0 0.150
- * and 0.059 (SmolLM2), 0.143 and 0.061 (Gemma 3 270M); Q8_0 0.0050 and 0.0041, 0.0049 and 0.0037.
- * Spreading over whole heads made Gemma's Q4_0 worse (0.167). */
-static inline bool spreads(const struct engine *e)
+/* Keys and values to be quantised are Hadamard-transformed first, so that a block's scale does not
+ * follow the one large element that it has. Mean KL from F32 keys and values on 510 tokens, without
+ * and with: Q4_0 0.150 and 0.059 (SmolLM2), 0.143 and 0.061 (Gemma 3 270M); Q8_0 0.0050 and 0.0041,
+ * 0.0049 and 0.0037. A transform over whole heads made Gemma's Q4_0 worse (0.167). */
+static inline bool eng__transforms(const struct engine *e)
 {
     return e->kv > KV_F16;
 }
 
-/* The positions [first, end) that a row sees, and the spans that they lie in. */
+/* The positions [first, end) that a row sees in a layer with a window (0: none), and the spans that
+ * they lie in. */
 struct sight {
     uint32_t first, end; /* positions */
     uint32_t span, n_spans;
 };
 
-static inline struct sight sight_of(const struct arch_dims *d, uint32_t pos, enum arch_reach reach)
+static inline struct sight eng__sight(uint32_t window, uint32_t pos)
 {
     struct sight s = {.end = pos + 1};
-    if (reach == REACH_WINDOW && s.end > d->window) s.first = s.end - d->window;
+    if (window && s.end > window) s.first = s.end - window;
     s.span = s.first / ATTN_SPAN;
     s.n_spans = pos / ATTN_SPAN - s.span + 1;
     return s;
@@ -113,8 +118,11 @@ static inline struct sight sight_of(const struct arch_dims *d, uint32_t pos, enu
 /* size.c: ERR_NOMEM, and nothing was read, if what is asked for needs more than o->room_bytes. */
 int eng__check_room(const struct eng_options *o, struct errmsg *em);
 
+/* A step, as a pool_fn; arg is the engine, whose rows have been checked. */
+void eng__run_step(void *arg, unsigned idx, unsigned n);
+
 /* att = the attention of every row's queries in qkv over its pages. On return
  * the rows of this thread's share of them are complete; others need a barrier. */
-void attend(const struct worker *w, uint32_t layer);
+void eng__attend(const struct stage_thread *t, uint32_t layer);
 
 #endif

@@ -63,22 +63,6 @@ static inline __attribute__((always_inline)) void take_cells(const struct tile t
     }
 }
 
-/* Calls f(tile_of(type), ...) with a constant type. */
-#define FOR_TYPE(type, f, ...)                                                                     \
-    switch (type) {                                                                                \
-    case QTYPE_Q4_0: f(tile_of(QTYPE_Q4_0), __VA_ARGS__); break;                                   \
-    case QTYPE_Q4_1: f(tile_of(QTYPE_Q4_1), __VA_ARGS__); break;                                   \
-    case QTYPE_Q5_0: f(tile_of(QTYPE_Q5_0), __VA_ARGS__); break;                                   \
-    case QTYPE_Q5_1: f(tile_of(QTYPE_Q5_1), __VA_ARGS__); break;                                   \
-    case QTYPE_Q8_0: f(tile_of(QTYPE_Q8_0), __VA_ARGS__); break;                                   \
-    case QTYPE_Q2_K: f(tile_of(QTYPE_Q2_K), __VA_ARGS__); break;                                   \
-    case QTYPE_Q3_K: f(tile_of(QTYPE_Q3_K), __VA_ARGS__); break;                                   \
-    case QTYPE_Q4_K: f(tile_of(QTYPE_Q4_K), __VA_ARGS__); break;                                   \
-    case QTYPE_Q5_K: f(tile_of(QTYPE_Q5_K), __VA_ARGS__); break;                                   \
-    case QTYPE_Q6_K: f(tile_of(QTYPE_Q6_K), __VA_ARGS__); break;                                   \
-    default: break;                                                                                \
-    }
-
 /* ---- scales of K-quants: s is lane `row` of the tile's first vector ---- */
 
 static void put_scales(enum qtype type, const struct qblock *b, uint8_t *s)
@@ -105,7 +89,12 @@ static void put_scales(enum qtype type, const struct qblock *b, uint8_t *s)
             for (uint32_t v = 0; v < 4; v++)
                 s[64 * v] = (uint8_t)(sc[4 * v + i] | m[4 * v + i] << 4);
             break;
-        default: break;
+        case QTYPE_Q4_0:
+        case QTYPE_Q4_1:
+        case QTYPE_Q5_0:
+        case QTYPE_Q5_1:
+        case QTYPE_Q8_0:
+        case QTYPE_FLOATS: break; /* no scales of sub-blocks */
         }
 }
 
@@ -135,7 +124,12 @@ static void take_scales(enum qtype type, const uint8_t *s, struct qblock *r)
                 m[4 * v + i] = s[64 * v] >> 4;
             }
             break;
-        default: break;
+        case QTYPE_Q4_0:
+        case QTYPE_Q4_1:
+        case QTYPE_Q5_0:
+        case QTYPE_Q5_1:
+        case QTYPE_Q8_0:
+        case QTYPE_FLOATS: break; /* no scales of sub-blocks */
         }
 }
 
@@ -144,7 +138,13 @@ void tile_put(enum qtype type, const struct qblock *b, uint32_t row, uint8_t *ti
     const struct tile t = tile_of(type);
     uint8_t *lane = tile + (size_t)4 * row;
     if (t.block > 32) put_scales(type, b, lane);
-    FOR_TYPE(type, put_cells, b->u, lane)
+    switch (type) {
+#define X(name, number, block, bytes)                                                              \
+    case QTYPE_##name: put_cells(tile_of(QTYPE_##name), b->u, lane); break;
+        QTYPES_BLOCK(X)
+#undef X
+    case QTYPE_FLOATS: break;
+    }
     put_half(tile + t.d_at + 2 * row, b->d);
     if (t.has_min) put_half(tile + t.m_at + 2 * row, b->m);
 }
@@ -155,7 +155,13 @@ void tile_take(enum qtype type, const uint8_t *tile, uint32_t row, struct qblock
     const uint8_t *lane = tile + (size_t)4 * row;
     ret->kv = false;
     if (t.block > 32) take_scales(type, lane, ret);
-    FOR_TYPE(type, take_cells, lane, ret->u)
+    switch (type) {
+#define X(name, number, block, bytes)                                                              \
+    case QTYPE_##name: take_cells(tile_of(QTYPE_##name), lane, ret->u); break;
+        QTYPES_BLOCK(X)
+#undef X
+    case QTYPE_FLOATS: break;
+    }
     ret->d = half_at(tile + t.d_at + 2 * row);
     if (t.has_min) ret->m = half_at(tile + t.m_at + 2 * row);
 }
@@ -210,7 +216,7 @@ void tile_unpack_row(enum qtype type, const uint8_t *panel, uint32_t row, uint32
         case QTYPE_F32: memcpy(ret_row + i, panel + 4 * lane, 4); break;
         case QTYPE_F16: ret_row[i] = f16_to_f32(half_at(panel + 2 * lane)); break;
         case QTYPE_BF16: ret_row[i] = bf16_to_f32(half_at(panel + 2 * lane)); break;
-        default: tile_take(type, at, row, &b); quant_values(type, &b, ret_row + i);
+        case QTYPE_BLOCKS: tile_take(type, at, row, &b); quant_values(type, &b, ret_row + i);
         }
     }
 }

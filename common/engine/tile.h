@@ -61,8 +61,9 @@ static inline __attribute__((always_inline)) struct tile tile_of(enum qtype type
     case QTYPE_Q4_K: return (struct tile){256, 2304, 32, 4, 0, 0, true, 32, 256, 192, 224};
     case QTYPE_Q5_K: return (struct tile){256, 2816, 32, 4, 1, 0, true, 32, 256, 192, 224};
     case QTYPE_Q6_K: return (struct tile){256, 3360, 16, 4, 2, 32, false, 16, 288, 256, 0};
-    default: return (struct tile){1, 0, 1, 0, 0, 0, false, 0, 0, 0, 0};
+    case QTYPE_FLOATS: break;
     }
+    return (struct tile){1, 0, 1, 0, 0, 0, false, 0, 0, 0, 0};
 }
 
 /* The integer that a stored one stands for. */

@@ -35,7 +35,8 @@ struct slot {
 };
 
 struct reading {
-    struct ring_file *f;
+    struct ring_use *use;
+    const char *path;
     const struct extent *extents;
     size_t n, next;
     source_sink_fn sink;
@@ -53,8 +54,8 @@ struct reading {
 static int io_error(struct reading *r, const struct extent *x, int errno_value)
 {
     return err_set(r->em, err_from_errno(errno_value),
-                   "%s: read of %" PRIu64 " bytes at %" PRIu64 ": %s", r->f->path, x->bytes,
-                   x->offset, strerror(errno_value));
+                   "%s: read of %" PRIu64 " bytes at %" PRIu64 ": %s", r->path, x->bytes, x->offset,
+                   strerror(errno_value));
 }
 
 static int cut_error(struct reading *r, const struct extent *x, uint64_t have)
@@ -62,7 +63,7 @@ static int cut_error(struct reading *r, const struct extent *x, uint64_t have)
     return err_set(r->em, ERR_FORMAT,
                    "%s: the file ends inside bytes %" PRIu64 "+%" PRIu64 " (%" PRIu64
                    " bytes are missing): was it cut?",
-                   r->f->path, x->offset, x->bytes, x->bytes - have);
+                   r->path, x->offset, x->bytes, x->bytes - have);
 }
 
 /* Whether the page cache holds the whole extent. The mapping is never touched, only asked about: a
@@ -92,9 +93,9 @@ static int deliver(struct reading *r, const struct slot *s)
 {
     const struct extent *x = &r->extents[s->idx];
     if (s->direct)
-        r->f->direct_bytes += s->have;
+        r->use->direct_bytes += s->have;
     else
-        r->f->cached_bytes += x->bytes;
+        r->use->cached_bytes += x->bytes;
     return r->sink(r->sink_arg, s->idx, s->buf + (x->offset - s->start), r->em);
 }
 
@@ -123,7 +124,7 @@ static int open_buffers(struct reading *r, unsigned n)
         if (r->extents[i].bytes > most) most = r->extents[i].bytes;
     if (most > RING_EXTENT_BYTES_MAX)
         return err_set(r->em, ERR_LIMIT, "%s: a read of %" PRIu64 " bytes, the limit is %" PRIu64,
-                       r->f->path, most, RING_EXTENT_BYTES_MAX);
+                       r->path, most, RING_EXTENT_BYTES_MAX);
     size_t bytes = (size_t)(most / ALIGN + 3) * ALIGN;
     r->buffers_bytes = n * bytes;
     r->buffers = mem_pages(r->buffers_bytes);
@@ -271,7 +272,7 @@ static bool may_ask(const struct reading *r)
 {
     struct stat st;
     return fstat(r->fd, &st) == 0 &&
-           (st.st_uid == geteuid() || faccessat(AT_FDCWD, r->f->path, W_OK, AT_EACCESS) == 0);
+           (st.st_uid == geteuid() || faccessat(AT_FDCWD, r->path, W_OK, AT_EACCESS) == 0);
 }
 
 static int run(struct reading *r)
@@ -279,39 +280,40 @@ static int run(struct reading *r)
     struct io_uring ring;
     int rc = open_buffers(r, RING_DEPTH);
     if (rc < 0) return rc;
-    r->refused = r->f->mode == RING_PREAD ? ENOSYS : -io_uring_queue_init(RING_DEPTH, &ring, 0);
+    r->refused = r->use->mode == RING_PREAD ? ENOSYS : -io_uring_queue_init(RING_DEPTH, &ring, 0);
     if (!r->refused) {
-        r->fd_direct = open(r->f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+        r->fd_direct = open(r->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
         r->direct = r->fd_direct >= 0;
         r->may_ask = may_ask(r);
         rc = run_uring(r, &ring);
         io_uring_queue_exit(&ring);
         if (r->fd_direct >= 0) (void)close(r->fd_direct);
     }
-    r->f->used_uring = !r->refused;
-    if (rc == 0 && r->refused && r->f->mode == RING_URING)
+    r->use->used_uring = !r->refused;
+    if (rc == 0 && r->refused && r->use->mode == RING_URING)
         return err_set(r->em, ERR_UNSUPPORTED, "io_uring: %s", strerror(r->refused));
     return rc == 0 && r->refused ? run_pread(r) : rc;
 }
 
-int ring_read(void *ctx, const struct extent *extents, size_t n_extents, source_sink_fn sink,
-              void *sink_arg, struct errmsg *em)
+int ring_read(void *ctx, const char *path, const struct extent *extents, size_t n_extents,
+              source_sink_fn sink, void *sink_arg, struct errmsg *em)
 {
-    struct ring_file *f = ctx;
+    struct ring_use *use = ctx;
     struct reading *r = mem_zalloc(sizeof *r);
-    *r = (struct reading){.f = f,
+    *r = (struct reading){.use = use,
+                          .path = path,
                           .extents = extents,
                           .n = n_extents,
                           .sink = sink,
                           .sink_arg = sink_arg,
                           .fd_direct = -1,
                           .em = em};
-    f->direct_bytes = f->cached_bytes = 0;
-    r->fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    use->direct_bytes = use->cached_bytes = 0;
+    r->fd = open(path, O_RDONLY | O_CLOEXEC);
     /* No read-ahead: it would fetch what lies behind the slice. */
     if (r->fd >= 0) (void)posix_fadvise(r->fd, 0, 0, POSIX_FADV_RANDOM);
     int rc =
-        r->fd < 0 ? err_set(em, err_from_errno(errno), "%s: %s", f->path, strerror(errno)) : run(r);
+        r->fd < 0 ? err_set(em, err_from_errno(errno), "%s: %s", path, strerror(errno)) : run(r);
     if (r->fd >= 0) (void)close(r->fd);
     mem_pages_free(r->buffers, r->buffers_bytes);
     mem_free(r);

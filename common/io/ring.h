@@ -19,16 +19,15 @@ enum ring_mode {
     RING_PREAD,
 };
 
-struct ring_file {
-    const char *path;                    /* public: set before the call */
-    enum ring_mode mode;                 /* public */
-    uint64_t direct_bytes, cached_bytes; /* results: read past the cache; through it */
-    bool used_uring;                     /* result: io_uring alone delivered all */
+struct ring_use {
+    enum ring_mode mode;                 /* public: set before the call */
+    uint64_t direct_bytes, cached_bytes; /* results of a call: read past the cache; through it */
+    bool used_uring;                     /* result of a call: io_uring alone delivered all */
 };
 
-/* A source_read_fn; ctx is a struct ring_file. An extent that ends beyond the file gives ERR_FORMAT
+/* A source_read_fn; ctx is a struct ring_use. An extent that ends beyond the file gives ERR_FORMAT
  * with the missing bytes (the file may have been cut since it was opened). */
-int ring_read(void *ctx, const struct extent *extents, size_t n_extents, source_sink_fn sink,
-              void *sink_arg, struct errmsg *em);
+int ring_read(void *ctx, const char *path, const struct extent *extents, size_t n_extents,
+              source_sink_fn sink, void *sink_arg, struct errmsg *em);
 
 #endif

@@ -11,7 +11,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <xmmintrin.h>
 
 #define READ_BYTES ((size_t)1 << 30) /* less where less than twice that can be had */
 #define READ_BYTES_LEAST ((size_t)32 << 20)
@@ -41,8 +40,8 @@ static void read_part(void *arg, unsigned idx, unsigned n)
     for (; p < end; p += 64) {
         uint64_t v[8];
         if (l->prefetch) {
-            _mm_prefetch((const char *)p + 4096, _MM_HINT_T1);
-            _mm_prefetch((const char *)p + 1024, _MM_HINT_T0);
+            __builtin_prefetch(p + 4096, 0, 2);
+            __builtin_prefetch(p + 1024, 0, 3);
         }
         memcpy(v, p, sizeof v);
         s0 += v[0] + v[4];
@@ -117,13 +116,13 @@ static int run(struct bench *b, struct errmsg *em)
     /* A decoded token touches every tensor but the embedding, whose one row does not count; a tied
      * embedding is read whole as the output head. */
     if (rc == 0)
-        rc = eng_slice_bytes(f.gguf, &f.dims, 0, f.dims.n_layers - 1, &b->bytes_per_token, em);
-    if (rc == 0 && gguf_tensor(f.gguf, "output.weight"))
-        b->bytes_per_token -= gguf_tensor(f.gguf, "token_embd.weight")->bytes;
+        rc = eng_slice_bytes(f.weights, &f.dims, 0, f.dims.n_layers - 1, &b->bytes_per_token, em);
+    if (rc == 0 && weights_tensor(f.weights, "output.weight"))
+        b->bytes_per_token -= weights_tensor(f.weights, "token_embd.weight")->bytes;
     if (rc == 0) rc = run_rows(b, &w, em);
     if (rc == 0) b->used_isa = eng_isa(w.engine);
     for (int op = 0; op < ENG_N_OPS && rc == 0; op++)
-        stats_read(eng_dispatch(w.engine, (enum eng_op)op), &b->dispatch[op]);
+        eng_dispatch(w.engine, (enum eng_op)op, &b->dispatch[op]);
     whole_close(&w);
     model_file_close(&f);
     if (rc == 0) b->read_gb_per_s = read_rate(b->threads);

@@ -30,40 +30,32 @@ static void print_safe(const char *text, size_t n)
     }
 }
 
-static double real_of(const struct gguf_kv *kv)
+static double real_of(const struct meta_kv *kv)
 {
     double d = 0.0;
     float f = 0.0f;
-    if (kv->type == GGUF_F64)
+    if (kv->type == META_F64)
         memcpy(&d, kv->data, sizeof d);
-    else if (gguf_f32_at(kv, 0, &f))
+    else if (meta_f32_at(kv, 0, &f))
         d = (double)f;
     return d;
 }
 
-static const char *type_name(enum gguf_type t)
+static void kv_json(struct json *to, const struct meta_kv *kv)
 {
-    static const char *const names[GGUF_N_TYPES] = {"u8",  "i8",  "u16",  "i16",    "u32",
-                                                    "i32", "f32", "bool", "string", "array",
-                                                    "u64", "i64", "f64"};
-    return names[t];
-}
-
-static void kv_json(struct json *to, const struct gguf_kv *kv)
-{
-    char key[GGUF_NAME_BYTES_MAX + 1];
-    struct gguf_int i;
+    char key[META_KEY_BYTES_MAX + 1];
+    struct meta_int i;
     (void)snprintf(key, sizeof key, "%.*s", (int)kv->key_len, kv->key);
-    if (kv->type == GGUF_ARRAY) {
+    if (kv->type == META_ARRAY) {
         char text[64];
-        int n =
-            snprintf(text, sizeof text, "%s[%" PRIu64 "]", type_name(kv->item_type), kv->n_items);
+        int n = snprintf(text, sizeof text, "%s[%" PRIu64 "]", meta_type_name(kv->item_type),
+                         kv->n_items);
         json_put_string(to, key, text, (size_t)n);
-    } else if (kv->type == GGUF_STRING) {
+    } else if (kv->type == META_STRING) {
         json_put_string(to, key, (const char *)kv->data, (size_t)kv->data_bytes);
-    } else if (kv->type == GGUF_BOOL) {
+    } else if (kv->type == META_BOOL) {
         json_put_bool(to, key, kv->data[0] != 0);
-    } else if (gguf_int_at(kv, 0, &i)) {
+    } else if (meta_int_at(kv, 0, &i)) {
         /* jansson's integers end at 2^63 - 1. */
         if (i.negative || i.value <= INT64_MAX)
             json_put_int(to, key, (int64_t)i.value);
@@ -74,21 +66,21 @@ static void kv_json(struct json *to, const struct gguf_kv *kv)
     }
 }
 
-static void print_kv(const struct gguf_kv *kv)
+static void print_kv(const struct meta_kv *kv)
 {
-    struct gguf_int i;
+    struct meta_int i;
     print_safe(kv->key, kv->key_len);
     (void)printf(" = ");
-    if (kv->type == GGUF_ARRAY) {
-        (void)printf("%s[%" PRIu64 "]\n", type_name(kv->item_type), kv->n_items);
-    } else if (kv->type == GGUF_STRING) {
+    if (kv->type == META_ARRAY) {
+        (void)printf("%s[%" PRIu64 "]\n", meta_type_name(kv->item_type), kv->n_items);
+    } else if (kv->type == META_STRING) {
         bool cut = kv->data_bytes > STRING_SHOWN;
         (void)printf("\"");
         print_safe((const char *)kv->data, cut ? STRING_SHOWN : (size_t)kv->data_bytes);
         (void)printf("\"%s\n", cut ? "..." : "");
-    } else if (kv->type == GGUF_BOOL) {
+    } else if (kv->type == META_BOOL) {
         (void)printf("%s\n", kv->data[0] ? "true" : "false");
-    } else if (gguf_int_at(kv, 0, &i)) {
+    } else if (meta_int_at(kv, 0, &i)) {
         if (i.negative)
             (void)printf("%" PRId64 "\n", (int64_t)i.value);
         else
@@ -98,41 +90,51 @@ static void print_kv(const struct gguf_kv *kv)
     }
 }
 
-static void inspect_json(const struct gguf *g)
+static void inspect_json(const struct weights *w)
 {
     struct json *j = json_new_object(), *kvs = json_new_object(), *tensors = json_new_array();
-    for (size_t i = 0; i < gguf_n_kvs(g); i++) kv_json(kvs, gguf_kv_at(g, i));
-    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+    struct json *files = json_new_array();
+    for (uint32_t i = 0; i < weights_n_files(w); i++) {
+        struct json *x = json_new_object();
+        json_put_string(x, "path", weights_path(w, i), strlen(weights_path(w, i)));
+        json_add(files, x);
+    }
+    for (size_t i = 0; i < weights_meta(w)->n; i++) kv_json(kvs, &weights_meta(w)->kvs[i]);
+    for (size_t i = 0; i < weights_n_tensors(w); i++) {
+        const struct weights_tensor *t = weights_tensor_at(w, i);
         struct json *x = json_new_object(), *dims = json_new_array();
         for (uint32_t d = 0; d < t->n_dims; d++) json_add_int(dims, (int64_t)t->dims[d]);
         const char *type = qtype_info((uint32_t)t->type)->name;
         json_put_string(x, "name", t->name, strlen(t->name));
         json_put_string(x, "type", type, strlen(type));
         json_put(x, "dims", dims);
+        json_put_int(x, "file", t->file);
         json_put_int(x, "offset", (int64_t)t->offset);
         json_put_int(x, "bytes", (int64_t)t->bytes);
         json_add(tensors, x);
     }
-    json_put_int(j, "file_bytes", (int64_t)gguf_file_bytes(g));
-    json_put_int(j, "header_bytes", (int64_t)gguf_header_bytes(g));
+    json_put_int(j, "file_bytes", (int64_t)weights_file_bytes(w));
+    json_put_int(j, "header_bytes", (int64_t)weights_header_bytes(w));
+    json_put(j, "files", files);
     json_put(j, "metadata", kvs);
     json_put(j, "tensors", tensors);
     json_print(j, stdout);
     json_free(j);
 }
 
-static void inspect_text(const struct gguf *g)
+static void inspect_text(const struct weights *w)
 {
-    for (size_t i = 0; i < gguf_n_kvs(g); i++) print_kv(gguf_kv_at(g, i));
-    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+    for (size_t i = 0; i < weights_meta(w)->n; i++) print_kv(&weights_meta(w)->kvs[i]);
+    for (size_t i = 0; i < weights_n_tensors(w); i++) {
+        const struct weights_tensor *t = weights_tensor_at(w, i);
         print_safe(t->name, strlen(t->name));
         (void)printf("%*s %-5s", strlen(t->name) < 40 ? 40 - (int)strlen(t->name) : 0, "",
                      qtype_info((uint32_t)t->type)->name);
         for (uint32_t d = 0; d < t->n_dims; d++)
             (void)printf("%s%" PRIu64, d ? " x " : " ", t->dims[d]);
-        (void)printf("  %" PRIu64 " bytes at %" PRIu64 "\n", t->bytes, t->offset);
+        (void)printf("  %" PRIu64 " bytes at %" PRIu64, t->bytes, t->offset);
+        if (weights_n_files(w) > 1) (void)printf(" of file %" PRIu32, t->file + 1);
+        (void)printf("\n");
     }
 }
 
@@ -154,11 +156,11 @@ int cmd_inspect(int argc, char **argv)
         (void)err_set(&em, ERR_CONF, "needs a file");
         return cmd_fail("inspect", ERR_CONF, &em);
     }
-    struct gguf *g;
-    int rc = gguf_open(path, &g, &em);
+    struct weights *w;
+    int rc = weights_open(path, &w, &em);
     if (rc < 0) return cmd_fail("inspect", rc, &em);
-    json ? inspect_json(g) : inspect_text(g);
-    gguf_close(g);
+    json ? inspect_json(w) : inspect_text(w);
+    weights_close(w);
     return CMD_OK;
 }
 

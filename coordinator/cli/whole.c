@@ -14,7 +14,7 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
         return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16, q8_0, q4_0)", o->kv);
     int rc = eng_kv_check(&f->dims, kv, em); /* before hours of loading */
     if (rc < 0) return err_wrap(em, rc, "--kv");
-    struct ring_file file = {.path = f->path};
+    struct ring_use use = {0};
     struct machine_memory memory = machine_memory("");
     uint64_t free = machine_free(&memory), room = free;
     if (free != UINT64_MAX) { /* as for a pool of a cluster whose size somebody has named */
@@ -22,8 +22,7 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
         room = free > reserve ? free - reserve : 1;
     }
     struct progress progress = {.what = "loading"};
-    struct eng_options e = {.path = f->path,
-                            .gguf = f->gguf,
+    struct eng_options e = {.weights = f->weights,
                             .layer_last = f->dims.n_layers - 1,
                             .kv = kv,
                             .n_pages = o->positions / KV_PAGE + 1,
@@ -33,7 +32,7 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
                             .room_bytes = room,
                             .isa = o->isa,
                             .read = ring_read,
-                            .read_ctx = &file,
+                            .read_ctx = &use,
                             .progress = progress_update,
                             .progress_arg = &progress};
     rc = eng_open(&e, &ret->engine, em);

@@ -6,31 +6,31 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct errmsg em = {0};
-    struct gguf *g;
+    struct weights *g;
     struct arch_dims d;
     /* Half of the files are as long as their header says they might be. */
     uint64_t file_bytes = size && data[size - 1] & 1 ? UINT64_C(1) << 40 : size;
-    if (gguf_parse(data, size, file_bytes, &g, &em) < 0) return 0;
-    for (size_t i = 0; i < gguf_n_kvs(g); i++) {
-        const struct gguf_kv *kv = gguf_kv_at(g, i);
+    if (weights_parse(data, size, file_bytes, &g, &em) < 0) return 0;
+    for (size_t i = 0; i < weights_meta(g)->n; i++) {
+        const struct meta_kv *kv = &weights_meta(g)->kvs[i];
         struct cursor c = {.data = kv->data, .size = (size_t)kv->data_bytes};
         const char *s;
         size_t len, total = 0;
-        while (kv->type == GGUF_ARRAY && kv->item_type == GGUF_STRING &&
-               gguf_next_string(&c, &s, &len))
+        while (kv->type == META_ARRAY && kv->item_type == META_STRING &&
+               meta_next_string(&c, &s, &len))
             total += len;
         fuzz_check(total <= size);
     }
-    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+    for (size_t i = 0; i < weights_n_tensors(g); i++) {
+        const struct weights_tensor *t = weights_tensor_at(g, i);
         fuzz_check(t->offset <= file_bytes && t->bytes <= file_bytes - t->offset);
-        fuzz_check(gguf_tensor(g, t->name) == t);
+        fuzz_check(weights_tensor(g, t->name) == t);
     }
     if (arch_read(g, &d, &em) == 0) {
         uint64_t bytes;
         (void)eng_slice_bytes(g, &d, 0, d.n_layers - 1, &bytes, &em);
         (void)eng_slice_bytes(g, &d, d.n_layers / 2, d.n_layers / 2, &bytes, &em);
     }
-    gguf_close(g);
+    weights_close(g);
     return 0;
 }

@@ -18,9 +18,10 @@ struct file {
 };
 
 /* A source_read_fn; each extent in memory of its own, so that a sanitizer sees its end. */
-static int read_memory(void *ctx, const struct extent *x, size_t n, source_sink_fn sink, void *arg,
-                       struct errmsg *em)
+static int read_memory(void *ctx, const char *path, const struct extent *x, size_t n,
+                       source_sink_fn sink, void *arg, struct errmsg *em)
 {
+    (void)path;
     const struct file *f = ctx;
     for (size_t i = n; i-- > 0;) { /* any order will do */
         fuzz_check(x[i].offset <= f->size && x[i].bytes <= f->size - x[i].offset);
@@ -48,17 +49,16 @@ static void run_steps(struct engine *e, const struct arch_dims *d)
     }
 }
 
-static void load(const struct gguf *g, const struct arch_dims *d, struct file *f)
+static void load(const struct weights *g, const struct arch_dims *d, struct file *f)
 {
     static const char *const isas[] = {NULL, "scalar"};
     uint32_t idx[64], n = 0;
     struct errmsg em;
     (void)eng_slice_tensors(g, d, 0, d->n_layers - 1, idx, 64, &n, &em);
-    for (uint32_t i = 0; i < n; i++) fuzz_check(idx[i] < gguf_n_tensors(g));
+    for (uint32_t i = 0; i < n; i++) fuzz_check(idx[i] < weights_n_tensors(g));
     for (int kv = 0; kv < KV_N_TYPES; kv++) {
         struct engine *e = NULL;
-        struct eng_options o = {.path = "memory",
-                                .gguf = g,
+        struct eng_options o = {.weights = g,
                                 .layer_last = d->n_layers - 1,
                                 .kv = (enum kv_type)kv,
                                 .n_pages = PAGES,
@@ -77,16 +77,16 @@ static void load(const struct gguf *g, const struct arch_dims *d, struct file *f
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct errmsg em = {0};
-    struct gguf *g;
+    struct weights *g;
     struct arch_dims d;
     struct file f = {data, size};
-    if (gguf_parse(data, size, size, &g, &em) < 0) return 0;
+    if (weights_parse(data, size, size, &g, &em) < 0) return 0;
     if (arch_read(g, &d, &em) == 0) {
         (void)arch_unread(g, &em);
         if (d.n_layers <= LAYERS_MAX && d.hidden <= WIDTH_MAX && d.ffn <= WIDTH_MAX &&
             d.n_heads * d.head_size <= WIDTH_MAX)
             load(g, &d, &f);
     }
-    gguf_close(g);
+    weights_close(g);
     return 0;
 }

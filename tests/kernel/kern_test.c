@@ -88,9 +88,11 @@ static void check_guards(float *p, size_t n)
     mem_free(p - GUARD);
 }
 
-static const enum qtype types[] = {QTYPE_F32,  QTYPE_F16,  QTYPE_BF16, QTYPE_Q4_0, QTYPE_Q4_1,
-                                   QTYPE_Q5_0, QTYPE_Q5_1, QTYPE_Q8_0, QTYPE_Q2_K, QTYPE_Q3_K,
-                                   QTYPE_Q4_K, QTYPE_Q5_K, QTYPE_Q6_K};
+static const enum qtype types[] = {
+#define X(name, number, block, bytes) QTYPE_##name,
+    QTYPES_FLOAT(X) QTYPES_BLOCK(X)
+#undef X
+};
 #define N_TYPES (sizeof types / sizeof types[0])
 
 /* Where a block's d lies; its minimum follows. */

@@ -1,12 +1,12 @@
 /* dequant_tool FILE TENSOR: the tensor's weights as raw f32 on stdout, by the engine's own
  * dequantisation, for comparison with the gguf package. */
 #include "common/base/mem.h"
-#include "common/engine/gguf.h"
+#include "common/engine/weights.h"
 #include "common/io/ring.h"
 
 #include <stdio.h>
 
-static const struct gguf_tensor *tensor;
+static const struct weights_tensor *tensor;
 
 static int take(void *arg, size_t idx, const uint8_t *data, struct errmsg *em)
 {
@@ -27,17 +27,17 @@ static int take(void *arg, size_t idx, const uint8_t *data, struct errmsg *em)
 int main(int argc, char **argv)
 {
     struct errmsg em = {0};
-    struct gguf *g = NULL;
+    struct weights *g = NULL;
     if (argc != 3) return 2;
-    int rc = gguf_open(argv[1], &g, &em);
-    if (rc == 0 && !(tensor = gguf_tensor(g, argv[2])))
+    int rc = weights_open(argv[1], &g, &em);
+    if (rc == 0 && !(tensor = weights_tensor(g, argv[2])))
         rc = err_set(&em, ERR_NOTFOUND, "no tensor");
     if (rc == 0) {
-        struct ring_file f = {.path = argv[1]};
+        struct ring_use use = {0};
         struct extent x = {tensor->offset, tensor->bytes};
-        rc = ring_read(&f, &x, 1, take, NULL, &em);
+        rc = ring_read(&use, weights_path(g, tensor->file), &x, 1, take, NULL, &em);
     }
-    gguf_close(g);
+    weights_close(g);
     if (rc < 0) (void)fprintf(stderr, "%s\n", em.text);
     return rc < 0;
 }

@@ -7,9 +7,9 @@ BIN = os.environ["FLOTILLA_BIN"]
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 
 
-def logits(path, ids, kv="f32", slices=1, isa="", chunk=512, threads=2, last=0, program=BIN):
+def logits(path, ids, kv="f32", slices=1, isa="", chunk=512, threads=2, last=0, program=BIN, prefix=()):
     """[positions][vocabulary] f32, of all or the last so many; None where the engine refuses."""
-    r = subprocess.run([os.path.join(program, "logits_tool"), path, str(slices), kv, isa, str(chunk), str(threads), str(last)],
+    r = subprocess.run([*prefix, os.path.join(program, "logits_tool"), path, str(slices), kv, isa, str(chunk), str(threads), str(last)],
                        input=np.array(ids, np.int32).tobytes(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if r.returncode == 1:
         return None

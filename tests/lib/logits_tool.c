@@ -17,15 +17,14 @@ struct chain {
     uint32_t *pages;
 };
 
-static int open_chain(struct chain *c, const char *path, const struct gguf *g, enum kv_type kv,
-                      const char *isa, uint32_t chunk, unsigned threads, struct errmsg *em)
+static int open_chain(struct chain *c, const struct weights *g, enum kv_type kv, const char *isa,
+                      uint32_t chunk, unsigned threads, struct errmsg *em)
 {
     struct arch_dims d;
-    struct ring_file file = {.path = path};
+    struct ring_use use = {0};
     int rc = arch_read(g, &d, em);
     for (uint32_t i = 0; i < c->n && rc == 0; i++) {
-        struct eng_options o = {.path = path,
-                                .gguf = g,
+        struct eng_options o = {.weights = g,
                                 .layer_first = d.n_layers * i / c->n,
                                 .layer_last = d.n_layers * (i + 1) / c->n - 1,
                                 .kv = kv,
@@ -35,7 +34,7 @@ static int open_chain(struct chain *c, const char *path, const struct gguf *g, e
                                 .threads = threads,
                                 .isa = isa,
                                 .read = ring_read,
-                                .read_ctx = &file};
+                                .read_ctx = &use};
         rc = eng_open(&o, &c->slice[i], em);
     }
     c->hidden = d.hidden;
@@ -65,7 +64,7 @@ static int step(const struct chain *c, uint32_t first, const int32_t *ids, uint3
 int main(int argc, char **argv)
 {
     struct errmsg em = {0};
-    struct gguf *g = NULL;
+    struct weights *g = NULL;
     enum kv_type kv;
     static int32_t ids[TOKENS_MAX];
     if (argc != 8 || !eng_kv_parse(argv[3], &kv)) return 2;
@@ -74,17 +73,17 @@ int main(int argc, char **argv)
     uint32_t last = (uint32_t)atoi(argv[7]);
     c.from = last && last < n ? n - last : 0;
     if (c.n == 0 || c.n > SLICES_MAX) return 2;
-    int rc = gguf_open(argv[1], &g, &em);
+    int rc = weights_open(argv[1], &g, &em);
     if (rc == 0)
-        rc = open_chain(&c, argv[1], g, kv, argv[4][0] ? argv[4] : NULL, chunk,
-                        (unsigned)atoi(argv[6]), &em);
+        rc =
+            open_chain(&c, g, kv, argv[4][0] ? argv[4] : NULL, chunk, (unsigned)atoi(argv[6]), &em);
     float *hop = rc == 0 ? mem_alloc((size_t)chunk * c.hidden * sizeof *hop) : NULL;
     for (uint32_t at = 0; at < n && rc == 0; at += chunk)
         rc = step(&c, at, ids + at, n - at < chunk ? n - at : chunk, hop, &em);
     for (uint32_t i = 0; i < c.n; i++) eng_close(c.slice[i]);
     mem_free(hop);
     mem_free(c.pages);
-    gguf_close(g);
+    weights_close(g);
     if (rc < 0) (void)fprintf(stderr, "%s\n", em.text);
     return rc < 0;
 }

@@ -434,18 +434,18 @@ static struct vocab *make_vocab(void)
 }
 
 /* A header whose digest names the model. */
-static struct gguf *make_gguf(void)
+static struct weights *make_gguf(void)
 {
     static uint8_t bytes[4096];
     struct buf b = {0};
-    struct gguf *g;
+    struct weights *g;
     struct errmsg em = {0};
     (void)buf_append(&b, "GGUF", 4);
     u32(&b, 3);
     u64(&b, 1);
     u64(&b, 1);
     str(&b, "general.architecture");
-    u32(&b, GGUF_STRING);
+    u32(&b, META_STRING);
     str(&b, "llama");
     str(&b, "first");
     u32(&b, 1);
@@ -455,7 +455,7 @@ static struct gguf *make_gguf(void)
     assert_true(b.len < 1024);
     memcpy(bytes, b.data, b.len);
     buf_close(&b);
-    assert_int_equal(gguf_parse(bytes, sizeof bytes, sizeof bytes, &g, &em), 0);
+    assert_int_equal(weights_parse(bytes, sizeof bytes, sizeof bytes, &g, &em), 0);
     return g;
 }
 
@@ -487,8 +487,7 @@ static void open_shell(struct world *w)
     s->workers = sock(&workers_sock);
     s->results = sock(&results_sock);
     static const int32_t eog = WORLD_EOS;
-    struct setup_model m = {
-        .dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
+    struct setup_model m = {.dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
     w->core = setup_core(s->config, &m, 77, "tcp://:9");
     w->message_bytes = calls__message_bytes(s, w->core.ctx);
     s->core = core_open(&w->core);
@@ -503,7 +502,7 @@ struct world *world_open(const char *yaml)
     w->next_tick_ns = w->now_ns;
     read_config(w, yaml);
     w->model =
-        (struct model_file){.path = w->config.model, .gguf = make_gguf(), .vocab = make_vocab()};
+        (struct model_file){.path = w->config.model, .weights = make_gguf(), .vocab = make_vocab()};
     w->model.dims.n_layers = 2;
     w->model.dims.hidden = 8;
     w->model.dims.vocab = WORLD_VOCAB;
@@ -540,7 +539,7 @@ void world_close(struct world *w)
     clear(&to_workers_sock);
     clear(&results);
     arena_close(&arena);
-    gguf_close(w->model.gguf);
+    weights_close(w->model.weights);
     vocab_close(w->model.vocab);
     config_close(&w->config);
     mem_free(w->seen);

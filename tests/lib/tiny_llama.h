@@ -4,8 +4,8 @@
 #define FLOTILLA_TESTS_TINY_LLAMA_H
 
 #include "common/base/rng.h"
-#include "common/engine/gguf.h"
 #include "common/engine/quant.h"
+#include "common/engine/weights.h"
 #include "tests/lib/gguf_bytes.h"
 
 #include <stdio.h>
@@ -33,7 +33,7 @@ struct tiny_llama {
 static inline void tiny_key(struct buf *b, const char *name, uint32_t value)
 {
     str(b, name);
-    u32(b, GGUF_U32);
+    u32(b, META_U32);
     u32(b, value);
 }
 
@@ -103,7 +103,7 @@ static inline void tiny_llama_bytes(const struct tiny_llama *t, struct buf *ret)
     u64(ret, 2 + 9 * t->layers + (t->more != NULL));
     u64(ret, 9 + t->n_keys);
     str(ret, "general.architecture");
-    u32(ret, GGUF_STRING);
+    u32(ret, META_STRING);
     str(ret, "llama");
     tiny_key(ret, "llama.context_length", 128);
     tiny_key(ret, "llama.embedding_length", TINY_HIDDEN);

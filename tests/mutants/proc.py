@@ -33,7 +33,7 @@ MUTANTS = [
          tests="system_test", why="a team that lacks cores stays as large as it is"),
     dict(name="lack-unmeasured", file="common/base/pool.c", old="bool lost = away > p->job_ns / LOST_SHARE;", new="bool lost = false && away;",
          tests="system_test", why="nobody notices that cores are short"),
-    dict(name="rounding-late", file="common/engine/stage.c", old="    fm_set_rounding(); /* tables and weights are computed here too */\n", new="",
+    dict(name="rounding-late", file="common/engine/engine.c", old="    fm_set_rounding(); /* tables and weights are computed here too */\n", new="",
          tests="engine_test", why="tables are computed with whatever rounding the thread had",
          survives="the pool sets the rounding too, when the KV pool is touched before the tables are made"),
     dict(name="fast-math-accepted", file="common/base/fmath.h", old="#if defined __FAST_MATH__ ||", new="#if 0 && defined __FAST_MATH__ ||",

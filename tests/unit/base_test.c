@@ -253,13 +253,13 @@ static void test_pool_cores(void **state)
         skip();
     }
     assert_int_equal(pool_open(n + 1, &other, &em), 0);
-    pool_rouse(full);
+    pool_wake(full);
     pool_run(full, see_cores, &s);
     for (unsigned i = 0; i < n; i++) {
         assert_int_equal(s.cores[i], 1);
         assert_int_equal(s.ran_on[i], cores_number(i));
     }
-    pool_rouse(other);
+    pool_wake(other);
     pool_run(other, see_cores, &s);
     for (unsigned i = 1; i <= n; i++) assert_int_equal(s.cores[i], n);
     assert_int_equal(cores_count(), n);
@@ -270,6 +270,29 @@ static void test_pool_cores(void **state)
 }
 
 #define SECOND_NS UINT64_C(1000000000)
+
+/* Recorded by threads of their own and read together: as if one had recorded all. */
+static void test_stats_of_threads(void **state)
+{
+    (void)state;
+    struct rng rng = {9};
+    static struct stats own[6], one;
+    struct stats_view all, want;
+    for (int i = 0; i < 5000; i++) {
+        uint64_t ns = rng_u64(&rng) >> (24 + rng_below(&rng, 36));
+        stats_record(&one, ns);
+        stats_record_own(&own[2 * rng_below(&rng, 3)], ns); /* every second is another's */
+    }
+    stats_record_own(&own[1], 1);
+    stats_read(&one, &want);
+    stats_read_all(own, 3, 2, &all);
+    assert_memory_equal(all.buckets, want.buckets, sizeof want.buckets);
+    assert_true(all.count == want.count && all.sum_ns == want.sum_ns);
+    assert_true(all.min_ns == want.min_ns && all.max_ns == want.max_ns);
+    assert_true(fabs(all.sd_ns - want.sd_ns) <= 1e-6 * want.sd_ns);
+    stats_read_all(&own[3], 1, 1, &all);
+    assert_true(all.count == 0 && all.min_ns == 0 && all.max_ns == 0);
+}
 
 /* Bounds count what they say: a value is in the first bucket whose bound it does not exceed. */
 static void test_stats_buckets(void **state)
@@ -427,14 +450,23 @@ static void test_check(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_err),           cmocka_unit_test(test_cursor),
-        cmocka_unit_test(test_arena),         cmocka_unit_test(test_buf),
-        cmocka_unit_test(test_imap),          cmocka_unit_test(test_smap),
-        cmocka_unit_test(test_reserve),       cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_fmath),         cmocka_unit_test(test_pool),
-        cmocka_unit_test(test_pool_cores),    cmocka_unit_test(test_stats_buckets),
-        cmocka_unit_test(test_stats_figures), cmocka_unit_test(test_stats_threads),
-        cmocka_unit_test(test_opts),          cmocka_unit_test(test_check),
+        cmocka_unit_test(test_err),
+        cmocka_unit_test(test_cursor),
+        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_buf),
+        cmocka_unit_test(test_imap),
+        cmocka_unit_test(test_smap),
+        cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_fmath),
+        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_pool_cores),
+        cmocka_unit_test(test_stats_buckets),
+        cmocka_unit_test(test_stats_of_threads),
+        cmocka_unit_test(test_stats_figures),
+        cmocka_unit_test(test_stats_threads),
+        cmocka_unit_test(test_opts),
+        cmocka_unit_test(test_check),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

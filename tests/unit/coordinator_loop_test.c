@@ -304,16 +304,16 @@ static struct config config(void)
                            .connections = 1024};
 }
 
-int __wrap_setup_costs(const struct config *c, const struct gguf *gguf,
+int __wrap_setup_costs(const struct config *c, const struct weights *weights,
                        const struct arch_dims *dims, const struct machine_memory *here,
                        struct room_costs *ret, struct errmsg *em);
 
-int __wrap_setup_costs(const struct config *c, const struct gguf *gguf,
+int __wrap_setup_costs(const struct config *c, const struct weights *weights,
                        const struct arch_dims *dims, const struct machine_memory *here,
                        struct room_costs *ret, struct errmsg *em)
 {
     (void)c;
-    (void)gguf;
+    (void)weights;
     (void)dims;
     (void)here;
     (void)em;
@@ -334,7 +334,7 @@ void manifest_close(struct manifest *m)
     (void)m;
 }
 
-int manifest_slice(const struct manifest *m, const struct gguf *g, const struct arch_dims *d,
+int manifest_slice(const struct manifest *m, const struct weights *g, const struct arch_dims *d,
                    uint32_t layer_first, uint32_t layer_last, uint64_t *ret_hashes, uint32_t max,
                    uint32_t *ret_n, struct errmsg *em)
 {

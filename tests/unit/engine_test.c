@@ -5,6 +5,7 @@
 #include "common/engine/stage.h"
 
 #include "common/base/buf.h"
+#include "common/base/insn.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/io/ring.h"
@@ -19,7 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xmmintrin.h>
 
 #include <cmocka.h>
 
@@ -45,14 +45,14 @@ void *__wrap_mem_try(size_t bytes)
 }
 
 static char path[] = "/tmp/flotilla-engine-test-XXXXXX";
-static struct gguf *gguf;
+static struct weights *model;
 
 static int write_model(void **state)
 {
     (void)state;
     struct errmsg em = {0};
-    const struct tiny_llama model = {.layers = LAYERS, .seed = 5};
-    bool good = tiny_llama_write(&model, path) && gguf_open(path, &gguf, &em) == 0;
+    const struct tiny_llama tiny = {.layers = LAYERS, .seed = 5};
+    bool good = tiny_llama_write(&tiny, path) && weights_open(path, &model, &em) == 0;
     if (!good) (void)fprintf(stderr, "%s\n", em.text);
     return good ? 0 : -1;
 }
@@ -60,17 +60,16 @@ static int write_model(void **state)
 static int remove_model(void **state)
 {
     (void)state;
-    gguf_close(gguf);
+    weights_close(model);
     return unlink(path);
 }
 
 static struct engine *open_slice(enum kv_type kv, uint32_t first, uint32_t last)
 {
     struct errmsg em = {0};
-    struct ring_file file = {.path = path};
+    struct ring_use use = {0};
     struct engine *e = NULL;
-    struct eng_options o = {.path = path,
-                            .gguf = gguf,
+    struct eng_options o = {.weights = model,
                             .layer_first = first,
                             .layer_last = last,
                             .kv = kv,
@@ -79,7 +78,7 @@ static struct engine *open_slice(enum kv_type kv, uint32_t first, uint32_t last)
                             .logits_max = ROWS,
                             .threads = 2,
                             .read = ring_read,
-                            .read_ctx = &file};
+                            .read_ctx = &use};
     if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
     return e;
 }
@@ -102,7 +101,7 @@ static void test_page_bytes(void **state)
     (void)state;
     struct arch_dims d;
     struct errmsg em;
-    assert_int_equal(arch_read(gguf, &d, &em), 0);
+    assert_int_equal(arch_read(model, &d, &em), 0);
     const double per_value[KV_N_TYPES] = {4, 2, 1.0625, 0.5625};
     for (int kv = 0; kv < KV_N_TYPES; kv++) {
         size_t bytes = eng_page_bytes(&d, (enum kv_type)kv, LAYERS);
@@ -175,9 +174,8 @@ static void test_out_of_range(void **state)
     const struct eng_run no_input = {0, 1, 1, tokens, pages};
     assert_int_equal(eng_step(e, &no_input, 1, NULL, &out, &em), ERR_RANGE);
     eng_close(e);
-    struct ring_file file = {.path = path};
-    struct eng_options o = {.path = path,
-                            .gguf = gguf,
+    struct ring_use use = {0};
+    struct eng_options o = {.weights = model,
                             .layer_first = 1,
                             .layer_last = LAYERS,
                             .n_pages = 1,
@@ -185,7 +183,7 @@ static void test_out_of_range(void **state)
                             .logits_max = 1,
                             .threads = 1,
                             .read = ring_read,
-                            .read_ctx = &file};
+                            .read_ctx = &use};
     assert_int_equal(eng_open(&o, &e, &em), ERR_RANGE);
 }
 
@@ -216,9 +214,8 @@ static void test_context(void **state)
 {
     (void)state;
     struct errmsg em = {0};
-    struct ring_file file = {.path = path};
-    struct eng_options o = {.path = path,
-                            .gguf = gguf,
+    struct ring_use use = {0};
+    struct eng_options o = {.weights = model,
                             .layer_first = 0,
                             .layer_last = 0,
                             .kv = KV_Q4_0,
@@ -227,7 +224,7 @@ static void test_context(void **state)
                             .logits_max = 1,
                             .threads = 4,
                             .read = ring_read,
-                            .read_ctx = &file};
+                            .read_ctx = &use};
     size_t largest[2];
     for (int i = 0; i < 2; i++) {
         struct engine *e = NULL;
@@ -306,17 +303,17 @@ static void test_yarn(void **state)
 /* ---- memory ---- */
 
 struct watched {
-    struct ring_file file;
+    struct ring_use use;
     uint32_t n_reads;
     uint64_t done, total, cancel_at; /* of the progress; a load is cancelled there */
 };
 
-static int count_reads(void *ctx, const struct extent *extents, size_t n, source_sink_fn sink,
-                       void *arg, struct errmsg *em)
+static int count_reads(void *ctx, const char *file, const struct extent *extents, size_t n,
+                       source_sink_fn sink, void *arg, struct errmsg *em)
 {
     struct watched *w = ctx;
     w->n_reads++;
-    return ring_read(&w->file, extents, n, sink, arg, em);
+    return ring_read(&w->use, file, extents, n, sink, arg, em);
 }
 
 static bool note_progress(void *arg, uint64_t done, uint64_t total)
@@ -330,9 +327,8 @@ static bool note_progress(void *arg, uint64_t done, uint64_t total)
 
 static struct eng_options watched_options(struct watched *w, uint32_t n_pages, uint64_t room_bytes)
 {
-    *w = (struct watched){.file = {.path = path}};
-    return (struct eng_options){.path = path,
-                                .gguf = gguf,
+    *w = (struct watched){0};
+    return (struct eng_options){.weights = model,
                                 .layer_last = LAYERS - 1,
                                 .kv = KV_F32,
                                 .n_pages = n_pages,
@@ -421,7 +417,7 @@ static void test_sizes(void **state)
     if (!COUNTS_MALLOC) skip();
     struct arch_dims d;
     struct errmsg em;
-    assert_int_equal(arch_read(gguf, &d, &em), 0);
+    assert_int_equal(arch_read(model, &d, &em), 0);
     for (unsigned threads = 1; threads <= 4; threads += 3) {
         uint64_t took_before = 0, told_before = 0;
         for (uint32_t rows = 1; rows <= 4096; rows += 4095) {
@@ -449,7 +445,7 @@ static void test_sizes(void **state)
             took_before = took;
             told_before = told;
             uint64_t weights;
-            assert_int_equal(eng_weights_bytes(gguf, &d, 0, LAYERS - 1, &weights, &em), 0);
+            assert_int_equal(eng_weights_bytes(model, &d, 0, LAYERS - 1, &weights, &em), 0);
             assert_int_equal(weights, eng_stats(e).weights_bytes);
             uint64_t all = weights + eng_stats(e).kv_bytes + told;
             eng_close(e);
@@ -475,12 +471,12 @@ static void test_costs(void **state)
     struct arch_dims d;
     struct errmsg em = {0};
     struct room_costs costs;
-    assert_int_equal(arch_read(gguf, &d, &em), 0);
-    assert_int_equal(setup_costs(&c, gguf, &d, &here, &costs, &em), 0);
+    assert_int_equal(arch_read(model, &d, &em), 0);
+    assert_int_equal(setup_costs(&c, model, &d, &here, &costs, &em), 0);
     uint64_t first, last, whole;
-    assert_int_equal(eng_weights_bytes(gguf, &d, 0, 0, &first, &em), 0);
-    assert_int_equal(eng_weights_bytes(gguf, &d, 1, 1, &last, &em), 0);
-    assert_int_equal(eng_weights_bytes(gguf, &d, 0, 1, &whole, &em), 0);
+    assert_int_equal(eng_weights_bytes(model, &d, 0, 0, &first, &em), 0);
+    assert_int_equal(eng_weights_bytes(model, &d, 1, 1, &last, &em), 0);
+    assert_int_equal(eng_weights_bytes(model, &d, 0, 1, &whole, &em), 0);
     /* Both ends are the embedding, which one slice has once. */
     assert_true(costs.layer_bytes[0] == first && costs.layer_bytes[1] == last);
     assert_true(costs.tied_bytes == VOCAB * d.hidden * sizeof(float));
@@ -492,10 +488,17 @@ static void test_costs(void **state)
     assert_true(costs.page_bytes == KV_PAGE * sizeof(int32_t)); /* token ids */
     assert_true(costs.table_bytes == 1001);
     mem_free((void *)(uintptr_t)costs.layer_bytes);
-    assert_int_equal(setup_costs(&c, gguf, &d, &unknown, &costs, &em), 0);
+    assert_int_equal(setup_costs(&c, model, &d, &unknown, &costs, &em), 0);
     assert_true(costs.table_bytes == 0);
     mem_free((void *)(uintptr_t)costs.layer_bytes);
 }
+
+/* Rounding towards plus infinity, denormals flushed to zero. */
+#if defined(__x86_64__)
+#define UP_WITHOUT_DENORMALS (0x1F80 | 0x4000 | 0x8040)
+#else
+#define UP_WITHOUT_DENORMALS (1u << 22 | 1u << 24)
+#endif
 
 /* Tables and weights are made when the engine is opened: also by a thread in which a library has
  * changed the rounding and turned denormals off. */
@@ -507,9 +510,9 @@ static void test_rounding(void **state)
     struct engine *e = open_slice(KV_F16, 0, LAYERS - 1);
     run(e, 0, ROWS, pages, want);
     eng_close(e);
-    _mm_setcsr(0x1F80 | 0x4000 | 0x8040); /* towards plus infinity, flush to zero */
+    insn_set_float_mode(UP_WITHOUT_DENORMALS);
     e = open_slice(KV_F16, 0, LAYERS - 1);
-    assert_int_equal(_mm_getcsr() & 0xFFC0, 0x1F80);
+    assert_int_equal(insn_float_mode(), INSN_FLOAT_MODE);
     run(e, 0, ROWS, pages, got);
     eng_close(e);
     assert_memory_equal(got, want, sizeof want);
@@ -523,8 +526,7 @@ int main(void)
         cmocka_unit_test(test_page_bytes),   cmocka_unit_test(test_pages),
         cmocka_unit_test(test_out_of_range), cmocka_unit_test(test_room),
         cmocka_unit_test(test_touched),      cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_costs),
-        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_costs),        cmocka_unit_test(test_rounding),
     };
     return cmocka_run_group_tests(tests, write_model, remove_model);
 }

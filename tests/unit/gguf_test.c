@@ -1,6 +1,6 @@
 /* The GGUF reader on files that are cut, overflow, or contradict themselves. */
 #include "common/engine/arch.h"
-#include "common/engine/gguf.h"
+#include "common/engine/weights.h"
 
 #include "common/base/buf.h"
 #include "common/base/mem.h"
@@ -34,11 +34,11 @@ static struct buf make(uint32_t type, uint64_t d0, uint64_t d1, uint64_t offset)
     u64(&b, 2);
     u64(&b, 2);
     str(&b, "general.architecture");
-    u32(&b, GGUF_STRING);
+    u32(&b, META_STRING);
     str(&b, "llama");
     str(&b, "a.list");
-    u32(&b, GGUF_ARRAY);
-    u32(&b, GGUF_STRING);
+    u32(&b, META_ARRAY);
+    u32(&b, META_STRING);
     u64(&b, 2);
     str(&b, "x");
     str(&b, "yy");
@@ -51,10 +51,10 @@ static struct buf make(uint32_t type, uint64_t d0, uint64_t d1, uint64_t offset)
 
 static int parse(const struct buf *b, struct errmsg *em)
 {
-    struct gguf *g = NULL;
+    struct weights *g = NULL;
     em->text[0] = 0;
-    int rc = gguf_parse((const uint8_t *)b->data, b->len, b->len, &g, em);
-    gguf_close(g);
+    int rc = weights_parse((const uint8_t *)b->data, b->len, b->len, &g, em);
+    weights_close(g);
     return rc;
 }
 
@@ -63,25 +63,25 @@ static void test_valid(void **state)
     (void)state;
     struct errmsg em;
     struct buf b = make(QTYPE_Q8_0, 64, 3, 32);
-    struct gguf *g;
-    assert_int_equal(gguf_parse((const uint8_t *)b.data, b.len, b.len, &g, &em), 0);
-    const struct gguf_tensor *t = gguf_tensor(g, "second");
+    struct weights *g;
+    assert_int_equal(weights_parse((const uint8_t *)b.data, b.len, b.len, &g, &em), 0);
+    const struct weights_tensor *t = weights_tensor(g, "second");
     assert_int_equal(t->bytes, 2 * 34 * 3);
-    assert_int_equal(t->offset, gguf_header_bytes(g) + 32);
+    assert_int_equal(t->offset, weights_header_bytes(g) + 32);
     const char *s;
     size_t n;
-    assert_int_equal(gguf_get_string(g, "general.architecture", &s, &n, &em), 0);
+    assert_int_equal(meta_get_string(weights_meta(g), "general.architecture", &s, &n, &em), 0);
     assert_int_equal(n, 5);
     uint32_t v;
-    assert_int_equal(gguf_get_u32(g, "general.architecture", &v, &em), ERR_FORMAT);
-    assert_int_equal(gguf_get_u32(g, "nothing", &v, &em), ERR_NOTFOUND);
-    gguf_close(g);
+    assert_int_equal(meta_get_u32(weights_meta(g), "general.architecture", &v, &em), ERR_FORMAT);
+    assert_int_equal(meta_get_u32(weights_meta(g), "nothing", &v, &em), ERR_NOTFOUND);
+    weights_close(g);
     /* Cut anywhere: an error that says so, never a read beyond the bytes. */
     for (size_t cut = 0; cut < b.len - 4096 + 32 + 204; cut++) {
         uint8_t *exact = mem_alloc(cut);
         memcpy(exact, b.data, cut);
         g = NULL;
-        int rc = gguf_parse(exact, cut, cut, &g, &em);
+        int rc = weights_parse(exact, cut, cut, &g, &em);
         if (rc != ERR_FORMAT) fail_msg("cut at %zu: %d", cut, rc);
         mem_free(exact);
     }
@@ -133,16 +133,16 @@ static void test_damage(void **state)
     uint8_t *bytes = mem_alloc(good.len);
     for (int i = 0; i < 50000; i++) {
         struct errmsg em;
-        struct gguf *g = NULL;
+        struct weights *g = NULL;
         memcpy(bytes, good.data, good.len);
         for (uint64_t k = 1 + rng_below(&rng, 6); k > 0; k--)
             bytes[rng_below(&rng, 300)] = (uint8_t)rng_u64(&rng);
-        int rc = gguf_parse(bytes, good.len, good.len, &g, &em);
+        int rc = weights_parse(bytes, good.len, good.len, &g, &em);
         if (rc == 0) {
             struct arch_dims d;
             assert_true(arch_read(g, &d, &em) < 0); /* it has no dimensions at all */
         }
-        gguf_close(g);
+        weights_close(g);
     }
     mem_free(bytes);
     buf_close(&good);
@@ -150,30 +150,30 @@ static void test_damage(void **state)
 
 /* ---- what a model's metadata means ---- */
 
-static void put_number(struct buf *b, enum gguf_type type, int64_t v)
+static void put_number(struct buf *b, enum meta_type type, int64_t v)
 {
     double d = (double)v;
     float f = (float)v;
-    static const size_t bytes[GGUF_N_TYPES] = {
-        [GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2, [GGUF_I16] = 2, [GGUF_U32] = 4,
-        [GGUF_I32] = 4, [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_BOOL] = 1};
-    if (type == GGUF_F32)
+    static const size_t bytes[META_N_TYPES] = {
+        [META_U8] = 1,  [META_I8] = 1,  [META_U16] = 2, [META_I16] = 2, [META_U32] = 4,
+        [META_I32] = 4, [META_U64] = 8, [META_I64] = 8, [META_BOOL] = 1};
+    if (type == META_F32)
         (void)buf_append(b, &f, sizeof f);
-    else if (type == GGUF_F64)
+    else if (type == META_F64)
         (void)buf_append(b, &d, sizeof d);
     else
         (void)buf_append(b, &v, bytes[type]); /* little-endian, as the file */
 }
 
-static const enum gguf_type integers[] = {GGUF_U8,  GGUF_I8,  GGUF_U16, GGUF_I16,
-                                          GGUF_U32, GGUF_I32, GGUF_U64, GGUF_I64};
-static const enum gguf_type floats[] = {GGUF_F32, GGUF_F64};
+static const enum meta_type integers[] = {META_U8,  META_I8,  META_U16, META_I16,
+                                          META_U32, META_I32, META_U64, META_I64};
+static const enum meta_type floats[] = {META_F32, META_F64};
 
 /* One key "k" alone. */
-static struct gguf *one_key(enum gguf_type type, int64_t v)
+static struct weights *one_key(enum meta_type type, int64_t v)
 {
     struct buf b = {0};
-    struct gguf *g;
+    struct weights *g;
     struct errmsg em;
     (void)buf_append(&b, "GGUF", 4);
     u32(&b, 3);
@@ -182,7 +182,7 @@ static struct gguf *one_key(enum gguf_type type, int64_t v)
     str(&b, "k");
     u32(&b, type);
     put_number(&b, type, v);
-    if (gguf_parse((const uint8_t *)b.data, b.len, b.len, &g, &em) < 0) fail_msg("%s", em.text);
+    if (weights_parse((const uint8_t *)b.data, b.len, b.len, &g, &em) < 0) fail_msg("%s", em.text);
     buf_close(&b);
     return g;
 }
@@ -195,56 +195,58 @@ static void test_integers(void **state)
     struct errmsg em;
     for (size_t t = 0; t < sizeof integers / sizeof integers[0]; t++)
         for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
-            struct gguf *g = one_key(integers[t], values[i]);
+            struct weights *g = one_key(integers[t], values[i]);
             uint32_t u = 7;
             float f = 7;
             bool b = false;
-            assert_int_equal(gguf_get_u32(g, "k", &u, &em), 0);
+            assert_int_equal(meta_get_u32(weights_meta(g), "k", &u, &em), 0);
             assert_int_equal(u, values[i]);
-            assert_int_equal(gguf_get_f32(g, "k", &f, &em), 0);
+            assert_int_equal(meta_get_f32(weights_meta(g), "k", &f, &em), 0);
             assert_true(f == (float)values[i]);
-            assert_int_equal(gguf_get_bool(g, "k", &b, &em), values[i] > 1 ? ERR_FORMAT : 0);
+            assert_int_equal(meta_get_bool(weights_meta(g), "k", &b, &em),
+                             values[i] > 1 ? ERR_FORMAT : 0);
             assert_true(values[i] > 1 || b == (values[i] == 1));
-            gguf_close(g);
+            weights_close(g);
         }
     for (size_t t = 1; t < sizeof integers / sizeof integers[0]; t += 2) { /* the signed ones */
-        struct gguf *g = one_key(integers[t], -3);
-        struct gguf_int x;
+        struct weights *g = one_key(integers[t], -3);
+        struct meta_int x;
         uint32_t u;
         float f;
         bool b;
-        assert_true(gguf_int_at(gguf_find(g, "k"), 0, &x));
+        assert_true(meta_int_at(meta_find(weights_meta(g), "k"), 0, &x));
         assert_true(x.negative && (int64_t)x.value == -3);
-        assert_int_equal(gguf_get_u32(g, "k", &u, &em), ERR_FORMAT);
-        assert_int_equal(gguf_get_f32(g, "k", &f, &em), 0);
+        assert_int_equal(meta_get_u32(weights_meta(g), "k", &u, &em), ERR_FORMAT);
+        assert_int_equal(meta_get_f32(weights_meta(g), "k", &f, &em), 0);
         assert_true(f == -3.0f);
-        assert_int_equal(gguf_get_bool(g, "k", &b, &em), ERR_FORMAT);
+        assert_int_equal(meta_get_bool(weights_meta(g), "k", &b, &em), ERR_FORMAT);
         assert_non_null(strstr(em.text, "'k'"));
-        gguf_close(g);
+        weights_close(g);
     }
-    struct gguf *g = one_key(GGUF_U64, -1); /* the largest */
-    struct gguf_int x;
+    struct weights *g = one_key(META_U64, -1); /* the largest */
+    struct meta_int x;
     uint32_t u;
-    assert_true(gguf_int_at(gguf_find(g, "k"), 0, &x) && !x.negative && x.value == UINT64_MAX);
-    assert_int_equal(gguf_get_u32(g, "k", &u, &em), ERR_FORMAT);
-    gguf_close(g);
+    assert_true(meta_int_at(meta_find(weights_meta(g), "k"), 0, &x) && !x.negative &&
+                x.value == UINT64_MAX);
+    assert_int_equal(meta_get_u32(weights_meta(g), "k", &u, &em), ERR_FORMAT);
+    weights_close(g);
     for (size_t t = 0; t < 2; t++) {
         g = one_key(floats[t], 5);
         float f;
-        assert_int_equal(gguf_get_f32(g, "k", &f, &em), 0);
+        assert_int_equal(meta_get_f32(weights_meta(g), "k", &f, &em), 0);
         assert_true(f == 5.0f);
-        assert_int_equal(gguf_get_u32(g, "k", &u, &em), ERR_FORMAT);
-        gguf_close(g);
+        assert_int_equal(meta_get_u32(weights_meta(g), "k", &u, &em), ERR_FORMAT);
+        weights_close(g);
     }
 }
 
-static struct gguf *open_tiny(const struct tiny_llama *t)
+static struct weights *open_tiny(const struct tiny_llama *t)
 {
     struct buf b = {0};
-    struct gguf *g;
+    struct weights *g;
     struct errmsg em;
     tiny_llama_bytes(t, &b);
-    if (gguf_parse((const uint8_t *)b.data, b.len, b.len, &g, &em) < 0) fail_msg("%s", em.text);
+    if (weights_parse((const uint8_t *)b.data, b.len, b.len, &g, &em) < 0) fail_msg("%s", em.text);
     buf_close(&b);
     return g;
 }
@@ -257,14 +259,14 @@ static void test_layers_beyond_the_count(void **state)
     struct errmsg em = {0};
     for (uint32_t count = 1; count <= 4; count++) {
         const struct tiny_llama t = {.layers = 3, .block_count = count, .seed = 1};
-        struct gguf *g = open_tiny(&t);
+        struct weights *g = open_tiny(&t);
         int rc = arch_read(g, &d, &em);
         assert_int_equal(rc, count < 3 ? ERR_FORMAT : 0); /* 4: binding finds what is missing */
         char name[64];
         (void)snprintf(name, sizeof name, "tensor 'blk.%u.", count);
         if (count < 3 && (!strstr(em.text, name) || !strstr(em.text, "llama.block_count")))
             fail_msg("%s", em.text);
-        gguf_close(g);
+        weights_close(g);
     }
 }
 
@@ -277,12 +279,12 @@ static void test_layer_names(void **state)
                                         "blk.99999999999999999999.ffn_up.weight"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         const struct tiny_llama t = {.layers = 2, .seed = 1, .more = names[i]};
-        struct gguf *g = open_tiny(&t);
+        struct weights *g = open_tiny(&t);
         struct arch_dims d;
         struct errmsg em = {0};
         assert_true(arch_read(g, &d, &em) < 0);
         if (!strstr(em.text, names[i])) fail_msg("%s: %s", names[i], em.text);
-        gguf_close(g);
+        weights_close(g);
     }
 }
 
@@ -300,16 +302,16 @@ static void test_unread_keys(void **state)
     tiny_key(&keys, "general.x", 1);
     const struct tiny_llama plain = {.layers = 1, .seed = 1},
                             t = {.layers = 1, .seed = 1, .keys = &keys, .n_keys = 6};
-    struct gguf *g = open_tiny(&plain);
+    struct weights *g = open_tiny(&plain);
     assert_int_equal(arch_unread(g, &em), 0);
     assert_string_equal(em.text, "");
-    gguf_close(g);
+    weights_close(g);
     g = open_tiny(&t);
     struct arch_dims d;
     assert_int_equal(arch_read(g, &d, &em), 0);
     assert_int_equal(arch_unread(g, &em), 2);
     assert_non_null(strstr(em.text, ": 'llama.no_such_key', 'llama.rope.new'"));
-    gguf_close(g);
+    weights_close(g);
     buf_close(&keys);
     for (int i = 0; i < 100; i++) { /* more than a text holds */
         char name[64];
@@ -320,19 +322,19 @@ static void test_unread_keys(void **state)
     g = open_tiny(&many);
     assert_int_equal(arch_unread(g, &em), 100);
     assert_non_null(strstr(em.text, "100 keys"));
-    gguf_close(g);
+    weights_close(g);
     buf_close(&keys);
 }
 
 static void refused_with(const struct buf *keys, uint32_t n, const char *what)
 {
     const struct tiny_llama t = {.layers = 1, .seed = 1, .keys = keys, .n_keys = n};
-    struct gguf *g = open_tiny(&t);
+    struct weights *g = open_tiny(&t);
     struct arch_dims d;
     struct errmsg em = {0};
     assert_int_equal(arch_read(g, &d, &em), ERR_FORMAT);
     if (!strstr(em.text, what)) fail_msg("'%s' does not name '%s'", em.text, what);
-    gguf_close(g);
+    weights_close(g);
 }
 
 /* YaRN divides by the logarithm of the base; a vocabulary has one size. */
@@ -344,7 +346,7 @@ static void test_contradictions(void **state)
     tiny_key(&keys, "llama.rope.scaling.factor", 4);
     tiny_key(&keys, "llama.rope.scaling.original_context_length", 64);
     str(&keys, "llama.rope.scaling.type");
-    u32(&keys, GGUF_STRING);
+    u32(&keys, META_STRING);
     str(&keys, "yarn");
     refused_with(&keys, 4, "'llama.rope.freq_base' is 1");
     buf_close(&keys);
@@ -359,14 +361,14 @@ static void test_errors_are_clean(void **state)
     (void)state;
     static const char name[] = "\x1b[2J\xc2\x9b\x7f\n\xc3\xa9";
     const struct tiny_llama t = {.layers = 1, .seed = 1, .more = name};
-    struct gguf *g = open_tiny(&t);
+    struct weights *g = open_tiny(&t);
     struct arch_dims d;
     struct errmsg em = {0};
     assert_true(arch_read(g, &d, &em) < 0);
     assert_non_null(strstr(em.text, "'?[2J????\xc3\xa9'"));
     (void)err_wrap(&em, ERR_FORMAT, "%s", "a\tb");
     assert_non_null(strstr(em.text, "a?b: "));
-    gguf_close(g);
+    weights_close(g);
 }
 
 int main(void)

@@ -5,6 +5,7 @@
 #include "common/base/hash.h"
 #include "common/engine/content.h"
 #include "common/io/ring.h"
+#include "tests/lib/gguf_parts.h"
 #include "tests/lib/tiny_llama.h"
 
 #include <fcntl.h>
@@ -22,7 +23,7 @@ static char path[] = "/tmp/flotilla-manifest-test-XXXXXX";
 static char folder[] = "/tmp/flotilla-manifest-dir-XXXXXX";
 static char kept[128]; /* where the manifest of `path` is kept */
 static char below[64];
-static struct gguf *gguf;
+static struct weights *model;
 static struct arch_dims dims;
 static unsigned progress_calls;
 
@@ -37,12 +38,11 @@ static struct manifest open_one(void)
 {
     struct manifest m;
     struct errmsg em = {0};
-    struct manifest_options o = {
-        .path = path, .gguf = gguf, .folder = below, .progress = on_progress};
+    struct manifest_options o = {.weights = model, .folder = below, .progress = on_progress};
     progress_calls = 0;
     if (manifest_open(&o, &m, &em) < 0) fail_msg("%s", em.text);
     assert_string_equal(m.notice, "");
-    assert_int_equal(m.n_tensors, gguf_n_tensors(gguf));
+    assert_int_equal(m.n_tensors, weights_n_tensors(model));
     assert_true((progress_calls == 0) == m.kept);
     return m;
 }
@@ -102,8 +102,8 @@ static void test_kept(void **state)
 static void test_stale(void **state)
 {
     (void)state;
-    const struct gguf_tensor *t = gguf_tensor(gguf, "blk.3.ffn_up.weight");
-    uint32_t idx = (uint32_t)(t - gguf_tensor_at(gguf, 0));
+    const struct weights_tensor *t = weights_tensor(model, "blk.3.ffn_up.weight");
+    uint32_t idx = (uint32_t)(t - weights_tensor_at(model, 0));
     struct manifest before = open_one();
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
@@ -129,7 +129,7 @@ static void test_not_kept(void **state)
     (void)state;
     struct manifest want = open_one(), m;
     struct errmsg em = {0};
-    struct manifest_options o = {.path = path, .gguf = gguf, .folder = "/dev/null/x"};
+    struct manifest_options o = {.weights = model, .folder = "/dev/null/x"};
     assert_int_equal(manifest_open(&o, &m, &em), 0);
     assert_non_null(strstr(m.notice, "/dev/null/x"));
     assert_true(!m.kept && same(&m, &want));
@@ -176,14 +176,74 @@ static void test_few_are_kept(void **state)
     manifest_close(&m);
 }
 
+static const struct tiny_llama tiny = {.layers = LAYERS, .vocab = 8192, .seed = 8};
+
+static struct manifest open_other(const char *file)
+{
+    struct manifest m;
+    struct errmsg em = {0};
+    struct weights *w = NULL;
+    if (weights_open(file, &w, &em) < 0) fail_msg("%s", em.text);
+    struct manifest_options o = {.weights = w, .folder = below};
+    if (manifest_open(&o, &m, &em) < 0) fail_msg("%s", em.text);
+    weights_close(w);
+    return m;
+}
+
+/* A model in three files has the tensors' hashes of the one in one file; its manifest is kept once,
+ * whichever part is named, and is stale when any of them changes. */
+static void test_several_files(void **state)
+{
+    (void)state;
+    struct manifest one = open_one(), m;
+    struct buf whole = {0};
+    char names[3][256];
+    size_t n = weights_n_tensors(model);
+    tiny_llama_bytes(&tiny, &whole);
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct gguf_part p = {.no = i,
+                                    .count = 3,
+                                    .n_tensors_said = (uint32_t)n,
+                                    .first = n * i / 3,
+                                    .end = n * (i + 1) / 3};
+        assert_true(gguf_part_write(&whole, model, &p, folder, i + 1, 3));
+        (void)snprintf(names[i], sizeof names[i], "%s/tiny-%05u-of-00003.gguf", folder, i + 1);
+    }
+    m = open_other(names[1]);
+    assert_true(!m.kept && m.n_tensors == n && m.header != one.header);
+    assert_memory_equal(m.hashes, one.hashes, n * sizeof *m.hashes);
+    uint64_t identity = m.identity;
+    manifest_close(&m);
+    for (int i = 0; i < 3; i++) {
+        m = open_other(names[i]);
+        assert_true(m.kept && m.identity == identity);
+        manifest_close(&m);
+    }
+    for (int i = 0; i < 3; i++) {
+        struct stat st;
+        assert_int_equal(stat(names[i], &st), 0);
+        damage(names[i], (uint64_t)st.st_size - 33); /* of its last tensor */
+        m = open_other(names[0]);
+        assert_true(!m.kept && m.identity != identity);
+        identity = m.identity;
+        manifest_close(&m);
+    }
+    char other[128];
+    (void)snprintf(other, sizeof other, "%s/%016" PRIx64 ".manifest", below,
+                   hash_bytes(names[0], strlen(names[0]), 0));
+    assert_int_equal(unlink(other), 0);
+    for (int i = 0; i < 3; i++) assert_int_equal(unlink(names[i]), 0);
+    buf_close(&whole);
+    manifest_close(&one);
+}
+
 static int load(const struct manifest *m, uint32_t first, uint32_t last, struct errmsg *em)
 {
     uint64_t hashes[64];
     uint32_t n;
-    assert_int_equal(manifest_slice(m, gguf, &dims, first, last, hashes, 64, &n, em), 0);
-    struct ring_file file = {.path = path};
-    struct eng_options o = {.path = path,
-                            .gguf = gguf,
+    assert_int_equal(manifest_slice(m, model, &dims, first, last, hashes, 64, &n, em), 0);
+    struct ring_use use = {0};
+    struct eng_options o = {.weights = model,
                             .layer_first = first,
                             .layer_last = last,
                             .n_pages = 1,
@@ -191,7 +251,7 @@ static int load(const struct manifest *m, uint32_t first, uint32_t last, struct 
                             .logits_max = 1,
                             .threads = 1,
                             .read = ring_read,
-                            .read_ctx = &file,
+                            .read_ctx = &use,
                             .hashes = hashes,
                             .n_hashes = n};
     struct engine *e = NULL;
@@ -208,9 +268,9 @@ static void test_slices(void **state)
     struct manifest m = open_one();
     assert_int_equal(load(&m, 0, LAYERS - 1, &em), 0);
     assert_int_equal(load(&m, 1, 2, &em), 0);
-    for (size_t i = 0; i < gguf_n_tensors(gguf); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(gguf, i);
-        uint64_t at = t->offset + t->bytes * i / gguf_n_tensors(gguf);
+    for (size_t i = 0; i < weights_n_tensors(model); i++) {
+        const struct weights_tensor *t = weights_tensor_at(model, i);
+        uint64_t at = t->offset + t->bytes * i / weights_n_tensors(model);
         bool in_first = strncmp(t->name, "blk.2.", 6) != 0 && strncmp(t->name, "blk.3.", 6) != 0 &&
                         strcmp(t->name, "output_norm.weight") != 0;
         damage(path, at);
@@ -223,7 +283,7 @@ static void test_slices(void **state)
     assert_int_equal(load(&m, 0, LAYERS - 1, &em), 0);
     uint64_t few[3];
     uint32_t n;
-    assert_int_equal(manifest_slice(&m, gguf, &dims, 0, 1, few, 3, &n, &em), ERR_LIMIT);
+    assert_int_equal(manifest_slice(&m, model, &dims, 0, 1, few, 3, &n, &em), ERR_LIMIT);
     manifest_close(&m);
 }
 
@@ -231,7 +291,7 @@ static void test_slices(void **state)
 static void test_parts(void **state)
 {
     (void)state;
-    struct gguf_tensor t = {.type = QTYPE_F32, .n_dims = 2, .dims = {1000, 5000, 1, 1}};
+    struct weights_tensor t = {.type = QTYPE_F32, .n_dims = 2, .dims = {1000, 5000, 1, 1}};
     t.bytes = 4u * 1000 * 5000;
     assert_int_equal(content_rows(&t), 5000);
     assert_int_equal(content_part_rows(&t), (2u << 20) / (4000 * 16) * 16);
@@ -248,9 +308,8 @@ static int open_model(void **state)
 {
     (void)state;
     struct errmsg em = {0};
-    const struct tiny_llama t = {.layers = LAYERS, .vocab = 8192, .seed = 8};
-    bool good = tiny_llama_write(&t, path) && mkdtemp(folder) && gguf_open(path, &gguf, &em) == 0 &&
-                arch_read(gguf, &dims, &em) == 0;
+    bool good = tiny_llama_write(&tiny, path) && mkdtemp(folder) &&
+                weights_open(path, &model, &em) == 0 && arch_read(model, &dims, &em) == 0;
     if (!good) (void)fprintf(stderr, "%s\n", em.text);
     (void)snprintf(below, sizeof below, "%s/a/b", folder);
     (void)snprintf(kept, sizeof kept, "%s/%016" PRIx64 ".manifest", below,
@@ -263,7 +322,7 @@ static int remove_model(void **state)
     (void)state;
     char a[64];
     (void)snprintf(a, sizeof a, "%s/a", folder);
-    gguf_close(gguf);
+    weights_close(model);
     /* Nothing but the manifest was left behind. */
     return unlink(kept) || rmdir(below) || rmdir(a) || rmdir(folder) || unlink(path);
 }
@@ -271,9 +330,10 @@ static int remove_model(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept),     cmocka_unit_test(test_stale),
-        cmocka_unit_test(test_not_kept), cmocka_unit_test(test_few_are_kept),
-        cmocka_unit_test(test_slices),   cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_kept),          cmocka_unit_test(test_stale),
+        cmocka_unit_test(test_not_kept),      cmocka_unit_test(test_few_are_kept),
+        cmocka_unit_test(test_slices),        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_several_files),
     };
     return cmocka_run_group_tests(tests, open_model, remove_model);
 }

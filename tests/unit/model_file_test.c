@@ -14,58 +14,58 @@
 
 #define N_TOKENS 5u
 
-static const enum gguf_type integers[] = {GGUF_U8,  GGUF_I8,  GGUF_U16, GGUF_I16,
-                                          GGUF_U32, GGUF_I32, GGUF_U64, GGUF_I64};
+static const enum meta_type integers[] = {META_U8,  META_I8,  META_U16, META_I16,
+                                          META_U32, META_I32, META_U64, META_I64};
 #define N_INTEGERS (sizeof integers / sizeof integers[0])
 
-/* What the file says; strings NULL and types GGUF_N_TYPES: the key is missing. */
+/* What the file says; strings NULL and types META_N_TYPES: the key is missing. */
 struct spec {
     const char *model, *pre;
-    enum gguf_type ids, flags, types, scores;
+    enum meta_type ids, flags, types, scores;
     int64_t bos, eos, add_bos, last_type;
 };
 
 static const struct spec plain = {.model = "gpt2",
                                   .pre = "gpt-2",
-                                  .ids = GGUF_U32,
-                                  .flags = GGUF_BOOL,
-                                  .types = GGUF_I32,
-                                  .scores = GGUF_F32,
+                                  .ids = META_U32,
+                                  .flags = META_BOOL,
+                                  .types = META_I32,
+                                  .scores = META_F32,
                                   .bos = 3,
                                   .eos = 4,
                                   .add_bos = 1,
                                   .last_type = TOKEN_CONTROL};
 
-static void put(struct buf *b, enum gguf_type type, int64_t v)
+static void put(struct buf *b, enum meta_type type, int64_t v)
 {
-    static const size_t bytes[GGUF_N_TYPES] = {
-        [GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2, [GGUF_I16] = 2, [GGUF_U32] = 4,
-        [GGUF_I32] = 4, [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_BOOL] = 1};
+    static const size_t bytes[META_N_TYPES] = {
+        [META_U8] = 1,  [META_I8] = 1,  [META_U16] = 2, [META_I16] = 2, [META_U32] = 4,
+        [META_I32] = 4, [META_U64] = 8, [META_I64] = 8, [META_BOOL] = 1};
     float f = (float)v;
     double d = (double)v;
-    if (type == GGUF_F32)
+    if (type == META_F32)
         (void)buf_append(b, &f, sizeof f);
-    else if (type == GGUF_F64)
+    else if (type == META_F64)
         (void)buf_append(b, &d, sizeof d);
     else
         (void)buf_append(b, &v, bytes[type]);
 }
 
-static void scalar(struct buf *b, uint32_t *n, const char *key, enum gguf_type type, int64_t v)
+static void scalar(struct buf *b, uint32_t *n, const char *key, enum meta_type type, int64_t v)
 {
-    if (type == GGUF_N_TYPES) return;
+    if (type == META_N_TYPES) return;
     str(b, key);
     u32(b, type);
     put(b, type, v);
     ++*n;
 }
 
-static void array(struct buf *b, uint32_t *n, const char *key, enum gguf_type type,
+static void array(struct buf *b, uint32_t *n, const char *key, enum meta_type type,
                   const int64_t *items)
 {
-    if (type == GGUF_N_TYPES) return;
+    if (type == META_N_TYPES) return;
     str(b, key);
-    u32(b, GGUF_ARRAY);
+    u32(b, META_ARRAY);
     u32(b, type);
     u64(b, N_TOKENS);
     for (uint32_t i = 0; i < N_TOKENS; i++) put(b, type, items[i]);
@@ -76,7 +76,7 @@ static void text(struct buf *b, uint32_t *n, const char *key, const char *value)
 {
     if (!value) return;
     str(b, key);
-    u32(b, GGUF_STRING);
+    u32(b, META_STRING);
     str(b, value);
     ++*n;
 }
@@ -85,8 +85,8 @@ static void texts(struct buf *b, uint32_t *n, const char *key, const char *const
                   uint32_t n_items)
 {
     str(b, key);
-    u32(b, GGUF_ARRAY);
-    u32(b, GGUF_STRING);
+    u32(b, META_ARRAY);
+    u32(b, META_STRING);
     u64(b, n_items);
     for (uint32_t i = 0; i < n_items; i++) str(b, items[i]);
     ++*n;
@@ -153,9 +153,9 @@ static void test_any_integer(void **state)
     for (size_t i = 0; i < N_INTEGERS; i++) {
         struct spec s = plain;
         s.ids = s.flags = s.types = s.scores = integers[i];
-        if (integers[i] != GGUF_I8 && integers[i] != GGUF_I16 && integers[i] != GGUF_I32 &&
-            integers[i] != GGUF_I64)
-            s.scores = GGUF_F64; /* the scores are negative */
+        if (integers[i] != META_I8 && integers[i] != META_I16 && integers[i] != META_I32 &&
+            integers[i] != META_I64)
+            s.scores = META_F64; /* the scores are negative */
         good(&s, 3, true);
         s.add_bos = 0;
         good(&s, 3, false);
@@ -175,14 +175,14 @@ static void test_no_token(void **state)
     struct spec s = plain;
     s.bos = UINT32_MAX;
     good(&s, -1, false);
-    s.ids = GGUF_I64;
+    s.ids = META_I64;
     s.bos = -1;
     good(&s, -1, false);
-    s.ids = GGUF_N_TYPES;
+    s.ids = META_N_TYPES;
     s.eos = -1;
     good(&s, -1, false);
     s = plain;
-    s.types = s.flags = GGUF_N_TYPES; /* all are normal; BPE adds no BOS by itself */
+    s.types = s.flags = META_N_TYPES; /* all are normal; BPE adds no BOS by itself */
     struct model_file f;
     struct errmsg em = {0};
     assert_int_equal(open_spec(&s, NULL, &f, &em), 0);
@@ -196,23 +196,23 @@ static void test_wrong_values(void **state)
     struct spec s = plain;
     s.bos = 5;
     bad(&s, NULL, ERR_FORMAT, "special token id 5 of 5");
-    s.ids = GGUF_U64;
+    s.ids = META_U64;
     s.bos = 1ll << 40;
     bad(&s, NULL, ERR_FORMAT, "tokenizer.ggml.bos_token_id");
     s = plain;
-    s.ids = GGUF_F32;
+    s.ids = META_F32;
     bad(&s, NULL, ERR_FORMAT, "tokenizer.ggml.bos_token_id");
     s = plain;
-    s.flags = GGUF_F32;
+    s.flags = META_F32;
     bad(&s, NULL, ERR_FORMAT, "tokenizer.ggml.add_bos_token");
     s = plain;
-    s.types = GGUF_F32;
+    s.types = META_F32;
     bad(&s, NULL, ERR_FORMAT, "tokenizer.ggml.token_type");
-    s.types = GGUF_I64;
+    s.types = META_I64;
     s.last_type = 1ll << 33;
     bad(&s, NULL, ERR_FORMAT, "item 4");
     s = plain;
-    s.scores = GGUF_BOOL;
+    s.scores = META_BOOL;
     bad(&s, NULL, ERR_FORMAT, "tokenizer.ggml.scores");
 }
 

@@ -137,20 +137,20 @@ static void need_uring(void)
 }
 
 /* Everything arrives once, as it is in the file. */
-static struct ring_file read_extents(const struct extent x[static 64], enum ring_mode mode,
-                                     bool cold)
+static struct ring_use read_extents(const struct extent x[static 64], enum ring_mode mode,
+                                    bool cold)
 {
     set_cache(cold);
     struct sink s = {.extents = x, .fail_at = -1};
-    struct ring_file f = {.path = path, .mode = mode};
+    struct ring_use f = {.mode = mode};
     struct errmsg em = {0};
-    if (ring_read(&f, x, 64, take, &s, &em) < 0) fail_msg("%s", em.text);
+    if (ring_read(&f, path, x, 64, take, &s, &em) < 0) fail_msg("%s", em.text);
     for (int i = 0; i < 64; i++) assert_int_equal(s.seen[i], 1);
     assert_true(f.direct_bytes + f.cached_bytes > 0);
     return f;
 }
 
-static struct ring_file read_all(enum ring_mode mode, bool cold)
+static struct ring_use read_all(enum ring_mode mode, bool cold)
 {
     struct extent x[64];
     make_extents(x);
@@ -197,9 +197,9 @@ static void test_refused(void **state)
             set_cache(true);
             entered = 0;
             struct sink s = {.extents = x, .fail_at = -1};
-            struct ring_file f = {.path = path, .mode = RING_URING};
+            struct ring_use f = {.mode = RING_URING};
             struct errmsg em = {0};
-            assert_int_equal(ring_read(&f, x, 64, take, &s, &em), ERR_UNSUPPORTED);
+            assert_int_equal(ring_read(&f, path, x, 64, take, &s, &em), ERR_UNSUPPORTED);
             assert_non_null(strstr(em.text, "io_uring"));
         }
 }
@@ -212,12 +212,12 @@ static void test_broken_file(void **state)
     make_extents(x);
     set_cache(true);
     struct sink s = {.extents = x, .fail_at = -1};
-    struct ring_file f = {.path = path, .mode = RING_AUTO};
+    struct ring_use f = {.mode = RING_AUTO};
     struct errmsg em = {0};
     fault.from = 1;
     fault.opcode = 255;
     fault.pread = EIO;
-    assert_int_equal(ring_read(&f, x, 64, take, &s, &em), ERR_IO);
+    assert_int_equal(ring_read(&f, path, x, 64, take, &s, &em), ERR_IO);
     assert_non_null(strstr(em.text, path));
 }
 
@@ -229,7 +229,7 @@ static void test_short_reads(void **state)
     need_uring();
     struct extent x[64];
     for (uint64_t i = 0; i < 64; i++) x[i] = (struct extent){i * 46001, 40000}; /* share no page */
-    struct ring_file want = read_extents(x, RING_URING, true);
+    struct ring_use want = read_extents(x, RING_URING, true);
     if (want.direct_bytes == 0) {
         (void)printf("skipped: no direct reads here\n");
         skip();
@@ -244,7 +244,7 @@ static void test_short_reads(void **state)
             fault.short_res = (int)lengths[i];
         else
             fault.short_len = lengths[i];
-        struct ring_file f = read_extents(x, RING_URING, true);
+        struct ring_use f = read_extents(x, RING_URING, true);
         assert_true(f.used_uring);
         assert_int_equal(fault.reads, 0);
         uint64_t through = lengths[i] % ALIGN ? 3 * x[0].bytes : 0;
@@ -260,14 +260,14 @@ static void test_not_whole(void **state)
     for (unsigned before = 1; before < ALIGN; before += 819) {
         const struct extent x[] = {{10 * ALIGN + before, 2 * ALIGN}};
         struct sink s = {.extents = x, .fail_at = -1};
-        struct ring_file f = {.path = path, .mode = RING_URING};
+        struct ring_use f = {.mode = RING_URING};
         struct errmsg em = {0};
         set_cache(true);
         no_fault(NULL);
         fault.from = 0;
         fault.reads = 1;
         fault.short_len = 2 * ALIGN;
-        if (ring_read(&f, x, 1, take, &s, &em) < 0) fail_msg("%s", em.text);
+        if (ring_read(&f, path, x, 1, take, &s, &em) < 0) fail_msg("%s", em.text);
         assert_int_equal(s.seen[0], 1);
     }
 }
@@ -280,20 +280,21 @@ static void test_errors(void **state)
         struct errmsg em = {0};
         struct extent beyond[] = {{0, 10}, {FILE_BYTES - 5, 12}};
         struct sink s = {.extents = beyond, .fail_at = -1};
-        struct ring_file f = {.path = path, .mode = modes[m]};
-        assert_int_equal(ring_read(&f, beyond, 2, take, &s, &em), ERR_FORMAT);
+        struct ring_use f = {.mode = modes[m]};
+        assert_int_equal(ring_read(&f, path, beyond, 2, take, &s, &em), ERR_FORMAT);
         assert_non_null(strstr(em.text, "7 bytes are missing"));
         assert_non_null(strstr(em.text, path));
         struct extent many[40];
         for (int i = 0; i < 40; i++) many[i] = (struct extent){(uint64_t)i * 7000, 6000};
         s = (struct sink){.extents = many, .fail_at = 3};
-        assert_int_equal(ring_read(&f, many, 40, take, &s, &em), ERR_CANCELLED);
+        assert_int_equal(ring_read(&f, path, many, 40, take, &s, &em), ERR_CANCELLED);
         assert_string_equal(em.text, "enough");
         struct extent huge[] = {{0, RING_EXTENT_BYTES_MAX + 1}};
         s = (struct sink){.extents = huge, .fail_at = -1};
-        assert_int_equal(ring_read(&f, huge, 1, take, &s, &em), ERR_LIMIT);
-        struct ring_file none = {.path = "/nonexistent/file", .mode = modes[m]};
-        assert_int_equal(ring_read(&none, beyond, 1, take, &s, &em), ERR_NOTFOUND);
+        assert_int_equal(ring_read(&f, path, huge, 1, take, &s, &em), ERR_LIMIT);
+        struct ring_use none = {.mode = modes[m]};
+        assert_int_equal(ring_read(&none, "/nonexistent/file", beyond, 1, take, &s, &em),
+                         ERR_NOTFOUND);
     }
 }
 

@@ -36,14 +36,14 @@
 /* The same shape with weights of F32 and of Q8_0. */
 static char path[] = "/tmp/flotilla-step-test-XXXXXX";
 static char path_q8[] = "/tmp/flotilla-step-test-XXXXXX";
-static struct gguf *gguf, *gguf_q8;
+static struct weights *model, *model_q8;
 static struct rng rng = {5};
 
-static bool write_file(char *to, enum qtype type, struct gguf **ret)
+static bool write_file(char *to, enum qtype type, struct weights **ret)
 {
     struct errmsg em = {0};
-    const struct tiny_llama model = {.layers = LAYERS, .type = type, .seed = 5};
-    bool good = tiny_llama_write(&model, to) && gguf_open(to, ret, &em) == 0;
+    const struct tiny_llama tiny = {.layers = LAYERS, .type = type, .seed = 5};
+    bool good = tiny_llama_write(&tiny, to) && weights_open(to, ret, &em) == 0;
     if (!good) (void)fprintf(stderr, "%s\n", em.text);
     return good;
 }
@@ -51,14 +51,15 @@ static bool write_file(char *to, enum qtype type, struct gguf **ret)
 static int write_models(void **state)
 {
     (void)state;
-    return write_file(path, QTYPE_F32, &gguf) && write_file(path_q8, QTYPE_Q8_0, &gguf_q8) ? 0 : -1;
+    return write_file(path, QTYPE_F32, &model) && write_file(path_q8, QTYPE_Q8_0, &model_q8) ? 0
+                                                                                             : -1;
 }
 
 static int remove_models(void **state)
 {
     (void)state;
-    gguf_close(gguf);
-    gguf_close(gguf_q8);
+    weights_close(model);
+    weights_close(model_q8);
     return unlink(path) + unlink(path_q8);
 }
 
@@ -66,10 +67,9 @@ static struct engine *open_file(bool q8, enum kv_type kv, uint32_t first, uint32
                                 unsigned threads)
 {
     struct errmsg em = {0};
-    struct ring_file file = {.path = q8 ? path_q8 : path};
+    struct ring_use use = {0};
     struct engine *e = NULL;
-    struct eng_options o = {.path = file.path,
-                            .gguf = q8 ? gguf_q8 : gguf,
+    struct eng_options o = {.weights = q8 ? model_q8 : model,
                             .layer_first = first,
                             .layer_last = last,
                             .kv = kv,
@@ -78,7 +78,7 @@ static struct engine *open_file(bool q8, enum kv_type kv, uint32_t first, uint32
                             .logits_max = ROWS,
                             .threads = threads,
                             .read = ring_read,
-                            .read_ctx = &file};
+                            .read_ctx = &use};
     if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
     return e;
 }
@@ -108,8 +108,7 @@ static void test_sight(void **state)
     const uint32_t windows[] = {1, 7, 255, 256, 257, 512};
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
         for (uint32_t pos = 0; pos < 1200; pos++) {
-            const struct arch_dims d = {.window = windows[i]};
-            struct sight s = sight_of(&d, pos, REACH_WINDOW), all = sight_of(&d, pos, REACH_ALL);
+            struct sight s = eng__sight(windows[i], pos), all = eng__sight(0, pos);
             assert_int_equal(s.end, pos + 1);
             assert_int_equal(s.end - s.first, pos + 1 < windows[i] ? pos + 1 : windows[i]);
             assert_int_equal(s.span, s.first / ATTN_SPAN);
@@ -139,7 +138,7 @@ static void test_alignment(void **state)
         for (uint32_t l = 0; l < LAYERS; l++)
             for (uint32_t p = 0; p < PAGES; p++)
                 for (uint32_t h = 0; h < KV_HEADS; h++) {
-                    struct kv_view v = view(e, l, h, pages);
+                    struct kv_view v = eng__kv_view(e, l, h, pages);
                     uint8_t *at = v.base + pages[p] * v.page_bytes;
                     assert_int_equal((uintptr_t)at % 64, 0);
                     assert_ptr_equal(at, e->pool_kv + used); /* [layer][page][kv head] */
@@ -169,7 +168,7 @@ static void test_written_once(void **state)
     (void)state;
     struct arch_dims d;
     struct errmsg em;
-    assert_int_equal(arch_read(gguf, &d, &em), 0);
+    assert_int_equal(arch_read(model, &d, &em), 0);
     for (int kv = 0; kv < KV_N_TYPES; kv++) {
         size_t n = eng_page_bytes(&d, (enum kv_type)kv, 1);
         uint8_t *at_once = mem_alloc(n), *single = mem_alloc(n), *pairs = mem_alloc(n);
@@ -244,7 +243,7 @@ static void test_dispatch(void **state)
     for (unsigned i = 0; i < steps; i++) run(e, i, 1, pages, logits);
     for (int op = 0; op < ENG_N_OPS; op++) {
         struct stats_view v;
-        stats_read(eng_dispatch(e, (enum eng_op)op), &v);
+        eng_dispatch(e, (enum eng_op)op, &v);
         assert_int_equal(v.count, steps * want[op]);
         assert_true(v.sum_ns > 0 && v.min_ns <= v.max_ns && v.sum_ns <= v.count * v.max_ns);
     }

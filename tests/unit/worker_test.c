@@ -30,7 +30,7 @@
 static char folder[] = "/tmp/flotilla-worker-test-XXXXXX";
 static char path[64], other_path[64]; /* two models of one name */
 static struct manifest manifest;
-static struct gguf *gguf;
+static struct weights *model;
 static struct arch_dims dims;
 static struct arena arena;
 
@@ -101,7 +101,7 @@ static struct msg_assign assign_of(uint32_t first, uint32_t last)
                            .logits_max = ROWS,
                            .window = 4};
     (void)snprintf(a.model_path, sizeof a.model_path, "%s", path);
-    if (manifest_slice(&manifest, gguf, &dims, first, last, hashes, LIMIT_SLICE_TENSORS,
+    if (manifest_slice(&manifest, model, &dims, first, last, hashes, LIMIT_SLICE_TENSORS,
                        &a.n_tensors, &em) < 0)
         fail_msg("%s", em.text);
     return a;
@@ -694,10 +694,10 @@ static int set_up(void **state)
     (void)snprintf(other_path, sizeof other_path, "%s%s", other_folder, strrchr(path, '/'));
     if (!tiny_llama_write(&t, made) || rename(made, other_path) != 0) return -1;
     for (uint32_t i = 0; i < PAGES; i++) straight[i] = i;
-    struct manifest_options o = {.path = path};
-    int rc = gguf_open(path, &gguf, &em);
-    o.gguf = gguf;
-    if (rc == 0) rc = arch_read(gguf, &dims, &em);
+    struct manifest_options o = {0};
+    int rc = weights_open(path, &model, &em);
+    o.weights = model;
+    if (rc == 0) rc = arch_read(model, &dims, &em);
     if (rc == 0) rc = manifest_open(&o, &manifest, &em);
     if (rc < 0) (void)fprintf(stderr, "%s\n", em.text);
     return rc;
@@ -709,7 +709,7 @@ static int tear_down(void **state)
     char other_folder[64];
     (void)snprintf(other_folder, sizeof other_folder, "%s/other", folder);
     manifest_close(&manifest);
-    gguf_close(gguf);
+    weights_close(model);
     arena_close(&arena);
     return unlink(other_path) || rmdir(other_folder) || unlink(path) || rmdir(folder);
 }

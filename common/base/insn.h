@@ -1,0 +1,55 @@
+/* The few instructions that C has no words for, once for each instruction set that the tree is
+ * built for. Intrinsics stand here and in the engine's kernel files, nowhere else. A prefetch needs
+ * no place of its own: __builtin_prefetch(p, 0, 3) brings a line to L1, (p, 0, 2) to L2. */
+#ifndef FLOTILLA_BASE_INSN_H
+#define FLOTILLA_BASE_INSN_H
+
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#elif !defined(__aarch64__)
+#error "flotilla is built for x86-64 and AArch64: insn.h needs a branch for this instruction set"
+#endif
+
+/* Tells the core that this thread spins, so that its sibling or its power budget gains. */
+static inline void insn_pause(void)
+{
+#if defined(__x86_64__)
+    _mm_pause();
+#else
+    __asm__ volatile("yield");
+#endif
+}
+
+/* The calling thread's control register of floating-point arithmetic (MXCSR, FPCR), and the value
+ * with which it rounds to nearest even, keeps denormals and traps nothing. */
+#if defined(__x86_64__)
+#define INSN_FLOAT_MODE UINT64_C(0x1F80)
+#define INSN_FLOAT_MODE_BITS UINT64_C(0xFFC0) /* the other bits of MXCSR are what has happened */
+#else
+#define INSN_FLOAT_MODE UINT64_C(0)
+#define INSN_FLOAT_MODE_BITS UINT64_C(0xFFFFFFFF)
+#endif
+
+static inline uint64_t insn_float_mode(void)
+{
+    uint64_t mode;
+#if defined(__x86_64__)
+    mode = _mm_getcsr();
+#else
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+#endif
+    return mode & INSN_FLOAT_MODE_BITS;
+}
+
+static inline void insn_set_float_mode(uint64_t mode)
+{
+#if defined(__x86_64__)
+    _mm_setcsr((unsigned)mode);
+#else
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory");
+#endif
+}
+
+#endif
