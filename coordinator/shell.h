@@ -5,6 +5,7 @@
 #include "common/base/arena.h"
 #include "common/base/buf.h"
 #include "common/base/hash.h"
+#include "common/io/link.h"
 #include "common/io/net.h"
 #include "coordinator/answer.h"
 #include "coordinator/config.h"
@@ -15,8 +16,9 @@
 #include "coordinator/textjob.h"
 
 #define ROUTE_BYTES 32u
-#define LIMIT_ROUTES (4 * LIMIT_WORKERS) /* more than the core knows: strangers have some as well  \
-                                          */
+#define LIMIT_ROUTES                                                                               \
+    (4 * LIMIT_WORKERS) /* more than the core knows: strangers have some as well                   \
+                         */
 
 /* A ROUTER's name for a peer's connection. */
 struct route {
@@ -68,11 +70,8 @@ struct shell {
     const char *name; /* of the model, as served */
     struct net *net, *client_net;
     struct net_sock *clients, *workers, *results;
-    struct net_sock *link, *link_monitor; /* to the first stage, in one generation */
-    struct epoch link_epoch;
-    bool link_up, link_failed;
-    struct buf step_queue[LIMIT_WINDOW]; /* Steps that the link did not take yet */
-    uint32_t step_at, step_n;
+    struct link *link;       /* to the first stage, */
+    struct epoch link_epoch; /* in this generation */
     struct core *core;
     struct textjobs *text;
     struct worker_route routes[LIMIT_ROUTES];

@@ -483,12 +483,12 @@ static void open_shell(struct world *w)
     s->name = "m";
     s->now_ns = w->now_ns;
     assert_int_equal(net_open(&s->net, &em), 0);
+    s->link = link_open(s->net, LIMIT_WINDOW);
     s->clients = sock(&clients_sock);
     s->workers = sock(&workers_sock);
     s->results = sock(&results_sock);
     static const int32_t eog = WORLD_EOS;
-    struct setup_model m = {
-        .dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
+    struct setup_model m = {.dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
     w->core = setup_core(s->config, &m, 77, "tcp://:9");
     w->message_bytes = calls__message_bytes(s, w->core.ctx);
     s->core = core_open(&w->core);
@@ -529,8 +529,8 @@ void world_close(struct world *w)
     calls__close(s);
     core_close(s->core);
     textjobs_close(s->text);
+    link_close(s->link);
     net_close(s->net);
-    for (uint32_t i = 0; i < LIMIT_WINDOW; i++) buf_close(&s->step_queue[i]);
     buf_close(&s->out);
     buf_close(&s->body);
     arena_close(&s->arena);
