@@ -543,7 +543,7 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
 }
 
 /* The call outlives the message. */
-static void keep_sampling(struct call *c, const struct msg_sampling *m)
+static void keep_sampling(struct call *c, const struct sampling *m)
 {
     c->sampling = *m;
     c->sampling.bias_ids = NULL;

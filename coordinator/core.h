@@ -80,7 +80,7 @@ struct event {
             uint32_t n_prompt, n_received; /* that the client has from an earlier call */
             uint32_t max_new;              /* beyond the prompt; 0: no token is generated */
             uint32_t sample;               /* which of several answers to one prompt */
-            struct msg_sampling sampling;
+            struct sampling sampling;
             bool ignore_eos;
             uint64_t deadline_ns; /* from now; 0: the default */
         } submit;

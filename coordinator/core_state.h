@@ -154,7 +154,7 @@ struct request {
     struct prefix walk;         /* along its pages that are in the index, */
     uint32_t n_walked;          /* so many */
     uint64_t chosen_in, put_in; /* drafts of Steps that it was to decode in, and has rows in */
-    struct msg_sampling sampling;
+    struct sampling sampling;
 };
 
 struct core {

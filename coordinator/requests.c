@@ -45,8 +45,8 @@ static const char *too_many(struct core *c, uint64_t client)
     return NULL;
 }
 
-/* The request's own copies of what an event lends; at most LIMIT_BIAS. */
-static void copy_bias(struct msg_sampling *s)
+/* The request's own copies of what an event lends; at most SAMPLING_BIASES_MAX. */
+static void copy_bias(struct sampling *s)
 {
     if (s->n_bias == 0) {
         s->bias_ids = NULL;
@@ -87,7 +87,7 @@ void request__submit(struct core *c, const struct event *e)
         return;
     }
     memcpy(tokens, e->submit.tokens, ((size_t)n_prompt + n_received) * sizeof *tokens);
-    struct msg_sampling sampling = e->submit.sampling;
+    struct sampling sampling = e->submit.sampling;
     copy_bias(&sampling);
     uint32_t slot = c->free_slots[--c->n_free_slots];
     struct request *r = &c->requests[slot];
@@ -110,7 +110,6 @@ void request__submit(struct core *c, const struct event *e)
                           .n_tokens = n_prompt + n_received,
                           .max_new = max_new,
                           .sampling = sampling};
-    r->sampling.boundary = n_prompt;
     r->walk = pages_root(c->pages, r->tenant);
     queue__enter(c, r);
     imap_put(&c->by_id, id, slot);

@@ -44,8 +44,8 @@ struct call {
     uint64_t deadline_ns; /* when, not how long */
     uint32_t max_new;
     enum priority priority;
-    uint64_t tenant;              /* a hash of its name; 0: none */
-    struct msg_sampling sampling; /* its arrays: */
+    uint64_t tenant;          /* a hash of its name; 0: none */
+    struct sampling sampling; /* its arrays: */
     struct buf bias_ids, bias;
     bool ignore_eos;
     struct tokens prompt, received; /* received: tokens of the answer from an earlier call */

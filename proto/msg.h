@@ -3,6 +3,7 @@
 #ifndef FLOTILLA_PROTO_MSG_H
 #define FLOTILLA_PROTO_MSG_H
 
+#include "common/base/sampling.h"
 #include "proto/limits.h"
 
 #include <stdbool.h>
@@ -44,17 +45,10 @@ enum status {
 
 /* ---- data plane ---- */
 
-struct msg_sampling {
-    float temp, top_p, min_p;
-    uint32_t top_k;
-    uint64_t seed;
-    uint32_t boundary;
-    float repetition, presence, frequency;
-    bool logprobs;
-    uint32_t top_logprobs;
-    uint32_t n_bias;
-    const int32_t *bias_ids; /* n_bias; borrowed, like the next */
-    const float *bias;
+/* What the last stage is told of a request before it first chooses a token for it. */
+struct msg_open {
+    struct sampling sampling;
+    uint32_t boundary; /* the first position that is not the prompt's */
 };
 
 /* Log-probabilities beside n tokens. */
@@ -78,7 +72,7 @@ struct msg_run {
     const int32_t *tokens; /* n_rows */
     const uint32_t *pages; /* n_pages */
     bool has_open;
-    struct msg_sampling open;
+    struct msg_open open;
 };
 
 struct msg_timing {
@@ -216,7 +210,7 @@ struct msg_generate {
     const char *model;       /* "" or a name */
     bool special, ignore_eos, has_seed;
     uint32_t max_tokens;
-    struct msg_sampling sampling;
+    struct sampling sampling;
     const char *stops[LIMIT_STOPS];
     uint32_t n_stops;
     uint32_t n_received, from_index;

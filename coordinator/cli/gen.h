@@ -20,12 +20,10 @@ struct gen_options {
     const char *prompt_tokens; /* parsed from this */
     bool special;              /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;
-    uint32_t tokens; /* most tokens to generate */
-    struct sample_params sampling;
+    uint32_t tokens;          /* most tokens to generate */
+    struct sampling sampling; /* its seed counts with seed_given, its bias is parsed from biases */
     bool seed_given;
     struct opt_list biases; /* "ID=VALUE" */
-    bool logprobs;
-    uint32_t top_logprobs; /* at most SAMPLE_TOP_MAX */
     struct opt_list stops;
     /* of the engine alone */
     uint32_t threads, ctx, chunk;

@@ -86,12 +86,6 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
     struct client *c;
     int rc = client_open(o->cluster, &c, em);
     if (rc < 0) return rc;
-    int32_t bias_ids[OPT_LIST_MAX];
-    float bias[OPT_LIST_MAX];
-    for (uint32_t i = 0; i < o->sampling.n_bias; i++) {
-        bias_ids[i] = o->sampling.bias[i].id;
-        bias[i] = o->sampling.bias[i].value;
-    }
     struct remote r = {.ret = ret, .on_text = on_text, .arg = arg, .start_ns = clock_ns()};
     struct msg_generate m = {.prompt = o->prompt,
                              .prompt_tokens = ret->prompt.ids,
@@ -100,19 +94,7 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
                              .ignore_eos = o->ignore_eos,
                              .has_seed = o->seed_given,
                              .max_tokens = o->tokens,
-                             .sampling = {.temp = o->sampling.temp,
-                                          .top_k = o->sampling.top_k,
-                                          .top_p = o->sampling.top_p,
-                                          .min_p = o->sampling.min_p,
-                                          .seed = o->sampling.seed,
-                                          .repetition = o->sampling.repetition,
-                                          .presence = o->sampling.presence,
-                                          .frequency = o->sampling.frequency,
-                                          .logprobs = o->logprobs,
-                                          .top_logprobs = o->top_logprobs,
-                                          .n_bias = o->sampling.n_bias,
-                                          .bias_ids = bias_ids,
-                                          .bias = bias},
+                             .sampling = o->sampling,
                              .n_stops = (uint32_t)o->stops.n};
     memcpy(m.stops, o->stops.items, o->stops.n * sizeof m.stops[0]);
     if (o->priority) {

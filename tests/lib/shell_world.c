@@ -275,8 +275,8 @@ static void on_to_worker(const struct net_frame *f)
 /* The run's token, and log-probabilities for it where the request asked for them. */
 static void choose(const struct msg_run *r, struct msg_run_result *ret)
 {
-    static int32_t tokens[LIMIT_STEP_RUNS], ids[LIMIT_STEP_RUNS][LIMIT_TOP_LOGPROBS];
-    static float chosen[LIMIT_STEP_RUNS], top[LIMIT_STEP_RUNS][LIMIT_TOP_LOGPROBS];
+    static int32_t tokens[LIMIT_STEP_RUNS], ids[LIMIT_STEP_RUNS][SAMPLING_TOP_MAX];
+    static float chosen[LIMIT_STEP_RUNS], top[LIMIT_STEP_RUNS][SAMPLING_TOP_MAX];
     static uint32_t at;
     static struct {
         uint64_t request;
@@ -288,8 +288,8 @@ static void choose(const struct msg_run *r, struct msg_run_result *ret)
     if (r->has_open) {
         the_world->n_open++;
         asked[slot].request = r->request;
-        asked[slot].logprobs = r->open.logprobs;
-        asked[slot].top = r->open.top_logprobs;
+        asked[slot].logprobs = r->open.sampling.logprobs;
+        asked[slot].top = r->open.sampling.top_logprobs;
     }
     tokens[at] = the_world->always >= 0 ? the_world->always : (int32_t)(pos % 26);
     *ret = (struct msg_run_result){.request = r->request,

@@ -10,8 +10,10 @@
 #include "common/base/opts.h"
 #include "common/base/pool.h"
 #include "common/base/rng.h"
+#include "common/base/sampling.h"
 #include "common/base/stats.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -424,17 +426,68 @@ static void test_check(void **state)
     assert_non_null(strstr(strchr(text, '\n') + 1, "base_test")); /* a frame of the trace */
 }
 
+/* Every limit, from both sides; what is refused names its field. */
+static void test_sampling_limits(void **state)
+{
+    (void)state;
+    static const int32_t ids[SAMPLING_BIASES_MAX + 1] = {7}, negative[] = {-1};
+    static const float zeros[SAMPLING_BIASES_MAX + 1] = {0}, most[] = {100}, more[] = {100.1f},
+                                                   nan[] = {NAN};
+    const struct {
+        const char *field; /* NULL: it is right */
+        struct sampling s;
+    } cases[] = {
+        {NULL, SAMPLING_PLAIN},
+        {NULL, {.temp = 3e38f, .repetition = 10, .presence = -2, .frequency = 2, .min_p = 1}},
+        {NULL, {.repetition = 0.01f, .top_logprobs = 20, .top_k = UINT32_MAX}},
+        {NULL, {.repetition = 1, .n_bias = 1, .bias_ids = ids, .bias = most}},
+        {NULL, {.repetition = 1, .n_bias = SAMPLING_BIASES_MAX, .bias_ids = ids, .bias = zeros}},
+        {"'temp'", {.repetition = 1, .temp = -0.1f}},
+        {"'temp'", {.repetition = 1, .temp = INFINITY}},
+        {"'top_p'", {.repetition = 1, .top_p = 1.1f}},
+        {"'top_p'", {.repetition = 1, .top_p = NAN}},
+        {"'min_p' is not in 0..1", {.repetition = 1, .min_p = -0.1f}},
+        {"'repetition_penalty' is not in 0.01..10", {.repetition = 0}},
+        {"'repetition_penalty'", {.repetition = 10.1f}},
+        {"'presence_penalty' is not in -2..2", {.repetition = 1, .presence = 2.1f}},
+        {"'frequency_penalty'", {.repetition = 1, .frequency = -2.1f}},
+        {"'top_logprobs' is 21, the limit is 20", {.repetition = 1, .top_logprobs = 21}},
+        {"'logit_bias': token 7 or its value is not in -100..100",
+         {.repetition = 1, .n_bias = 1, .bias_ids = ids, .bias = more}},
+        {"'logit_bias'", {.repetition = 1, .n_bias = 1, .bias_ids = ids, .bias = nan}},
+        {"'logit_bias'", {.repetition = 1, .n_bias = 1, .bias_ids = negative, .bias = zeros}},
+        {"'logit_bias' has 301 tokens, the limit is 300",
+         {.repetition = 1, .n_bias = SAMPLING_BIASES_MAX + 1, .bias_ids = ids, .bias = zeros}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct errmsg em = {0};
+        int rc = sampling_check(&cases[i].s, &em);
+        assert_int_equal(rc, cases[i].field ? ERR_RANGE : 0);
+        if (rc < 0 && !strstr(em.text, cases[i].field))
+            fail_msg("'%s' does not say %s", em.text, cases[i].field);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_err),           cmocka_unit_test(test_cursor),
-        cmocka_unit_test(test_arena),         cmocka_unit_test(test_buf),
-        cmocka_unit_test(test_imap),          cmocka_unit_test(test_smap),
-        cmocka_unit_test(test_reserve),       cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_fmath),         cmocka_unit_test(test_pool),
-        cmocka_unit_test(test_pool_cores),    cmocka_unit_test(test_stats_buckets),
-        cmocka_unit_test(test_stats_figures), cmocka_unit_test(test_stats_threads),
-        cmocka_unit_test(test_opts),          cmocka_unit_test(test_check),
+        cmocka_unit_test(test_err),
+        cmocka_unit_test(test_cursor),
+        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_buf),
+        cmocka_unit_test(test_imap),
+        cmocka_unit_test(test_smap),
+        cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_fmath),
+        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_pool_cores),
+        cmocka_unit_test(test_stats_buckets),
+        cmocka_unit_test(test_stats_figures),
+        cmocka_unit_test(test_stats_threads),
+        cmocka_unit_test(test_opts),
+        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_sampling_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
