@@ -301,14 +301,16 @@ static int bind_one(struct shell *s, struct net *net, enum net_kind kind, struct
 /* A program that listens everywhere is reached at one address: that is what users are told. */
 static void tell_reachable(char *endpoint, size_t size)
 {
-    struct addr a;
+    struct addr bound, own;
     char host[ADDR_HOST_BYTES];
-    if (!addr_split(endpoint, &a) || !addr_is_any(a.host)) return;
-    if (net_own_address(a.kind == ADDR_V6, host, sizeof host) < 0)
-        (void)snprintf(host, sizeof host, a.kind == ADDR_V6 ? "::1" : "127.0.0.1");
-    memcpy(a.host, host, sizeof a.host);
-    a.kind = strchr(host, ':') ? ADDR_V6 : ADDR_V4;
-    addr_format(&a, endpoint, size);
+    if (!addr_split(endpoint, &bound) || !addr_is_any(bound.host)) return;
+    bool v6 = bound.kind == ADDR_V6;
+    if (net_own_address(v6, host, sizeof host) < 0)
+        (void)snprintf(host, sizeof host, v6 ? "::1" : "127.0.0.1");
+    if (!addr_split(host, &own)) return;
+    own.has_port = bound.has_port;
+    own.port = bound.port;
+    addr_format(&own, endpoint, size);
 }
 
 /* Shares the open files that this process may have: libzmq accepts no connection without one, and

@@ -542,6 +542,15 @@ static void test_addresses(void **state)
     assert_string_equal(fake_endpoint(WORKERS), "tcp://0.0.0.0:*");
     assert_string_equal(script.client_endpoint, "tcp://10.0.0.5:7070");
     assert_string_equal(script.results, "tcp://:7002");
+    /* The same in IPv6. */
+    (void)setup(state);
+    script.end_ns = fake.now_ns;
+    c.listen = (char *)(uintptr_t) "[::]";
+    assert_int_equal(run(&c, &em), 0);
+    assert_string_equal(fake_endpoint(CLIENTS), "tcp://[::]:7070");
+    assert_string_equal(fake_endpoint(WORKERS), "tcp://[::]:*");
+    assert_string_equal(script.client_endpoint, "tcp://[fd00::5]:7070");
+    assert_string_equal(script.results, "tcp://:7002");
 }
 
 /* Whichever send or receive fails, once, the loop goes on. */
