@@ -49,7 +49,7 @@ static void clean(char *s)
 {
     size_t left = strlen(s);
     while (left) {
-        size_t n = utf8_bytes(s, left);
+        size_t n = utf8_char(s, left, NULL);
         bool control = (uint8_t)*s < 0x20 || *s == 0x7f;
         if (n == 0 || control) *s = '?';
         s += n ? n : 1;

@@ -3,8 +3,8 @@
 
 #include "common/base/buf.h"
 #include "common/base/mem.h"
+#include "common/base/utf8.h"
 #include "common/text/json.h"
-#include "common/text/utf8.h"
 #include "coordinator/model_file.h"
 
 #include <inttypes.h>

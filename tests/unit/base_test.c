@@ -12,6 +12,7 @@
 #include "common/base/rng.h"
 #include "common/base/sampling.h"
 #include "common/base/stats.h"
+#include "common/base/utf8.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -426,6 +427,61 @@ static void test_check(void **state)
     assert_non_null(strstr(strchr(text, '\n') + 1, "base_test")); /* a frame of the trace */
 }
 
+/* A code point by the definition; returns its bytes. */
+static size_t encode_utf8(int32_t c, char *ret)
+{
+    size_t len = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const uint8_t first[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    for (size_t i = len; --i > 0; c >>= 6) ret[i] = (char)(0x80 | (c & 0x3f));
+    ret[0] = (char)(first[len] | c);
+    return len;
+}
+
+/* Each code point but surrogates is whole, and unfinished before its last byte. */
+static void test_utf8_characters(void **state)
+{
+    (void)state;
+    for (int32_t c = 0, got; c < 0x110000; c++) {
+        char s[4];
+        size_t len = encode_utf8(c, s), n;
+        if (c >= 0xd800 && c < 0xe000) {
+            assert_int_equal(utf8_decode(s, len, &n, &got), UTF8_BROKEN);
+            continue;
+        }
+        assert_int_equal(utf8_char(s, len, &got), len);
+        assert_int_equal(got, c);
+        for (size_t cut = 1; cut < len; cut++) {
+            assert_int_equal(utf8_decode(s, cut, &n, &got), UTF8_UNFINISHED);
+            assert_int_equal(n, cut);
+        }
+    }
+    assert_int_equal(utf8_char("x", 0, NULL), 0);
+}
+
+/* No other bytes are a character: of all that there are, as many are whole as there are code points
+ * of that length. */
+static void test_utf8_nothing_else(void **state)
+{
+    (void)state;
+    uint32_t n_whole[5] = {0};
+    size_t len;
+    int32_t c;
+    for (uint32_t i = 0; i < 1u << 24; i++) {
+        const char s[] = {(char)(i >> 16), (char)(i >> 8), (char)i};
+        if (utf8_decode(s, 3, &len, &c) == UTF8_WHOLE && (len == 3 || !(i & 0xff))) n_whole[len]++;
+    }
+    assert_int_equal(n_whole[1], 128 * 256);
+    assert_int_equal(n_whole[2], 0x800 - 0x80);
+    assert_int_equal(n_whole[3], 0x10000 - 0x800 - 0x800); /* without surrogates */
+    static const uint8_t some[] = {0x00, 0x7f, 0x80, 0xbf, 0xc0, 0xff};
+    for (uint32_t i = 0; i < 1u << 16; i++)
+        for (size_t k = 0; k < 36; k++) {
+            const char s[] = {(char)(i >> 8), (char)i, (char)some[k / 6], (char)some[k % 6]};
+            n_whole[4] += utf8_decode(s, 4, &len, &c) == UTF8_WHOLE && len == 4;
+        }
+    assert_int_equal(n_whole[4], (0x110 - 0x10) * 4);
+}
+
 /* Every limit, from both sides; what is refused names its field. */
 static void test_sampling_limits(void **state)
 {
@@ -488,6 +544,8 @@ int main(void)
         cmocka_unit_test(test_opts),
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_sampling_limits),
+        cmocka_unit_test(test_utf8_characters),
+        cmocka_unit_test(test_utf8_nothing_else),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

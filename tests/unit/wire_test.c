@@ -443,6 +443,11 @@ static void test_names_are_cleaned(void **state)
                                       "?[2Jb?"
                                       "?(\xe6\xad\xaa?"
                                       "?");
+    /* An overlong '/', a surrogate, and what is beyond Unicode. */
+    (void)snprintf(m.hello.name, sizeof m.hello.name, "\xc0\xaf\xed\xa0\x80\xf4\x90\x80\x80.");
+    wire_put_from_worker(&m, &out);
+    assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.hello.name, "?????????.");
 }
 
 static void test_generate(void **state)
