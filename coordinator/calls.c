@@ -281,7 +281,7 @@ static void cancel(struct shell *s, struct call *c, const char *why)
 static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
 {
     struct msg_reply h = {.call = c->id, .status = c->status};
-    struct msg_generate_reply r = {.text = "", .finish_reason = ""};
+    struct msg_generate_reply r = {.text = ""};
     h.end = (i >= c->n_answers || answer_news(&c->answers[i], &r)) && last;
     if (h.end) {
         (void)snprintf(h.message, sizeof h.message, "%s", c->text);
@@ -408,11 +408,7 @@ void calls__end(struct shell *s, const struct action *a)
     if (!c) return;
     struct answer *x = &c->answers[a->end.request - c->request];
     if (x->ended) return;
-    /* Static texts: the action's do not outlive the core's next step. */
-    const char *reason = strcmp(a->end.finish_reason, "length") == 0 ? "length"
-                         : a->end.finish_reason[0]                   ? "stop"
-                                                                     : "";
-    answer_end(x, reason);
+    answer_end(x, a->end.finish_reason);
     s->count.ended[a->end.status < METRICS_STATUSES ? a->end.status : 2]++;
     mark(s, c);
     bool all = true;
@@ -643,7 +639,7 @@ static void generate(struct shell *s, const struct msg_call *h, const struct rou
     answer_receive(&c->answers[0], s->model->vocab, g.received, g.n_received);
     (void)answer_rewind(&c->answers[0], g.from_index);
     if (c->answers[0].detok.stopped) {
-        answer_end(&c->answers[0], "stop");
+        answer_end(&c->answers[0], FINISH_STOP);
         end(s, c, STATUS_OK, "", 0);
         return;
     }

@@ -127,8 +127,8 @@ struct action {
         struct {
             uint64_t request;
             enum status status;
-            const char *text;          /* "" with STATUS_OK */
-            const char *finish_reason; /* "stop" or "length" with STATUS_OK, else "" */
+            const char *text;                 /* "" with STATUS_OK */
+            enum finish_reason finish_reason; /* with STATUS_OK */
             uint32_t retry_ms;
         } end;
         const char *note;

@@ -184,6 +184,19 @@ struct msg_to_worker {
 
 /* ---- clients ---- */
 
+/* Why an answer ends. In text (finish_text) only where it leaves: on the wire to clients, in JSON.
+ */
+enum finish_reason {
+    FINISH_NONE,   /* it has not ended, or not with an answer */
+    FINISH_STOP,   /* an end-of-generation token, or a stop string */
+    FINISH_LENGTH, /* as many tokens as were asked for, or as the context holds */
+};
+
+static inline const char *finish_text(enum finish_reason r)
+{
+    return r == FINISH_STOP ? "stop" : r == FINISH_LENGTH ? "length" : "";
+}
+
 struct msg_call {
     uint32_t version;
     char method[32];
@@ -230,8 +243,8 @@ struct msg_generate_size {
 struct msg_generate_reply {
     uint32_t sample, first_index, n_tokens;
     const int32_t *tokens;
-    const char *text;          /* NUL-terminated */
-    const char *finish_reason; /* "" but in the last reply */
+    const char *text;                 /* NUL-terminated */
+    enum finish_reason finish_reason; /* in the last reply */
     struct msg_logprobs logprobs;
     uint64_t queued_us; /* from submission to the first row; with the first token */
     bool has_usage;

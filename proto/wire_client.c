@@ -259,8 +259,7 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
         r.top_ids = (int32_t *)(uintptr_t)m->logprobs.top_ids;
         r.top_logprobs = (float *)(uintptr_t)m->logprobs.top;
     }
-    if (m->finish_reason && m->finish_reason[0])
-        r.finish_reason = (char *)(uintptr_t)m->finish_reason;
+    if (m->finish_reason) r.finish_reason = (char *)(uintptr_t)finish_text(m->finish_reason);
     if (m->has_usage) {
         u.n_prompt_tokens = m->n_prompt_tokens;
         u.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
@@ -268,6 +267,14 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
         r.usage = &u;
     }
     wire__pack(&r.base, to);
+}
+
+/* One that this version does not know counts as none. */
+static enum finish_reason parse_finish(const char *text)
+{
+    for (int i = FINISH_STOP; text && i <= FINISH_LENGTH; i++)
+        if (strcmp(text, finish_text((enum finish_reason)i)) == 0) return (enum finish_reason)i;
+    return FINISH_NONE;
 }
 
 int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
@@ -287,7 +294,7 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                                        .n_tokens = (uint32_t)r->n_tokens,
                                        .tokens = r->tokens,
                                        .text = r->text ? r->text : "",
-                                       .finish_reason = r->finish_reason ? r->finish_reason : "",
+                                       .finish_reason = parse_finish(r->finish_reason),
                                        .has_usage = r->usage != NULL};
     if (r->usage) {
         ret->prompt_tokens = r->usage->prompt_tokens;

@@ -8,6 +8,7 @@
 #include "common/base/opts.h"
 #include "common/text/sample.h"
 #include "common/text/vocab.h"
+#include "proto/msg.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,8 +40,8 @@ struct gen_result {
     struct buf chosen, top; /* log-probabilities of `tokens`: floats; struct sample_candidate */
     uint32_t n_top;         /* of the latter, for each token */
     struct buf text;
-    const char *finish_reason; /* "stop" or "length" */
-    const char *isa;           /* of the engine alone */
+    enum finish_reason finish_reason;
+    const char *isa; /* of the engine alone */
     uint64_t seed;
     double prompt_ms, ttft_ms, decode_ms, tokens_per_s;
     struct gen_result *more; /* the other answers of a cluster: tokens, text and reason only */

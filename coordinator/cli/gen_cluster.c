@@ -39,8 +39,7 @@ static bool on_reply(void *arg, const struct msg_generate_reply *reply)
         struct gen_result *x = &r->ret->more[reply->sample - 1];
         append(&x->tokens, reply->tokens, reply->n_tokens);
         (void)buf_append(&x->text, reply->text, len);
-        if (reply->finish_reason[0])
-            x->finish_reason = strcmp(reply->finish_reason, "stop") == 0 ? "stop" : "length";
+        if (reply->finish_reason) x->finish_reason = reply->finish_reason;
         return true;
     }
     if (reply->has_usage) {
@@ -58,8 +57,7 @@ static bool on_reply(void *arg, const struct msg_generate_reply *reply)
         (void)buf_append(&r->ret->text, reply->text, len);
         if (r->on_text) r->on_text(r->arg, reply->text, len);
     }
-    if (strcmp(reply->finish_reason, "stop") == 0) r->ret->finish_reason = "stop";
-    if (strcmp(reply->finish_reason, "length") == 0) r->ret->finish_reason = "length";
+    if (reply->finish_reason) r->ret->finish_reason = reply->finish_reason;
     return true;
 }
 
@@ -118,6 +116,6 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
         if (ret->tokens.n > 1 && ret->decode_ms > 0.0)
             ret->tokens_per_s = (double)(ret->tokens.n - 1) * 1000.0 / ret->decode_ms;
     }
-    if (!ret->finish_reason) ret->finish_reason = "length";
+    if (!ret->finish_reason) ret->finish_reason = FINISH_LENGTH;
     return 0;
 }

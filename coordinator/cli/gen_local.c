@@ -137,15 +137,15 @@ static int decode(struct local *l, int32_t token, struct errmsg *em)
     uint32_t limit = l->file.dims.ctx_train - (uint32_t)r->prompt.n;
     if (l->o->ctx && l->o->ctx - r->prompt.n < limit) limit = l->o->ctx - (uint32_t)r->prompt.n;
     if (l->o->tokens < limit) limit = l->o->tokens;
-    r->finish_reason = "length";
+    r->finish_reason = FINISH_LENGTH;
     for (;;) {
         if (vocab_is_eog(l->file.vocab, token) && !l->o->ignore_eos) {
-            r->finish_reason = "stop";
+            r->finish_reason = FINISH_STOP;
             break;
         }
         keep(l, token);
         if (l->detok.stopped) {
-            r->finish_reason = "stop";
+            r->finish_reason = FINISH_STOP;
             break;
         }
         if (r->tokens.n == limit) break;
@@ -164,7 +164,7 @@ static int generate(struct local *l, struct errmsg *em)
     uint64_t start = clock_ns();
     int32_t token = -1;
     if (l->o->tokens == 0) {
-        r->finish_reason = "length";
+        r->finish_reason = FINISH_LENGTH;
         return 0;
     }
     int rc = prefill(l, &token, em);

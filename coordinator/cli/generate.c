@@ -39,6 +39,12 @@ static struct json *json_logprobs(const struct gen_result *r)
     return list;
 }
 
+static void put_finish(struct json *to, const struct gen_result *r)
+{
+    const char *text = finish_text(r->finish_reason);
+    json_put_string(to, "finish_reason", text, strlen(text));
+}
+
 static struct json *json_more(const struct gen_result *r)
 {
     struct json *list = json_new_array();
@@ -47,8 +53,7 @@ static struct json *json_more(const struct gen_result *r)
         struct json *o = json_new_object();
         json_put_string(o, "text", x->text.data, x->text.len);
         json_put(o, "tokens", json_tokens(x->tokens.ids, x->tokens.n));
-        json_put_string(o, "finish_reason", x->finish_reason,
-                        x->finish_reason ? strlen(x->finish_reason) : 0);
+        put_finish(o, x);
         json_add(list, o);
     }
     return list;
@@ -61,7 +66,7 @@ static void print_json(const struct gen_result *r)
     json_put(j, "prompt_tokens", json_tokens(r->prompt.ids, r->prompt.n));
     json_put(j, "tokens", json_tokens(r->tokens.ids, r->tokens.n));
     if (r->chosen.len) json_put(j, "logprobs", json_logprobs(r));
-    json_put_string(j, "finish_reason", r->finish_reason, strlen(r->finish_reason));
+    put_finish(j, r);
     if (r->n_more) json_put(j, "more", json_more(r));
     json_put_u64(j, "seed", r->seed);
     if (r->isa) json_put_string(j, "isa", r->isa, strlen(r->isa));

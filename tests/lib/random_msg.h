@@ -126,7 +126,7 @@ static inline void random_msg(struct rng *r, enum random_kind kind, struct buf *
     uint64_t ids[3] = {1, rng_u64(r), rng_below(r, 100)};
     static const int32_t tokens[2] = {5, 7};
     struct msg_generate_reply reply = {
-        .n_tokens = 2, .tokens = tokens, .text = "abc", .finish_reason = "stop"};
+        .n_tokens = 2, .tokens = tokens, .text = "abc", .finish_reason = FINISH_STOP};
     struct msg_status status = {.model = "m",
                                 .replica = {.name = "a", .state = "ready", .why = ""}};
     switch (kind) {

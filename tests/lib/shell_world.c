@@ -356,7 +356,7 @@ static void read_generate(struct seen *x, const struct msg_generate_reply *r)
         x->n_tokens = r->first_index + r->n_tokens;
     }
     (void)snprintf(x->text + len, sizeof x->text - len, "%s", r->text);
-    (void)snprintf(x->finish, sizeof x->finish, "%s", r->finish_reason);
+    (void)snprintf(x->finish, sizeof x->finish, "%s", finish_text(r->finish_reason));
     if (r->has_usage) {
         x->n_usage++;
         x->n_prompt = r->n_prompt_tokens;

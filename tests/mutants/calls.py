@@ -11,7 +11,7 @@ def m(name, file, old, new, tests, why, **kw):
 
 MUTANTS = [
     # ---- answers
-    m("stop-is-length", ANSWER, 'a->finish_reason = a->detok.stopped ? "stop" : finish_reason;', "a->finish_reason = finish_reason;",
+    m("stop-is-length", ANSWER, "a->finish_reason = a->detok.stopped ? FINISH_STOP : reason;", "a->finish_reason = reason;",
       "calls_test", "a stop string met with the very last token is reported as length"),
     m("logprobs-from-sent", ANSWER, "    size_t from = a->n_sent - a->n_received;", "    size_t from = a->n_sent;", "calls_test",
       "log-probabilities of a resumed answer are another token's"),
