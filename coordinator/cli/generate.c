@@ -275,7 +275,8 @@ int cmd_generate(int argc, char **argv)
     size_t n_rest;
     int status;
     if (!cmd_options(
-            "generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) [options]",
+            "flotilla generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) "
+            "[options]",
             "  flotilla generate --model smol.gguf --prompt 'Once upon a time' --tokens 64\n"
             "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n",
             table, argc, argv, NULL, 0, &n_rest, &status))

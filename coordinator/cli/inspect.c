@@ -146,8 +146,8 @@ int cmd_inspect(int argc, char **argv)
     const char *path = NULL;
     size_t n_rest;
     int status;
-    if (!cmd_options("inspect FILE [--json]", "  flotilla inspect model.gguf\n", table, argc, argv,
-                     &path, 1, &n_rest, &status))
+    if (!cmd_options("flotilla inspect FILE [--json]", "  flotilla inspect model.gguf\n", table,
+                     argc, argv, &path, 1, &n_rest, &status))
         return status;
     struct errmsg em = {0};
     if (!n_rest) {
@@ -188,7 +188,7 @@ int cmd_tokenize(int argc, char **argv)
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("tokenize --model FILE < TEXT",
+    if (!cmd_options("flotilla tokenize --model FILE < TEXT",
                      "  printf 'Hello  world' | flotilla tokenize --model smol.gguf --json\n",
                      table, argc, argv, NULL, 0, &n_rest, &status))
         return status;

@@ -369,13 +369,14 @@ static void test_opts(void **state)
                                 {"--stop", 0, OPT_LIST, &list, 0, 0, NULL, ""},
                                 {"--seed", 0, OPT_U64, &seed, 0, 0, NULL, ""},
                                 {0}};
+    const struct opts_usage usage = {.line = "x", .examples = ""};
     struct errmsg em;
     size_t rest;
     char *good[] = {"x", "-n", "7", "--temp=0.5", "--flag", "--stop", "a", "--stop", "b"};
-    assert_int_equal(opts_parse(table, 9, good, NULL, 0, &rest, &em), 0);
+    assert_int_equal(opts_parse(&usage, table, 9, good, NULL, 0, &rest, &em), 0);
     assert_true(n == 7 && t == 0.5f && flag && list.n == 2);
     char *most[] = {"x", "--seed", "18446744073709551615"};
-    assert_int_equal(opts_parse(table, 3, most, NULL, 0, &rest, &em), 0);
+    assert_int_equal(opts_parse(&usage, table, 3, most, NULL, 0, &rest, &em), 0);
     assert_true(seed == UINT64_MAX);
     char *bad[][3] = {{"x", "--tokens", "11"},
                       {"x", "--tokens", "0x5"},
@@ -385,9 +386,43 @@ static void test_opts(void **state)
                       {"x", "--flag=1", "y"},
                       {"x", "--seed", "18446744073709551616"}};
     for (size_t i = 0; i < 7; i++) {
-        assert_int_equal(opts_parse(table, 3, bad[i], NULL, 0, &rest, &em), ERR_CONF);
+        assert_int_equal(opts_parse(&usage, table, 3, bad[i], NULL, 0, &rest, &em), ERR_CONF);
         assert_non_null(strstr(em.text, "--"));
     }
+}
+
+/* Help comes from the same table as what is read, and is printed where it is asked for. */
+static void test_help(void **state)
+{
+    (void)state;
+    uint32_t n = 1;
+    const struct opt table[] = {{"--tokens", 'n', OPT_U32, &n, 1, 10, NULL, "N  how many"},
+                                {"--json", 0, OPT_FLAG, NULL, 0, 0, NULL, "one document"},
+                                {0}};
+    const struct opts_usage usage = {
+        .line = "x [options]", .does = "Does it.", .examples = "  x -n 3\n"};
+    char *words[][3] = {{"x", "--help", NULL}, {"x", "-n2", "-h"}, {"x", "--tokens=2", "-h"}};
+    struct errmsg em;
+    size_t rest;
+    char text[1024];
+    FILE *kept = stdout, *f = fmemopen(text, sizeof text, "w");
+    assert_non_null(f);
+    stdout = f;
+    int rc = opts_parse(&usage, table, 2, words[0], NULL, 0, &rest, &em);
+    (void)fflush(f);
+    (void)opts_parse(&usage, table, 3, words[2], NULL, 0, &rest, &em);
+    stdout = kept;
+    (void)fclose(f);
+    assert_int_equal(rc, ERR_CANCELLED);
+    assert_int_equal(n, 2);
+    static const char want[] = "usage: x [options]\n\nDoes it.\n\noptions:\n"
+                               "  -n, --tokens       N  how many\n"
+                               "      --json         one document\n"
+                               "  -h, --help         this text\n"
+                               "\nexamples:\n  x -n 3\n";
+    assert_int_equal(strncmp(text, want, strlen(want)), 0);
+    assert_int_equal(strncmp(text + strlen(want), want, strlen(want)), 0);
+    assert_int_equal(opts_parse(&usage, table, 3, words[1], NULL, 0, &rest, &em), ERR_CONF);
 }
 
 /* Runs CHECK(pages > least) in a process of its own: its wait status, and what it wrote to stderr.
@@ -543,6 +578,7 @@ int main(void)
         cmocka_unit_test(test_stats_threads),
         cmocka_unit_test(test_opts),
         cmocka_unit_test(test_check),
+        cmocka_unit_test(test_help),
         cmocka_unit_test(test_sampling_limits),
         cmocka_unit_test(test_utf8_characters),
         cmocka_unit_test(test_utf8_nothing_else),
