@@ -229,10 +229,10 @@ static void take_workers(struct shell *s)
 
 static void take_texts(struct shell *s)
 {
-    struct textjob *job;
-    while ((job = textjobs_next(s->text))) {
-        calls__text_done(s, job);
-        textjob_free(job);
+    struct text *t;
+    while ((t = offload_next(s->texts))) {
+        methods__text_done(s, t);
+        texts_free(t);
     }
 }
 
@@ -256,7 +256,7 @@ void shell__turn(struct shell *s, uint64_t *next_tick_ns)
 {
     struct net_poll items[4 + LINK_POLLS] = {{.sock = s->results},
                                              {.sock = s->workers},
-                                             {.sock = textjobs_socket(s->text)},
+                                             {.sock = offload_socket(s->texts)},
                                              {.sock = s->clients}};
     link_poll(s->link, items + 4);
     uint64_t before = clock_ns();
@@ -268,7 +268,7 @@ void shell__turn(struct shell *s, uint64_t *next_tick_ns)
     if (items[1].readable) take_workers(s);
     watch_link(s, items + 4);
     if (items[2].readable) take_texts(s);
-    if (items[3].readable) calls__take(s);
+    if (items[3].readable) methods__take(s);
     if (s->now_ns >= *next_tick_ns) {
         /* Pending input was taken: what is still silent was so while this loop ran. */
         struct event e = {.type = EV_TICK, .tick = {late > STALL_NS ? late : 0}};
@@ -340,7 +340,8 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
 static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct errmsg *em)
 {
     const struct config *c = s->config;
-    uint32_t worker_peers = 0, message = calls__message_bytes(s, setup_context(c, &s->model->dims));
+    uint32_t worker_peers = 0,
+             message = methods__message_bytes(s, setup_context(c, &s->model->dims));
     int rc = share_files(s, &worker_peers, em);
     /* One message of a client waits at a time: it may be large, and costs one wake-up. */
     const struct net_limits clients = {.hwm = (int)c->hwm,
@@ -427,7 +428,7 @@ static int open_all(struct shell *s, struct errmsg *em)
     int rc = net_open(&s->net, em);
     if (rc == 0) rc = net_open(&s->client_net, em);
     if (rc == 0) rc = bind_all(s, worker_endpoint, results_endpoint, em);
-    if (rc == 0) rc = textjobs_open(s->net, s->model->vocab, &s->text, em);
+    if (rc == 0) rc = texts_open(s->net, &s->texts, em);
     if (rc < 0) return rc;
     s->link = link_open(s->net, LIMIT_WINDOW);
     tell_reachable(s->client_endpoint, sizeof s->client_endpoint);
@@ -454,7 +455,7 @@ static void close_all(struct shell *s)
     link_close(s->link);
     calls__close(s);
     core_close(s->core);
-    textjobs_close(s->text);
+    offload_close(s->texts);
     if (s->clients) net_sock_drain(s->clients, DRAIN_MS);
     net_sock_close(s->workers);
     net_sock_close(s->results);

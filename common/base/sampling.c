@@ -1,7 +1,10 @@
 #include "common/base/sampling.h"
 
+#include "common/base/clock.h"
+
 #include <inttypes.h>
 #include <math.h>
+#include <sys/random.h>
 
 static bool within(float x, float low, float high)
 {
@@ -37,4 +40,11 @@ int sampling_check(const struct sampling *s, struct errmsg *em)
                            "field 'logit_bias': token %" PRId32 " or its value is not in -%g..%g",
                            s->bias_ids[i], (double)SAMPLING_BIAS_MAX, (double)SAMPLING_BIAS_MAX);
     return 0;
+}
+
+uint64_t sampling_draw_seed(void)
+{
+    uint64_t seed;
+    if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = clock_ns();
+    return seed >> 11;
 }

@@ -40,4 +40,8 @@ struct sampling {
  * clients know it, and its limit. Whether the tokens are in a vocabulary is the caller's to say. */
 int sampling_check(const struct sampling *s, struct errmsg *em);
 
+/* A seed for a request that names none: random, of 53 bits, since a JSON number holds no more of
+ * them exactly. */
+uint64_t sampling_draw_seed(void);
+
 #endif

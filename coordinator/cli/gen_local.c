@@ -11,7 +11,6 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <sys/random.h>
 
 struct local {
     const struct gen_options *o;
@@ -183,11 +182,7 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
 {
     struct local l = {.o = o, .sampling = o->sampling, .ret = ret, .on_text = on_text, .arg = arg};
     detok_init(&l.detok, o->stops.items, o->stops.n);
-    if (!o->seed_given) {
-        if (getrandom(&l.sampling.seed, sizeof l.sampling.seed, 0) < 0)
-            l.sampling.seed = clock_ns();
-        l.sampling.seed >>= 11; /* a JSON number holds 53 bits exactly */
-    }
+    if (!o->seed_given) l.sampling.seed = sampling_draw_seed();
     ret->seed = l.sampling.seed;
     int rc = model_file_open(o->model, true, o->pre, &l.file, em);
     if (rc == 0 && l.file.warning[0]) log_warn("%s", l.file.warning);

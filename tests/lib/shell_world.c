@@ -490,10 +490,10 @@ static void open_shell(struct world *w)
     static const int32_t eog = WORLD_EOS;
     struct setup_model m = {.dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
     w->core = setup_core(s->config, &m, 77, "tcp://:9");
-    w->message_bytes = calls__message_bytes(s, w->core.ctx);
+    w->message_bytes = methods__message_bytes(s, w->core.ctx);
     s->core = core_open(&w->core);
     calls__open(s);
-    assert_int_equal(textjobs_open(s->net, w->model.vocab, &s->text, &em), 0);
+    assert_int_equal(texts_open(s->net, &s->texts, &em), 0);
 }
 
 struct world *world_open(const char *yaml)
@@ -528,7 +528,7 @@ void world_close(struct world *w)
     struct shell *s = w->s;
     calls__close(s);
     core_close(s->core);
-    textjobs_close(s->text);
+    offload_close(s->texts);
     link_close(s->link);
     net_close(s->net);
     buf_close(&s->out);
@@ -573,7 +573,7 @@ void world_run(struct world *w, uint64_t ms)
 
 void world_wait_text(struct world *w)
 {
-    struct net_poll p = {.sock = textjobs_socket(w->s->text)};
+    struct net_poll p = {.sock = offload_socket(w->s->texts)};
     (void)__real_net_poll(&p, 1, 30000);
     assert_true(p.readable);
     world_turn(w);

@@ -120,9 +120,9 @@ static void test_message_limit(void **state)
     struct world *w = world_open("ctx: 64\n");
     assert_int_equal(w->s->token_bytes, WORLD_LONGEST);
     assert_int_equal(w->message_bytes, 4 << 20);
-    assert_int_equal(calls__message_bytes(w->s, 500000),
+    assert_int_equal(methods__message_bytes(w->s, 500000),
                      500000 * (WORLD_LONGEST + 5) + LIMIT_CONTROL_BYTES);
-    assert_int_equal(calls__message_bytes(w->s, LIMIT_CONTEXT), LIMIT_CLIENT_BYTES);
+    assert_int_equal(methods__message_bytes(w->s, LIMIT_CONTEXT), LIMIT_CLIENT_BYTES);
     world_close(w);
 }
 
@@ -148,12 +148,12 @@ static void test_tokenize_reply_limit(void **state)
         world_tokenize(w, 0, CLIENT, 1000001 + (uint64_t)over, "a");
         world_turn(w);
         /* Stands for a text of so many tokens. */
-        struct textjob *job = mem_zalloc(sizeof *job);
-        job->id = w->s->next_request - 1;
-        job->tokens.n = LIMIT_CLIENT_BYTES - 16 + (uint32_t)over;
-        job->tokens.ids = mem_zalloc(job->tokens.n * sizeof(int32_t));
-        calls__text_done(w->s, job);
-        textjob_free(job);
+        struct text *t = mem_zalloc(sizeof *t);
+        t->request = w->s->next_request - 1;
+        t->tokens.n = LIMIT_CLIENT_BYTES - 16 + (uint32_t)over;
+        t->tokens.ids = mem_zalloc(t->tokens.n * sizeof(int32_t));
+        methods__text_done(w->s, t);
+        texts_free(t);
         world_run(w, 20);
     }
     world_expect_end(w, 1000001, STATUS_OK, "");
