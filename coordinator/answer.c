@@ -6,8 +6,7 @@
 
 void answer_open(struct answer *a, const struct answer_options *o)
 {
-    *a = (struct answer){
-        .finish_reason = "", .logprobs = o->logprobs, .n_top = o->logprobs ? o->n_top : 0};
+    *a = (struct answer){.logprobs = o->logprobs, .n_top = o->logprobs ? o->n_top : 0};
     detok_init(&a->detok, o->stops, o->n_stops);
 }
 
@@ -61,10 +60,10 @@ void answer_receive(struct answer *a, const struct vocab *v, const int32_t *toke
     a->n_received = (uint32_t)a->tokens.n;
 }
 
-void answer_end(struct answer *a, const char *finish_reason)
+void answer_end(struct answer *a, enum finish_reason reason)
 {
     a->ended = true;
-    a->finish_reason = a->detok.stopped ? "stop" : finish_reason;
+    a->finish_reason = a->detok.stopped ? FINISH_STOP : reason;
     detok_finish(&a->detok);
 }
 
@@ -108,7 +107,7 @@ bool answer_news(struct answer *a, struct msg_generate_reply *ret)
                                        .tokens = a->tokens.ids + a->n_sent,
                                        .queued_us = a->n_sent ? 0 : a->queued_us,
                                        .text = text->data ? text->data + a->text_sent : "",
-                                       .finish_reason = all ? a->finish_reason : ""};
+                                       .finish_reason = all ? a->finish_reason : FINISH_NONE};
     if (!all) {
         buf_drop(&a->part, a->part.len);
         (void)buf_append(&a->part, ret->text, text_end(a, a->n_told) - a->text_sent);

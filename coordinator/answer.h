@@ -27,7 +27,7 @@ struct answer {
     uint64_t queued_us;              /* told with the first token */
     uint64_t token_ns;               /* when the last token came */
     bool ended;
-    const char *finish_reason; /* "" until then */
+    enum finish_reason finish_reason; /* once ended */
 };
 
 /* How an answer is to be told. */
@@ -49,7 +49,8 @@ bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
                  const struct msg_logprobs *l, uint32_t k);
 /* Tokens that the client has from an earlier call. */
 void answer_receive(struct answer *a, const struct vocab *v, const int32_t *tokens, uint32_t n);
-void answer_end(struct answer *a, const char *finish_reason);
+/* A text that has met a stop string ended with that, whatever the reason. */
+void answer_end(struct answer *a, enum finish_reason reason);
 
 /* The client has the first n tokens and their text, and no more. False: there are not so many. */
 bool answer_rewind(struct answer *a, uint32_t n);

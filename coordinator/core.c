@@ -149,9 +149,9 @@ struct actions core_step(struct core *c, const struct event *e)
         break;
     case EV_SUBMIT: request__submit(c, e); break;
     case EV_CANCEL:
-        request__by_id(c, e->request.request, STATUS_CANCELLED, "", e->request.why);
+        request__by_id(c, e->request.request, STATUS_CANCELLED, FINISH_NONE, e->request.why);
         break;
-    case EV_STOP: request__by_id(c, e->request.request, STATUS_OK, "stop", ""); break;
+    case EV_STOP: request__by_id(c, e->request.request, STATUS_OK, FINISH_STOP, ""); break;
     case EV_TICK:
         replica__tick(c, e->tick.lost_ns);
         request__tick(c);

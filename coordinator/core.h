@@ -80,7 +80,7 @@ struct event {
             uint32_t n_prompt, n_received; /* that the client has from an earlier call */
             uint32_t max_new;              /* beyond the prompt; 0: no token is generated */
             uint32_t sample;               /* which of several answers to one prompt */
-            struct msg_sampling sampling;
+            struct sampling sampling;
             bool ignore_eos;
             uint64_t deadline_ns; /* from now; 0: the default */
         } submit;
@@ -127,8 +127,8 @@ struct action {
         struct {
             uint64_t request;
             enum status status;
-            const char *text;          /* "" with STATUS_OK */
-            const char *finish_reason; /* "stop" or "length" with STATUS_OK, else "" */
+            const char *text;                 /* "" with STATUS_OK */
+            enum finish_reason finish_reason; /* with STATUS_OK */
             uint32_t retry_ms;
         } end;
         const char *note;

@@ -154,7 +154,7 @@ struct request {
     struct prefix walk;         /* along its pages that are in the index, */
     uint32_t n_walked;          /* so many */
     uint64_t chosen_in, put_in; /* drafts of Steps that it was to decode in, and has rows in */
-    struct msg_sampling sampling;
+    struct sampling sampling;
 };
 
 struct core {
@@ -207,10 +207,10 @@ const char *core__text(struct core *c, const char *format, ...)
 
 /* requests.c */
 void request__submit(struct core *c, const struct event *e);
-void request__end(struct core *c, struct request *r, enum status status, const char *finish_reason,
+void request__end(struct core *c, struct request *r, enum status status, enum finish_reason reason,
                   const char *text);
 void request__results(struct core *c, const struct msg_result *m);
-void request__by_id(struct core *c, uint64_t id, enum status status, const char *finish_reason,
+void request__by_id(struct core *c, uint64_t id, enum status status, enum finish_reason reason,
                     const char *text);
 void request__tick(struct core *c);
 /* The generation is over: queue again what may be replayed, end the rest. was_ready: requests begin

@@ -121,73 +121,30 @@ void shell__tell_version(struct shell *s, const char *who, const char *peer, uin
 
 /* ---- the link to the first stage ---- */
 
-static void close_link(struct shell *s)
-{
-    net_monitor_close(s->link, s->link_monitor);
-    net_sock_close(s->link);
-    s->link = s->link_monitor = NULL;
-    s->link_up = false;
-    s->step_n = 0;
-}
-
-static void link_event(struct shell *s, bool up)
-{
-    struct event e = {.type = up ? EV_LINK_UP : EV_LINK_LOST, .link = {s->link_epoch}};
-    shell__event(s, &e);
-}
-
 static void open_link(struct shell *s, struct epoch epoch, const char *endpoint)
 {
-    struct errmsg em = {0};
-    struct net_limits limits = {.hwm = (int)LIMIT_WINDOW + 2, .frame_max = 1 << 20};
-    close_link(s);
     s->link_epoch = epoch;
-    int rc = net_socket(s->net, NET_PUSH, limits, &s->link, &em);
-    if (rc == 0) rc = net_monitor(s->net, s->link, &s->link_monitor, &em);
-    if (rc == 0) rc = net_connect(s->link, endpoint, &em);
-    if (rc < 0) {
-        log_error("%s", em.text);
-        close_link(s);
-        s->link_failed = true; /* told in the next turn: the core's actions are being walked */
-    }
+    link_connect(s->link, endpoint, (int)LIMIT_WINDOW + 2);
 }
 
-static void watch_link(struct shell *s)
+static void watch_link(struct shell *s, const struct net_poll *items)
 {
-    if (s->link_failed) {
-        s->link_failed = false;
-        link_event(s, false);
-    }
-    enum net_event e;
-    while (s->link_monitor && (e = net_monitor_next(s->link_monitor)) != NET_EVENT_NONE) {
-        if (e == NET_EVENT_CONNECTED && !s->link_up) {
-            s->link_up = true;
-            link_event(s, true);
-        } else if (e == NET_EVENT_LOST) {
-            close_link(s);
-            link_event(s, false);
-        }
+    enum link_event happened;
+    while ((happened = link_turn(s->link, items)) != LINK_QUIET) {
+        struct event e = {.type = happened == LINK_UP ? EV_LINK_UP : EV_LINK_LOST,
+                          .link = {s->link_epoch}};
+        if (happened == LINK_LOST) log_info("the first stage: %s", link_why(s->link));
+        shell__event(s, &e);
     }
 }
 
-static void flush_steps(struct shell *s)
-{
-    while (s->step_n && s->link) {
-        struct buf *b = &s->step_queue[s->step_at];
-        struct net_frame f = {b->data, b->len};
-        if (net_send(s->link, &f, 1) < 0) return;
-        s->step_at = (s->step_at + 1) % LIMIT_WINDOW;
-        s->step_n--;
-    }
-}
-
-/* No send blocks; the core has at most a window of Steps in flight, so the queue holds them all. */
+/* The queue holds all Steps that may be in flight; a worker that answers Steps before they are sent
+ * could fill it all the same, and loses the link. */
 static void send_step(struct shell *s, const struct msg_step *m)
 {
-    struct buf *b = &s->step_queue[(s->step_at + s->step_n) % LIMIT_WINDOW];
-    wire_put_step(m, b);
-    s->step_n++;
-    flush_steps(s);
+    wire_put_step(m, &s->out);
+    struct net_frame f = {s->out.data, s->out.len};
+    link_send(s->link, &f, 1);
 }
 
 /* ---- actions ---- */
@@ -203,7 +160,7 @@ void shell__event(struct shell *s, struct event *e)
         switch (a->type) {
         case ACT_TO_WORKER: send_to_worker(s, a->to_worker.instance, a->to_worker.msg); break;
         case ACT_LINK_OPEN: open_link(s, a->link.epoch, a->link.endpoint); break;
-        case ACT_LINK_CLOSE: close_link(s); break;
+        case ACT_LINK_CLOSE: link_disconnect(s->link); break;
         case ACT_STEP: send_step(s, a->step); break;
         case ACT_TOKENS:
             if (calls__tokens(s, a) && n_stops < LIMIT_STEP_RUNS)
@@ -272,10 +229,10 @@ static void take_workers(struct shell *s)
 
 static void take_texts(struct shell *s)
 {
-    struct textjob *job;
-    while ((job = textjobs_next(s->text))) {
-        calls__text_done(s, job);
-        textjob_free(job);
+    struct text *t;
+    while ((t = offload_next(s->texts))) {
+        methods__text_done(s, t);
+        texts_free(t);
     }
 }
 
@@ -297,21 +254,21 @@ static void tell_status(struct shell *s)
 
 void shell__turn(struct shell *s, uint64_t *next_tick_ns)
 {
-    struct net_poll items[] = {
-        {.sock = s->results},      {.sock = s->workers},
-        {.sock = s->link_monitor}, {.sock = textjobs_socket(s->text)},
-        {.sock = s->clients},      {.sock = s->step_n ? s->link : NULL, .want_write = true}};
+    struct net_poll items[4 + LINK_POLLS] = {{.sock = s->results},
+                                             {.sock = s->workers},
+                                             {.sock = offload_socket(s->texts)},
+                                             {.sock = s->clients}};
+    link_poll(s->link, items + 4);
     uint64_t before = clock_ns();
     long wait_ms = *next_tick_ns > before ? (long)((*next_tick_ns - before) / NS_PER_MS) + 1 : 0;
-    (void)net_poll(items, 6, wait_ms);
+    (void)net_poll(items, 4 + LINK_POLLS, wait_ms);
     s->now_ns = clock_ns();
     uint64_t late = s->now_ns > *next_tick_ns ? s->now_ns - *next_tick_ns : 0;
-    if (items[5].writable) flush_steps(s);
     if (items[0].readable) take_results(s);
     if (items[1].readable) take_workers(s);
-    if (items[2].readable || s->link_failed) watch_link(s);
-    if (items[3].readable) take_texts(s);
-    if (items[4].readable) calls__take(s);
+    watch_link(s, items + 4);
+    if (items[2].readable) take_texts(s);
+    if (items[3].readable) methods__take(s);
     if (s->now_ns >= *next_tick_ns) {
         /* Pending input was taken: what is still silent was so while this loop ran. */
         struct event e = {.type = EV_TICK, .tick = {late > STALL_NS ? late : 0}};
@@ -344,14 +301,16 @@ static int bind_one(struct shell *s, struct net *net, enum net_kind kind, struct
 /* A program that listens everywhere is reached at one address: that is what users are told. */
 static void tell_reachable(char *endpoint, size_t size)
 {
-    struct addr a;
+    struct addr bound, own;
     char host[ADDR_HOST_BYTES];
-    if (!addr_split(endpoint, &a) || !addr_is_any(a.host)) return;
-    if (net_own_address(a.kind == ADDR_V6, host, sizeof host) < 0)
-        (void)snprintf(host, sizeof host, a.kind == ADDR_V6 ? "::1" : "127.0.0.1");
-    memcpy(a.host, host, sizeof a.host);
-    a.kind = strchr(host, ':') ? ADDR_V6 : ADDR_V4;
-    addr_format(&a, endpoint, size);
+    if (!addr_split(endpoint, &bound) || !addr_is_any(bound.host)) return;
+    bool v6 = bound.kind == ADDR_V6;
+    if (net_own_address(v6, host, sizeof host) < 0)
+        (void)snprintf(host, sizeof host, v6 ? "::1" : "127.0.0.1");
+    if (!addr_split(host, &own)) return;
+    own.has_port = bound.has_port;
+    own.port = bound.port;
+    addr_format(&own, endpoint, size);
 }
 
 /* Shares the open files that this process may have: libzmq accepts no connection without one, and
@@ -381,7 +340,8 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
 static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct errmsg *em)
 {
     const struct config *c = s->config;
-    uint32_t worker_peers = 0, message = calls__message_bytes(s, setup_context(c, &s->model->dims));
+    uint32_t worker_peers = 0,
+             message = methods__message_bytes(s, setup_context(c, &s->model->dims));
     int rc = share_files(s, &worker_peers, em);
     /* One message of a client waits at a time: it may be large, and costs one wake-up. */
     const struct net_limits clients = {.hwm = (int)c->hwm,
@@ -468,8 +428,9 @@ static int open_all(struct shell *s, struct errmsg *em)
     int rc = net_open(&s->net, em);
     if (rc == 0) rc = net_open(&s->client_net, em);
     if (rc == 0) rc = bind_all(s, worker_endpoint, results_endpoint, em);
-    if (rc == 0) rc = textjobs_open(s->net, s->model->vocab, &s->text, em);
+    if (rc == 0) rc = texts_open(s->net, &s->texts, em);
     if (rc < 0) return rc;
+    s->link = link_open(s->net, LIMIT_WINDOW);
     tell_reachable(s->client_endpoint, sizeof s->client_endpoint);
     tell_reachable(worker_endpoint, sizeof worker_endpoint);
     /* Workers know the host: it is the one under which they reach this process. */
@@ -491,16 +452,15 @@ static int open_all(struct shell *s, struct errmsg *em)
 static void close_all(struct shell *s)
 {
     metrics_close(s->metrics);
-    close_link(s);
+    link_close(s->link);
     calls__close(s);
     core_close(s->core);
-    textjobs_close(s->text);
+    offload_close(s->texts);
     if (s->clients) net_sock_drain(s->clients, DRAIN_MS);
     net_sock_close(s->workers);
     net_sock_close(s->results);
     net_close(s->net);
     net_close(s->client_net);
-    for (uint32_t i = 0; i < LIMIT_WINDOW; i++) buf_close(&s->step_queue[i]);
     buf_close(&s->out);
     buf_close(&s->body);
     arena_close(&s->arena);

@@ -8,8 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char examples[] = "  flotilla-coordinator --config cluster.yaml --check\n"
-                               "  flotilla-coordinator --config cluster.yaml\n";
+static const struct opts_usage usage = {
+    .line = "flotilla-coordinator --config FILE [--model FILE] [--check]",
+    .does = "Takes requests, forms Steps, and keeps the workers' chain alive.",
+    .examples = "  flotilla-coordinator --config cluster.yaml --check\n"
+                "  flotilla-coordinator --config cluster.yaml\n"};
 
 /* The folder below the user's cache where models' hashes are kept; false: there is none. */
 static bool manifest_folder(char *ret, size_t size)
@@ -50,7 +53,7 @@ static int run(const char *path, const char *model_path, bool check_only, struct
 int main(int argc, char **argv)
 {
     const char *path = NULL, *model = NULL;
-    bool check_only = false, help = false;
+    bool check_only = false;
     const struct opt table[] = {
         {"--config", 'c', OPT_STRING, &path, 0, 0, NULL,
          "FILE  the cluster file (deploy/cluster.example.yaml); - reads stdin"},
@@ -58,7 +61,6 @@ int main(int argc, char **argv)
          "FILE  the model, in place of the file's key 'model'; any bytes that a path may have"},
         {"--check", 0, OPT_FLAG, &check_only, 0, 0, NULL,
          "check the file and the model's header, and stop"},
-        {"--help", 'h', OPT_FLAG, &help, 0, 0, NULL, "this text"},
         {0},
     };
     process_start();
@@ -67,15 +69,8 @@ int main(int argc, char **argv)
     log_open();
     struct errmsg em = {0};
     size_t n_rest;
-    int rc = opts_parse(table, argc, argv, NULL, 0, &n_rest, &em);
-    if (rc == 0 && help) {
-        (void)printf(
-            "usage: flotilla-coordinator --config FILE [--model FILE] [--check]\n\n"
-            "Takes requests, forms Steps, and keeps the workers' chain alive.\n\noptions:\n");
-        opts_help(table);
-        (void)printf("\nexamples:\n%s", examples);
-        return 0;
-    }
+    int rc = opts_parse(&usage, table, argc, argv, NULL, 0, &n_rest, &em);
+    if (rc == ERR_CANCELLED) return 0; /* help was asked for, and printed */
     if (rc == 0 && !path) rc = err_set(&em, ERR_CONF, "needs --config FILE");
     if (rc == 0) rc = run(path, model, check_only, &em);
     if (rc < 0) log_error("%s", em.text);

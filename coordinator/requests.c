@@ -14,7 +14,7 @@ static void refuse(struct core *c, uint64_t id, enum status status, const char *
     a->end.request = id;
     a->end.status = status;
     a->end.text = text;
-    a->end.finish_reason = "";
+    a->end.finish_reason = FINISH_NONE;
     a->end.retry_ms = status == STATUS_RESOURCE_EXHAUSTED ? RETRY_MS : 0;
 }
 
@@ -45,8 +45,8 @@ static const char *too_many(struct core *c, uint64_t client)
     return NULL;
 }
 
-/* The request's own copies of what an event lends; at most LIMIT_BIAS. */
-static void copy_bias(struct msg_sampling *s)
+/* The request's own copies of what an event lends; at most SAMPLING_BIASES_MAX. */
+static void copy_bias(struct sampling *s)
 {
     if (s->n_bias == 0) {
         s->bias_ids = NULL;
@@ -87,7 +87,7 @@ void request__submit(struct core *c, const struct event *e)
         return;
     }
     memcpy(tokens, e->submit.tokens, ((size_t)n_prompt + n_received) * sizeof *tokens);
-    struct msg_sampling sampling = e->submit.sampling;
+    struct sampling sampling = e->submit.sampling;
     copy_bias(&sampling);
     uint32_t slot = c->free_slots[--c->n_free_slots];
     struct request *r = &c->requests[slot];
@@ -110,14 +110,13 @@ void request__submit(struct core *c, const struct event *e)
                           .n_tokens = n_prompt + n_received,
                           .max_new = max_new,
                           .sampling = sampling};
-    r->sampling.boundary = n_prompt;
     r->walk = pages_root(c->pages, r->tenant);
     queue__enter(c, r);
     imap_put(&c->by_id, id, slot);
     if (n_received >= max_new)
-        request__end(c, r, STATUS_OK, "length", "");
+        request__end(c, r, STATUS_OK, FINISH_LENGTH, "");
     else if (c->replica.state != REPLICA_READY && c->cfg.replica_wait_ns == 0)
-        request__end(c, r, STATUS_UNAVAILABLE, "", core__no_replica(c));
+        request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__no_replica(c));
 }
 
 bool request__on_trial(const struct request *r)
@@ -125,14 +124,14 @@ bool request__on_trial(const struct request *r)
     return r->suspected + 1 >= SUSPECTED_MAX;
 }
 
-void request__end(struct core *c, struct request *r, enum status status, const char *finish_reason,
+void request__end(struct core *c, struct request *r, enum status status, enum finish_reason reason,
                   const char *text)
 {
     struct action *a = core__act(c, ACT_END);
     a->end.request = r->id;
     a->end.status = status;
     a->end.text = text;
-    a->end.finish_reason = finish_reason;
+    a->end.finish_reason = reason;
     if (r->opened) c->closed[c->n_closed++] = r->id;
     if (request__on_trial(r)) c->n_trials--;
     queue__leave(c, r);
@@ -152,11 +151,11 @@ static struct request *find(struct core *c, uint64_t id)
     return slot ? &c->requests[*slot] : NULL;
 }
 
-void request__by_id(struct core *c, uint64_t id, enum status status, const char *finish_reason,
+void request__by_id(struct core *c, uint64_t id, enum status status, enum finish_reason reason,
                     const char *text)
 {
     struct request *r = find(c, id);
-    if (r) request__end(c, r, status, finish_reason, text);
+    if (r) request__end(c, r, status, reason, text);
 }
 
 static bool is_eog(const struct core *c, int32_t token)
@@ -198,7 +197,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
     int32_t token = x->tokens[k];
     if (pos != r->n_tokens) return true;
     if (is_eog(c, token) && !r->ignore_eos) {
-        request__end(c, r, STATUS_OK, "stop", "");
+        request__end(c, r, STATUS_OK, FINISH_STOP, "");
         return false;
     }
     acquit(c, r);
@@ -213,7 +212,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
     a->tokens.logprobs = logprobs_of(c, &x->logprobs, k);
     a->tokens.queued_ns = r->begun_ns - r->submitted_ns;
     if (r->n_tokens < r->n_prompt + r->max_new) return true;
-    request__end(c, r, STATUS_OK, "length", "");
+    request__end(c, r, STATUS_OK, FINISH_LENGTH, "");
     return false;
 }
 
@@ -224,7 +223,7 @@ void request__results(struct core *c, const struct msg_result *m)
         struct request *r = find(c, x->request);
         if (!r || x->attempt != r->attempt) continue;
         if (x->error && x->error[0]) {
-            request__end(c, r, STATUS_INTERNAL, "", core__text(c, "%s", x->error));
+            request__end(c, r, STATUS_INTERNAL, FINISH_NONE, core__text(c, "%s", x->error));
             continue;
         }
         for (uint32_t k = 0; k < x->n_tokens; k++)
@@ -244,10 +243,11 @@ void request__tick(struct core *c)
     for (uint32_t i = c->n_queued + c->n_running; i-- > 0;) {
         struct request *r = live(c, i);
         if (c->now_ns >= r->deadline_ns)
-            request__end(c, r, STATUS_DEADLINE_EXCEEDED, "", "the request's deadline has passed");
+            request__end(c, r, STATUS_DEADLINE_EXCEEDED, FINISH_NONE,
+                         "the request's deadline has passed");
         else if (c->replica.state != REPLICA_READY &&
                  c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)
-            request__end(c, r, STATUS_UNAVAILABLE, "", core__no_replica(c));
+            request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__no_replica(c));
     }
 }
 
@@ -290,9 +290,9 @@ void request__generation_lost(struct core *c, bool was_ready, bool suspicious, c
         r->opened = false;
         if (was_ready) r->wait_since_ns = c->now_ns;
         if (c->cfg.replica_wait_ns == 0)
-            request__end(c, r, STATUS_UNAVAILABLE, "", core__text(c, "%s", why));
+            request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__text(c, "%s", why));
         else if (r->suspected >= SUSPECTED_MAX)
-            request__end(c, r, STATUS_INTERNAL, "",
+            request__end(c, r, STATUS_INTERNAL, FINISH_NONE,
                          core__text(c, "in flight at %u lost generations: %s", SUSPECTED_MAX, why));
     }
     pages_clear(c->pages);

@@ -122,7 +122,7 @@ static void fit_requests(struct core *c)
         if (r->n_prompt + r->max_new > c->cfg.ctx && r->n_prompt < c->cfg.ctx)
             r->max_new = c->cfg.ctx - r->n_prompt;
         if (r->n_tokens >= c->cfg.ctx)
-            request__end(c, r, STATUS_RESOURCE_EXHAUSTED, "",
+            request__end(c, r, STATUS_RESOURCE_EXHAUSTED, FINISH_NONE,
                          core__text(c,
                                     "%" PRIu32 " tokens do not fit the context of %" PRIu32
                                     ": the workers have room for no more ('kv_tokens')",

@@ -197,7 +197,7 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
                             .pages = pages};
     if (run->n_logits && !r->opened) {
         run->has_open = r->opened = true;
-        run->open = r->sampling;
+        run->open = (struct msg_open){r->sampling, r->n_prompt};
     }
     for (uint32_t i = 0; i < n; i++) d->work.depth += r->n_issued + i;
     r->n_issued = end;
@@ -414,7 +414,7 @@ static uint32_t note_asked(struct core *c, const struct draft *d)
     for (uint32_t i = 0; i < d->n_runs; i++) {
         const struct msg_run *x = &d->runs[i];
         if (x->kind == RUN_PROBE) continue;
-        const struct msg_sampling *s =
+        const struct sampling *s =
             &c->requests[*(const uint32_t *)imap_get(&c->by_id, x->request)].sampling;
         asked[n++] =
             (struct asked){.request = x->request,

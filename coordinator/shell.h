@@ -1,57 +1,22 @@
-/* The shell's state, shared by loop.c (sockets, turns, actions) and calls.c (clients). Private. */
+/* The shell's state, shared by loop.c (sockets, turns, actions) and the files that serve clients
+ * (calls.h). Private. */
 #ifndef FLOTILLA_COORDINATOR_SHELL_H
 #define FLOTILLA_COORDINATOR_SHELL_H
 
 #include "common/base/arena.h"
 #include "common/base/buf.h"
 #include "common/base/hash.h"
+#include "common/io/link.h"
 #include "common/io/net.h"
-#include "coordinator/answer.h"
+#include "coordinator/calls.h"
 #include "coordinator/config.h"
 #include "coordinator/core.h"
 #include "coordinator/manifest.h"
 #include "coordinator/metrics.h"
 #include "coordinator/model_file.h"
-#include "coordinator/textjob.h"
 
-#define ROUTE_BYTES 32u
-#define LIMIT_ROUTES (4 * LIMIT_WORKERS) /* more than the core knows: strangers have some as well  \
-                                          */
-
-/* A ROUTER's name for a peer's connection. */
-struct route {
-    uint8_t bytes[ROUTE_BYTES];
-    size_t n;
-};
-
-/* A client's call. */
-struct call {
-    bool used, dirty, usage_sent;
-    bool ended;   /* status and text below are known */
-    bool give_up; /* an answer has failed: the others are to be cancelled */
-    struct route route;
-    struct instance client;
-    uint64_t id;      /* the client's */
-    uint64_t request; /* the core's of the first answer, and the text job's; the others follow */
-    struct answer *answers; /* n_answers; none but with Generate */
-    uint32_t n_answers;
-    uint64_t begun_ns, heard_ns, replied_ns;
-    bool text_waits;      /* its text is being tokenised, or waits for that */
-    uint64_t refused_ns;  /* since when its connection takes no reply; 0: it does */
-    uint64_t retry_ns;    /* when it is tried again */
-    uint64_t deadline_ns; /* when, not how long */
-    uint32_t max_new;
-    enum priority priority;
-    uint64_t tenant;              /* a hash of its name; 0: none */
-    struct msg_sampling sampling; /* its arrays: */
-    struct buf bias_ids, bias;
-    bool ignore_eos;
-    struct tokens prompt, received; /* received: tokens of the answer from an earlier call */
-    uint32_t from_index;            /* the first token of the answer that the client wants */
-    enum status status;             /* once ended */
-    char text[LIMIT_TEXT_BYTES];
-    uint32_t retry_ms;
-};
+/* More than the core knows workers: strangers have some as well. */
+#define LIMIT_ROUTES (4 * LIMIT_WORKERS)
 
 struct worker_route {
     struct instance instance;
@@ -68,13 +33,10 @@ struct shell {
     const char *name; /* of the model, as served */
     struct net *net, *client_net;
     struct net_sock *clients, *workers, *results;
-    struct net_sock *link, *link_monitor; /* to the first stage, in one generation */
-    struct epoch link_epoch;
-    bool link_up, link_failed;
-    struct buf step_queue[LIMIT_WINDOW]; /* Steps that the link did not take yet */
-    uint32_t step_at, step_n;
+    struct link *link;       /* to the first stage, */
+    struct epoch link_epoch; /* in this generation */
     struct core *core;
-    struct textjobs *text;
+    struct offload *texts; /* that are being tokenised, or wait for it */
     struct worker_route routes[LIMIT_ROUTES];
     struct metrics *metrics; /* or NULL */
     struct counters count;
@@ -106,26 +68,5 @@ void shell__tell_version(struct shell *s, const char *who, const char *peer, uin
 
 /* loop.c: one turn; next_tick_ns is when the core and the calls are told the time again. */
 void shell__turn(struct shell *s, uint64_t *next_tick_ns);
-
-/* calls.c */
-void calls__open(struct shell *s);
-void calls__close(struct shell *s);
-/* Bytes of the largest frame that a client may send, as the context and the vocabulary give it.
- * Before the clients' socket is opened. */
-uint32_t calls__message_bytes(struct shell *s, uint32_t ctx);
-/* Clients' messages, until a turn's budget is used; the rest waits in the socket. */
-void calls__take(struct shell *s);
-void calls__text_done(struct shell *s, struct textjob *job);
-/* Actions of the core. calls__tokens returns true when the text met a stop string: the caller then
- * feeds EV_STOP. */
-bool calls__tokens(struct shell *s, const struct action *a);
-void calls__end(struct shell *s, const struct action *a);
-/* Replies to who is due one; cancels for clients that are gone or silent. */
-void calls__flush(struct shell *s);
-void calls__tick(struct shell *s, uint64_t lost_ns);
-/* Ends all calls: their clients are told to go on at the next coordinator. */
-void calls__stop(struct shell *s);
-/* Whether a client still waits for something. */
-bool calls__any(const struct shell *s);
 
 #endif

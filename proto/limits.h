@@ -21,8 +21,6 @@
 #define LIMIT_DEADLINE_MS 86400000u /* a longer deadline is cut to this */
 #define LIMIT_STOPS 16u
 #define LIMIT_SAMPLES 16u
-#define LIMIT_BIAS 300u        /* tokens whose logits a request may change */
-#define LIMIT_TOP_LOGPROBS 20u /* alternatives to a token that a request may ask for */
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_FIELDS 1024u /* of a Generate or Tokenize */
 #define LIMIT_NAME_BYTES 64u
@@ -34,9 +32,10 @@
 
 #define LIMIT_CONTROL_BYTES (64u << 10) /* a control message */
 #define LIMIT_STEP_BYTES (16u << 20)    /* a Step's header frame */
-#define LIMIT_RESULT_BYTES (512u << 10) /* a result: LIMIT_STEP_RUNS runs with all they may tell   \
-                                         */
-#define LIMIT_CLIENT_BYTES (17u << 20)  /* a client's message */
-#define LIMIT_UNPACK_FACTOR 8u          /* memory that unpacking may take, per byte received */
+#define LIMIT_RESULT_BYTES                                                                         \
+    (512u << 10)                       /* a result: LIMIT_STEP_RUNS runs with all they may tell    \
+                                        */
+#define LIMIT_CLIENT_BYTES (17u << 20) /* a client's message */
+#define LIMIT_UNPACK_FACTOR 8u         /* memory that unpacking may take, per byte received */
 
 #endif

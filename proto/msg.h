@@ -3,6 +3,7 @@
 #ifndef FLOTILLA_PROTO_MSG_H
 #define FLOTILLA_PROTO_MSG_H
 
+#include "common/base/sampling.h"
 #include "proto/limits.h"
 
 #include <stdbool.h>
@@ -44,17 +45,10 @@ enum status {
 
 /* ---- data plane ---- */
 
-struct msg_sampling {
-    float temp, top_p, min_p;
-    uint32_t top_k;
-    uint64_t seed;
-    uint32_t boundary;
-    float repetition, presence, frequency;
-    bool logprobs;
-    uint32_t top_logprobs;
-    uint32_t n_bias;
-    const int32_t *bias_ids; /* n_bias; borrowed, like the next */
-    const float *bias;
+/* What the last stage is told of a request before it first chooses a token for it. */
+struct msg_open {
+    struct sampling sampling;
+    uint32_t boundary; /* the first position that is not the prompt's */
 };
 
 /* Log-probabilities beside n tokens. */
@@ -78,7 +72,7 @@ struct msg_run {
     const int32_t *tokens; /* n_rows */
     const uint32_t *pages; /* n_pages */
     bool has_open;
-    struct msg_sampling open;
+    struct msg_open open;
 };
 
 struct msg_timing {
@@ -190,6 +184,19 @@ struct msg_to_worker {
 
 /* ---- clients ---- */
 
+/* Why an answer ends. In text (finish_text) only where it leaves: on the wire to clients, in JSON.
+ */
+enum finish_reason {
+    FINISH_NONE,   /* it has not ended, or not with an answer */
+    FINISH_STOP,   /* an end-of-generation token, or a stop string */
+    FINISH_LENGTH, /* as many tokens as were asked for, or as the context holds */
+};
+
+static inline const char *finish_text(enum finish_reason r)
+{
+    return r == FINISH_STOP ? "stop" : r == FINISH_LENGTH ? "length" : "";
+}
+
 struct msg_call {
     uint32_t version;
     char method[32];
@@ -216,7 +223,7 @@ struct msg_generate {
     const char *model;       /* "" or a name */
     bool special, ignore_eos, has_seed;
     uint32_t max_tokens;
-    struct msg_sampling sampling;
+    struct sampling sampling;
     const char *stops[LIMIT_STOPS];
     uint32_t n_stops;
     uint32_t n_received, from_index;
@@ -236,8 +243,8 @@ struct msg_generate_size {
 struct msg_generate_reply {
     uint32_t sample, first_index, n_tokens;
     const int32_t *tokens;
-    const char *text;          /* NUL-terminated */
-    const char *finish_reason; /* "" but in the last reply */
+    const char *text;                 /* NUL-terminated */
+    enum finish_reason finish_reason; /* in the last reply */
     struct msg_logprobs logprobs;
     uint64_t queued_us; /* from submission to the first row; with the first token */
     bool has_usage;

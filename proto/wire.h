@@ -43,7 +43,8 @@ int wire_get_reply(const void *data, size_t n, struct arena *a, struct msg_reply
                    struct errmsg *em);
 /* How much text and how many tokens a Generate carries, read off its bytes without unpacking them:
  * unpacking takes memory and time, which what cannot be served anyway should not get. ERR_PROTO:
- * malformed, or more than LIMIT_FIELDS fields beside unpacked token ids. */
+ * malformed, or more than LIMIT_FIELDS fields beside unpacked token ids, those of `sampling`
+ * included. */
 int wire_size_generate(const void *data, size_t n, struct msg_generate_size *ret,
                        struct errmsg *em);
 int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_generate *ret,

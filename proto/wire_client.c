@@ -69,25 +69,15 @@ int wire_get_reply(const void *data, size_t n, struct arena *a, struct msg_reply
 void wire_put_generate(const struct msg_generate *m, struct buf *to)
 {
     PbGenerate g = FLOTILLA__CLIENT__GENERATE_REQUEST__INIT;
+    Flotilla__Sampling sampling;
     if (m->model) g.model = (char *)(uintptr_t)m->model;
     g.prompt = (char *)(uintptr_t)m->prompt;
     g.n_prompt_tokens = m->n_prompt_tokens;
     g.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
     SET(&g, special, m->special);
     SET(&g, max_tokens, m->max_tokens);
-    SET(&g, temp, m->sampling.temp);
-    SET(&g, top_k, m->sampling.top_k);
-    SET(&g, top_p, m->sampling.top_p);
-    SET(&g, min_p, m->sampling.min_p);
-    if (m->has_seed) SET(&g, seed, m->sampling.seed);
-    SET(&g, repetition_penalty, m->sampling.repetition);
-    SET(&g, presence_penalty, m->sampling.presence);
-    SET(&g, frequency_penalty, m->sampling.frequency);
-    SET(&g, logprobs, m->sampling.logprobs);
-    SET(&g, top_logprobs, m->sampling.top_logprobs);
-    g.n_bias_ids = g.n_logit_bias = m->sampling.n_bias;
-    g.bias_ids = (int32_t *)(uintptr_t)m->sampling.bias_ids;
-    g.logit_bias = (float *)(uintptr_t)m->sampling.bias;
+    wire__set_sampling(&sampling, &m->sampling, m->has_seed);
+    g.sampling = &sampling;
     SET(&g, ignore_eos, m->ignore_eos);
     g.n_stop = m->n_stops;
     g.stop = (char **)(uintptr_t)m->stops;
@@ -104,7 +94,12 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
 enum { WIRE_VARINT, WIRE_FIXED64, WIRE_BYTES, WIRE_FIXED32 = 5 };
 
 /* Field numbers of GenerateRequest. */
-enum { GENERATE_PROMPT = 2, GENERATE_PROMPT_TOKENS = 3, GENERATE_RECEIVED = 18 };
+enum {
+    GENERATE_PROMPT = 2,
+    GENERATE_PROMPT_TOKENS = 3,
+    GENERATE_SAMPLING = 9,
+    GENERATE_RECEIVED = 18
+};
 
 static uint64_t varint(struct cursor *c)
 {
@@ -167,6 +162,17 @@ static int fields_error(const struct cursor *c, uint32_t n, const char *message,
     return 0;
 }
 
+/* Fields of a message inside another one, at most LIMIT_FIELDS + 1. */
+static uint32_t count_fields(const struct field *outer, bool *ret_bad)
+{
+    struct cursor c = {.data = outer->data, .size = outer->bytes};
+    struct field f;
+    uint32_t n = 0;
+    while (n <= LIMIT_FIELDS && next_field(&c, &f)) n++;
+    *ret_bad |= c.bad;
+    return n;
+}
+
 int wire_size_generate(const void *data, size_t n, struct msg_generate_size *ret, struct errmsg *em)
 {
     struct cursor c = {.data = data, .size = n};
@@ -179,6 +185,7 @@ int wire_size_generate(const void *data, size_t n, struct msg_generate_size *ret
                                                             : NULL;
         fields += !tokens || f.data; /* a lone token id is counted as a token */
         if (tokens) *tokens += f.data ? count_varints(f.data, f.bytes) : 1;
+        if (f.number == GENERATE_SAMPLING && f.data) fields += count_fields(&f, &c.bad);
         if (f.number == GENERATE_PROMPT) size.prompt_bytes = f.bytes; /* the last one counts */
     }
     int rc = fields_error(&c, fields, "GenerateRequest", em);
@@ -206,7 +213,6 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
     if (g->n_stop > LIMIT_STOPS) return wire__bad(em, "stop");
     for (size_t i = 0; i < g->n_stop; i++)
         if (strlen(g->stop[i]) > LIMIT_STOP_BYTES) return wire__bad(em, "stop");
-    if (g->n_bias_ids != g->n_logit_bias) return wire__bad(em, "logit_bias");
     if (g->n_received > LIMIT_MAX_TOKENS) return wire__bad(em, "received");
     if (g->tenant && strlen(g->tenant) >= LIMIT_NAME_BYTES) return wire__bad(em, "tenant");
     if (g->has_priority && g->priority > PRIORITY_LOW) return wire__bad(em, "priority");
@@ -221,21 +227,8 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         .model = g->model ? g->model : "",
         .special = g->special,
         .ignore_eos = g->ignore_eos,
-        .has_seed = g->has_seed,
+        .has_seed = g->sampling && g->sampling->has_seed,
         .max_tokens = g->has_max_tokens ? g->max_tokens : LIMIT_MAX_TOKENS,
-        .sampling = {.temp = g->has_temp ? g->temp : 0.0f,
-                     .top_k = g->top_k,
-                     .top_p = g->has_top_p ? g->top_p : 1.0f,
-                     .min_p = g->min_p,
-                     .seed = g->seed,
-                     .repetition = g->has_repetition_penalty ? g->repetition_penalty : 1.0f,
-                     .presence = g->presence_penalty,
-                     .frequency = g->frequency_penalty,
-                     .logprobs = g->logprobs,
-                     .top_logprobs = g->top_logprobs,
-                     .n_bias = (uint32_t)g->n_logit_bias,
-                     .bias_ids = g->bias_ids,
-                     .bias = g->logit_bias},
         .n_stops = (uint32_t)g->n_stop,
         .n_received = (uint32_t)g->n_received,
         .received = g->received,
@@ -246,7 +239,7 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         .samples = g->has_samples ? g->samples : 1,
     };
     for (size_t i = 0; i < g->n_stop; i++) ret->stops[i] = g->stop[i];
-    return wire__check_sampling(&ret->sampling, em);
+    return wire__get_sampling(g->sampling, &ret->sampling, em);
 }
 
 void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
@@ -266,8 +259,7 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
         r.top_ids = (int32_t *)(uintptr_t)m->logprobs.top_ids;
         r.top_logprobs = (float *)(uintptr_t)m->logprobs.top;
     }
-    if (m->finish_reason && m->finish_reason[0])
-        r.finish_reason = (char *)(uintptr_t)m->finish_reason;
+    if (m->finish_reason) r.finish_reason = (char *)(uintptr_t)finish_text(m->finish_reason);
     if (m->has_usage) {
         u.n_prompt_tokens = m->n_prompt_tokens;
         u.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
@@ -275,6 +267,14 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
         r.usage = &u;
     }
     wire__pack(&r.base, to);
+}
+
+/* One that this version does not know counts as none. */
+static enum finish_reason parse_finish(const char *text)
+{
+    for (int i = FINISH_STOP; text && i <= FINISH_LENGTH; i++)
+        if (strcmp(text, finish_text((enum finish_reason)i)) == 0) return (enum finish_reason)i;
+    return FINISH_NONE;
 }
 
 int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
@@ -294,7 +294,7 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                                        .n_tokens = (uint32_t)r->n_tokens,
                                        .tokens = r->tokens,
                                        .text = r->text ? r->text : "",
-                                       .finish_reason = r->finish_reason ? r->finish_reason : "",
+                                       .finish_reason = parse_finish(r->finish_reason),
                                        .has_usage = r->usage != NULL};
     if (r->usage) {
         ret->prompt_tokens = r->usage->prompt_tokens;

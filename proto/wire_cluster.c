@@ -62,32 +62,12 @@ struct step_room {
     PbRun runs[LIMIT_STEP_RUNS];
     PbRun *run_pointers[LIMIT_STEP_RUNS];
     Flotilla__Cluster__SampleOpen opens[LIMIT_STEP_RUNS];
+    Flotilla__Sampling samplings[LIMIT_STEP_RUNS];
 };
 
-static void set_open(Flotilla__Cluster__SampleOpen *o, const struct msg_sampling *s)
+static void set_run(struct step_room *room, uint32_t i, const struct msg_run *r)
 {
-    flotilla__cluster__sample_open__init(o);
-    o->has_temp = o->has_top_k = o->has_top_p = o->has_min_p = o->has_seed = o->has_boundary = 1;
-    o->temp = s->temp;
-    o->top_k = s->top_k;
-    o->top_p = s->top_p;
-    o->min_p = s->min_p;
-    o->seed = s->seed;
-    o->boundary = s->boundary;
-    o->has_repetition = o->has_presence = o->has_frequency = o->has_logprobs = o->has_top_logprobs =
-        1;
-    o->repetition = s->repetition;
-    o->presence = s->presence;
-    o->frequency = s->frequency;
-    o->logprobs = s->logprobs;
-    o->top_logprobs = s->top_logprobs;
-    o->n_bias = o->n_bias_ids = s->n_bias;
-    o->bias_ids = (int32_t *)(uintptr_t)s->bias_ids;
-    o->bias = (float *)(uintptr_t)s->bias;
-}
-
-static void set_run(PbRun *p, Flotilla__Cluster__SampleOpen *open, const struct msg_run *r)
-{
+    PbRun *p = &room->runs[i];
     flotilla__cluster__run__init(p);
     p->has_request = p->has_attempt = p->has_sample = p->has_kind = p->has_first_pos =
         p->has_n_logits = 1;
@@ -101,10 +81,13 @@ static void set_run(PbRun *p, Flotilla__Cluster__SampleOpen *open, const struct 
     p->tokens = (int32_t *)(uintptr_t)r->tokens;
     p->n_pages = r->n_pages;
     p->pages = (uint32_t *)(uintptr_t)r->pages;
-    if (r->has_open) {
-        set_open(open, &r->open);
-        p->open = open;
-    }
+    if (!r->has_open) return;
+    Flotilla__Cluster__SampleOpen *open = &room->opens[i];
+    flotilla__cluster__sample_open__init(open);
+    wire__set_sampling(&room->samplings[i], &r->open.sampling, true);
+    open->sampling = &room->samplings[i];
+    SET(open, boundary, r->open.boundary);
+    p->open = open;
 }
 
 void wire_put_step(const struct msg_step *m, struct buf *to)
@@ -121,7 +104,7 @@ void wire_put_step(const struct msg_step *m, struct buf *to)
     s.rows = m->rows;
     s.width = m->width;
     s.frame_bytes = m->frame_bytes;
-    for (uint32_t i = 0; i < m->n_runs; i++) set_run(&room.runs[i], &room.opens[i], &m->runs[i]);
+    for (uint32_t i = 0; i < m->n_runs; i++) set_run(&room, i, &m->runs[i]);
     POINTERS(room.run_pointers, room.runs, m->n_runs);
     s.n_runs = m->n_runs;
     s.runs = room.run_pointers;
@@ -154,23 +137,8 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
                           .pages = p->pages,
                           .has_open = p->open != NULL};
     if (!p->open) return 0;
-    const Flotilla__Cluster__SampleOpen *o = p->open;
-    if (o->n_bias != o->n_bias_ids) return wire__bad(em, "bias");
-    r->open = (struct msg_sampling){.temp = o->temp,
-                                    .top_p = o->top_p,
-                                    .min_p = o->min_p,
-                                    .top_k = o->top_k,
-                                    .seed = o->seed,
-                                    .boundary = o->boundary,
-                                    .repetition = o->repetition,
-                                    .presence = o->presence,
-                                    .frequency = o->frequency,
-                                    .logprobs = o->logprobs,
-                                    .top_logprobs = o->top_logprobs,
-                                    .n_bias = (uint32_t)o->n_bias,
-                                    .bias_ids = o->bias_ids,
-                                    .bias = o->bias};
-    return wire__check_sampling(&r->open, em);
+    r->open.boundary = p->open->boundary;
+    return wire__get_sampling(p->open->sampling, &r->open.sampling, em);
 }
 
 int wire_get_step(const void *data, size_t n, struct arena *a, struct msg_step *ret,

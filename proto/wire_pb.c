@@ -3,8 +3,6 @@
 #include "common/base/mem.h"
 #include "common/base/utf8.h"
 
-#include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 void wire__pack(const ProtobufCMessage *m, struct buf *to)
@@ -54,7 +52,7 @@ static void clean(char *s)
 {
     size_t left = strlen(s);
     while (left) {
-        size_t n = utf8_bytes(s, left);
+        size_t n = utf8_char(s, left, NULL);
         bool control = (uint8_t)*s < 0x20 || *s == 0x7f;
         if (n == 0 || control) *s = '?';
         s += n ? n : 1;
@@ -80,39 +78,44 @@ int wire__copy_text(const char *from, char *to, size_t size, const char *field, 
     return rc;
 }
 
-static bool within(float x, float low, float high)
+void wire__set_sampling(Flotilla__Sampling *p, const struct sampling *s, bool has_seed)
 {
-    return x >= low && x <= high; /* false for NaN */
+    flotilla__sampling__init(p);
+    SET(p, temp, s->temp);
+    SET(p, top_k, s->top_k);
+    SET(p, top_p, s->top_p);
+    SET(p, min_p, s->min_p);
+    if (has_seed) SET(p, seed, s->seed);
+    SET(p, repetition_penalty, s->repetition);
+    SET(p, presence_penalty, s->presence);
+    SET(p, frequency_penalty, s->frequency);
+    SET(p, logprobs, s->logprobs);
+    SET(p, top_logprobs, s->top_logprobs);
+    p->n_bias_ids = p->n_logit_bias = s->n_bias;
+    p->bias_ids = (int32_t *)(uintptr_t)s->bias_ids;
+    p->logit_bias = (float *)(uintptr_t)s->bias;
 }
 
-/* Also the check of what a client asked for; names are the client's. */
-int wire__check_sampling(const struct msg_sampling *s, struct errmsg *em)
+int wire__get_sampling(const Flotilla__Sampling *p, struct sampling *ret, struct errmsg *em)
 {
-    if (!isfinite(s->temp) || s->temp < 0.0f)
-        return err_set(em, ERR_PROTO, "field 'temp' is not a number of at least 0");
-    if (!isfinite(s->top_p) || s->top_p < 0.0f || s->top_p > 1.0f)
-        return err_set(em, ERR_PROTO, "field 'top_p' is not in 0..1");
-    if (!isfinite(s->min_p) || s->min_p < 0.0f || s->min_p > 1.0f)
-        return err_set(em, ERR_PROTO, "field 'min_p' is not in 0..1");
-    /* Logits are divided by it: a value near 0 would make infinities of them. */
-    if (!within(s->repetition, 0.01f, 10.0f))
-        return err_set(em, ERR_PROTO, "field 'repetition_penalty' is not in 0.01..10");
-    if (!within(s->presence, -2.0f, 2.0f))
-        return err_set(em, ERR_PROTO, "field 'presence_penalty' is not in -2..2");
-    if (!within(s->frequency, -2.0f, 2.0f))
-        return err_set(em, ERR_PROTO, "field 'frequency_penalty' is not in -2..2");
-    if (s->top_logprobs > LIMIT_TOP_LOGPROBS)
-        return err_set(em, ERR_PROTO, "field 'top_logprobs' is %" PRIu32 ", the limit is %u",
-                       s->top_logprobs, LIMIT_TOP_LOGPROBS);
-    if (s->n_bias > LIMIT_BIAS)
-        return err_set(em, ERR_PROTO, "field 'logit_bias' has %" PRIu32 " tokens, the limit is %u",
-                       s->n_bias, LIMIT_BIAS);
-    for (uint32_t i = 0; i < s->n_bias; i++)
-        if (!within(s->bias[i], -100.0f, 100.0f) || s->bias_ids[i] < 0)
-            return err_set(em, ERR_PROTO,
-                           "field 'logit_bias': token %" PRId32 " or its value is not in -100..100",
-                           s->bias_ids[i]);
-    return 0;
+    static const Flotilla__Sampling absent = FLOTILLA__SAMPLING__INIT;
+    if (!p) p = &absent;
+    if (p->n_bias_ids != p->n_logit_bias || p->n_logit_bias > UINT32_MAX)
+        return wire__bad(em, "logit_bias");
+    *ret = (struct sampling){.temp = p->temp,
+                             .top_k = p->top_k,
+                             .top_p = p->top_p,
+                             .min_p = p->min_p,
+                             .seed = p->seed,
+                             .repetition = p->repetition_penalty,
+                             .presence = p->presence_penalty,
+                             .frequency = p->frequency_penalty,
+                             .logprobs = p->logprobs,
+                             .top_logprobs = p->top_logprobs,
+                             .n_bias = (uint32_t)p->n_logit_bias,
+                             .bias_ids = p->bias_ids,
+                             .bias = p->logit_bias};
+    return sampling_check(ret, em) < 0 ? ERR_PROTO : 0;
 }
 
 /* False: the counts do not fit n tokens. */
@@ -122,7 +125,7 @@ bool wire__get_logprobs(size_t n, size_t n_chosen, const float *chosen, size_t n
 {
     *ret = (struct msg_logprobs){0};
     if (n_chosen == 0 && n_ids == 0 && n_top == 0) return true;
-    if (n == 0 || n_chosen != n || n_ids != n_top || n_top % n || n_top / n > LIMIT_TOP_LOGPROBS)
+    if (n == 0 || n_chosen != n || n_ids != n_top || n_top % n || n_top / n > SAMPLING_TOP_MAX)
         return false;
     *ret = (struct msg_logprobs){chosen, (uint32_t)(n_top / n), ids, top};
     return true;

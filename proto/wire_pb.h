@@ -1,4 +1,4 @@
-/* What wire_cluster.c and wire_client.c share, and with them the only places that know protobuf-c.
+/* What wire_cluster.c and wire_client.c share; with it, the only places that know protobuf-c.
  *
  * Encoding goes through structures on the stack or in a scratch arena; protobuf-c packs them.
  * Decoding unpacks into the caller's arena, whose budget is a multiple of the bytes received,
@@ -6,6 +6,7 @@
 #ifndef FLOTILLA_PROTO_WIRE_PB_H
 #define FLOTILLA_PROTO_WIRE_PB_H
 
+#include "proto/sampling.pb-c.h"
 #include "proto/wire.h"
 
 #include <protobuf-c/protobuf-c.h>
@@ -27,7 +28,10 @@ int wire__bad(struct errmsg *em, const char *field);
  * becomes a '?'. */
 int wire__copy_path(const char *from, char *to, size_t size, const char *field, struct errmsg *em);
 int wire__copy_text(const char *from, char *to, size_t size, const char *field, struct errmsg *em);
-int wire__check_sampling(const struct msg_sampling *s, struct errmsg *em);
+/* What is set borrows from s. */
+void wire__set_sampling(Flotilla__Sampling *p, const struct sampling *s, bool has_seed);
+/* NULL: what was left out altogether. Points into p. */
+int wire__get_sampling(const Flotilla__Sampling *p, struct sampling *ret, struct errmsg *em);
 /* False: lengths that do not fit each other. */
 bool wire__get_logprobs(size_t n, size_t n_chosen, const float *chosen, size_t n_ids,
                         const int32_t *ids, size_t n_top, const float *top,

@@ -5,6 +5,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/prom.h"
+#include "common/io/link.h"
 #include "proto/gate.h"
 #include "proto/wire.h"
 #include "worker/stage_work.h"
@@ -24,11 +25,6 @@
 /* A Step that is passed on may be longer than it came: fields that were left out, its timings. */
 #define ENCODING_BYTES (128u * LIMIT_STEP_RUNS)
 
-/* A message that the socket of the link did not take yet. */
-struct waiting {
-    struct buf header, body;
-};
-
 struct exec {
     struct exec_options o;
     struct net *net;
@@ -45,16 +41,15 @@ struct exec {
         uint32_t pages;
     } shared;
     /* what follows belongs to the compute thread */
-    struct net_sock *pair, *in, *out, *monitor;
+    struct net_sock *pair, *in;
+    struct link *out; /* to the next stage, or to the coordinator */
     struct gate gate;
     struct msg_assign assign;
     uint64_t hashes[LIMIT_SLICE_TENSORS]; /* of the assignment */
     struct stage_work *work;
     struct arena arena;
     struct buf header;
-    struct waiting queue[LIMIT_WINDOW];
-    uint32_t queue_at, queue_n;
-    bool linked, last;
+    bool last;
     uint64_t idle_since_ns, progress_ns;
 };
 
@@ -84,18 +79,9 @@ static void count_drop(struct exec *e)
 
 /* ---- links ---- */
 
-static void close_out(struct exec *e)
-{
-    net_monitor_close(e->out, e->monitor);
-    net_sock_close(e->out);
-    e->monitor = e->out = NULL;
-    e->linked = false;
-    e->queue_n = 0;
-}
-
 static void close_links(struct exec *e)
 {
-    close_out(e);
+    link_disconnect(e->out);
     net_sock_close(e->in);
     e->in = NULL;
 }
@@ -118,7 +104,7 @@ static uint64_t header_max(const struct msg_assign *a)
     uint64_t runs = a->rows_max < LIMIT_STEP_RUNS ? a->rows_max : LIMIT_STEP_RUNS;
     uint64_t table = a->n_pages < LIMIT_SEQ_PAGES ? a->n_pages : LIMIT_SEQ_PAGES;
     uint64_t pages = runs * table < LIMIT_STEP_PAGES ? runs * table : LIMIT_STEP_PAGES;
-    uint64_t varint = 5, run = 256 + LIMIT_BIAS * (varint + sizeof(float));
+    uint64_t varint = 5, run = 256 + SAMPLING_BIASES_MAX * (varint + sizeof(float));
     return a->rows_max * varint + pages * varint + runs * run + LIMIT_LIVE * sizeof(uint64_t) +
            LIMIT_STAGES * 64;
 }
@@ -150,59 +136,24 @@ static int bind_in(struct exec *e, char *ret_endpoint, size_t size, struct errms
     return 0;
 }
 
-static void connect_out(struct exec *e, const char *endpoint)
+static void watch_link(struct exec *e, const struct net_poll *items)
 {
-    struct errmsg em = {0};
-    struct net_limits limits = {.hwm = (int)e->assign.window + 2, .frame_max = 1 << 20};
-    int rc = net_socket(e->net, NET_PUSH, limits, &e->out, &em);
-    if (rc == 0) rc = net_monitor(e->net, e->out, &e->monitor, &em);
-    if (rc == 0) rc = net_connect(e->out, endpoint, &em);
-    if (rc < 0) fault(e, true, em.text);
-}
-
-static void watch_link(struct exec *e)
-{
-    enum net_event event;
-    while (e->monitor && (event = net_monitor_next(e->monitor)) != NET_EVENT_NONE) {
-        if (event == NET_EVENT_CONNECTED && !e->linked) {
-            struct msg_from_worker m = {.type = FROM_LINKED};
-            e->linked = true;
-            tell(e, &m);
-        } else if (event == NET_EVENT_LOST) {
-            fault(e, true, e->linked ? "its data link closed" : "its data link cannot be reached");
-            close_out(e);
-        }
+    enum link_event event;
+    while ((event = link_turn(e->out, items)) != LINK_QUIET) {
+        struct msg_from_worker linked = {.type = FROM_LINKED};
+        if (event == LINK_UP)
+            tell(e, &linked);
+        else
+            fault(e, true, link_why(e->out));
     }
 }
 
-static void flush_queue(struct exec *e)
-{
-    while (e->queue_n && e->out) {
-        struct waiting *w = &e->queue[e->queue_at];
-        struct net_frame f[2] = {{w->header.data, w->header.len}, {w->body.data, w->body.len}};
-        if (net_send(e->out, f, w->body.len ? 2 : 1) < 0) return;
-        e->queue_at = (e->queue_at + 1) % LIMIT_WINDOW;
-        e->queue_n--;
-    }
-}
-
-/* Ends the guard: libzmq makes a copy of what it sends. No send blocks: what the socket refuses
- * waits here, at most a window of it. */
+/* Ends the guard: libzmq makes a copy of what it sends, and the link of what has to wait. */
 static void hand_on(struct exec *e, const void *body, size_t body_bytes)
 {
     struct net_frame f[2] = {{e->header.data, e->header.len}, {body, body_bytes}};
     mem_guard_end();
-    if (!e->out) return; /* the link broke: a fault was told */
-    if (e->queue_n == 0 && net_send(e->out, f, body_bytes ? 2 : 1) == 0) return;
-    if (e->queue_n == LIMIT_WINDOW) {
-        fault(e, true, "its data link takes nothing");
-        return;
-    }
-    struct waiting *w = &e->queue[(e->queue_at + e->queue_n++) % LIMIT_WINDOW];
-    buf_drop(&w->header, w->header.len);
-    buf_drop(&w->body, w->body.len);
-    (void)buf_append(&w->header, f[0].data, f[0].bytes);
-    (void)buf_append(&w->body, body, body_bytes);
+    link_send(e->out, f, body_bytes ? 2 : 1);
 }
 
 /* ---- assignments ---- */
@@ -221,7 +172,7 @@ static bool on_progress(void *arg, uint64_t done, uint64_t total)
     return !atomic_load(&e->stop);
 }
 
-/* Whoever reads its figures has it no more. */
+/* Under the lock, so that the metrics thread never sees one that is freed. */
 static void set_work(struct exec *e, struct stage_work *work)
 {
     (void)pthread_mutex_lock(&e->lock);
@@ -326,8 +277,9 @@ static void take_command(struct exec *e)
             take_assign(e, &m);
         }
         net_msg_close(&msg);
-        if (right && m.type == TO_CONNECT && epoch_eq(m.epoch, e->gate.epoch) && e->in && !e->out)
-            connect_out(e, m.text);
+        if (right && m.type == TO_CONNECT && epoch_eq(m.epoch, e->gate.epoch) && e->in &&
+            !link_is_open(e->out))
+            link_connect(e->out, m.text, (int)e->assign.window + 2);
     }
 }
 
@@ -415,16 +367,13 @@ static void take_data(struct exec *e)
 static void *exec_main(void *arg)
 {
     struct exec *e = arg;
-    (void)pthread_setname_np(pthread_self(), "compute"); /* for who looks from outside */
+    (void)pthread_setname_np(pthread_self(), "compute"); /* for those who look from outside */
     while (!atomic_load(&e->stop)) {
-        struct net_poll items[] = {{.sock = e->pair},
-                                   {.sock = e->in},
-                                   {.sock = e->monitor},
-                                   {.sock = e->queue_n ? e->out : NULL, .want_write = true}};
-        if (net_poll(items, 4, IDLE_TURN_MS) < 0) break;
+        struct net_poll items[2 + LINK_POLLS] = {{.sock = e->pair}, {.sock = e->in}};
+        link_poll(e->out, items + 2);
+        if (net_poll(items, 2 + LINK_POLLS, IDLE_TURN_MS) < 0) break;
         atomic_fetch_add_explicit(&e->moves, 1, memory_order_relaxed);
-        if (items[2].readable) watch_link(e);
-        if (items[3].writable) flush_queue(e);
+        watch_link(e, items + 2);
         if (items[1].readable && e->in) take_data(e);
         if (items[0].readable) take_command(e);
     }
@@ -432,10 +381,7 @@ static void *exec_main(void *arg)
     close_work(e);
     arena_close(&e->arena);
     buf_close(&e->header);
-    for (uint32_t i = 0; i < LIMIT_WINDOW; i++) {
-        buf_close(&e->queue[i].header);
-        buf_close(&e->queue[i].body);
-    }
+    link_close(e->out);
     net_sock_close(e->pair);
     return NULL;
 }
@@ -456,9 +402,11 @@ int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_e
     if (rc == 0) rc = net_bind(e->control, "inproc://exec", em);
     if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &e->pair, em);
     if (rc == 0) rc = net_connect(e->pair, "inproc://exec", em);
+    e->out = link_open(net, LIMIT_WINDOW);
     if (rc == 0 && pthread_create(&e->thread, NULL, exec_main, e) != 0)
         rc = err_set(em, ERR_AGAIN, "cannot start the compute thread");
     if (rc < 0) {
+        link_close(e->out);
         net_sock_close(e->pair);
         net_sock_close(e->control);
         buf_close(&e->header);

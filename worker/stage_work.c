@@ -6,7 +6,7 @@
 #include "common/base/prom.h"
 #include "common/engine/engine.h"
 #include "common/io/ring.h"
-#include "common/text/sample.h"
+#include "common/text/chooser.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,18 +17,17 @@ _Static_assert(LIMIT_PAGE == KV_PAGE && LIMIT_STEP_ROWS <= ENG_ROWS_MAX,
 
 /* A request's sampling state on the last stage, from its first row that wants logits to its end. */
 struct sampler {
-    struct sample_params params; /* its bias is the array below */
-    struct sample_bias bias[LIMIT_BIAS];
+    struct sampling sampling; /* its bias is in the arrays below */
+    int32_t bias_ids[SAMPLING_BIASES_MAX];
+    float bias[SAMPLING_BIASES_MAX];
     uint32_t boundary; /* the first position that is not the prompt's */
-    bool logprobs;
-    uint32_t n_top;
 };
 
 /* Log-probabilities of a Step's tokens; a run's begin at its first row. */
 struct logprobs {
     float chosen[LIMIT_STEP_LOGITS];
-    int32_t ids[LIMIT_STEP_LOGITS * LIMIT_TOP_LOGPROBS];
-    float top[LIMIT_STEP_LOGITS * LIMIT_TOP_LOGPROBS];
+    int32_t ids[LIMIT_STEP_LOGITS * SAMPLING_TOP_MAX];
+    float top[LIMIT_STEP_LOGITS * SAMPLING_TOP_MAX];
 };
 
 #define SLOTS (2u * LIMIT_LIVE)
@@ -42,16 +41,12 @@ struct stage_work {
     struct sampler *samplers; /* SLOTS of them */
     uint32_t *free_samplers, n_free;
     struct imap by_request;
-    struct sample_candidate *candidates;
+    struct chooser *chooser;
     /* Token ids by KV page, as keys and values are: what was said before a position is found
      * through the run's own pages, whoever wrote them. */
     int32_t *page_tokens;
-    struct sample_seen seen;
-    float *adjusted; /* a row of logits */
     struct logprobs *logprobs;
 };
-
-_Static_assert(LIMIT_TOP_LOGPROBS <= SAMPLE_TOP_MAX, "what may be asked for, can be answered");
 
 static void find_path(const struct stage_work_options *o, char *ret, size_t size)
 {
@@ -93,29 +88,17 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
     return eng_open(&e, &w->engine, em);
 }
 
-/* Zeroed; NULL where there is no room. Sizes follow from the file and the assignment. */
-static void *try_zero(size_t n, size_t size)
-{
-    void *p = n <= SIZE_MAX / size ? mem_try(n * size) : NULL;
-    return p ? memset(p, 0, n * size) : NULL;
-}
-
 static int open_tables(struct stage_work *w, struct errmsg *em)
 {
-    uint32_t vocab = eng_dims(w->engine)->vocab;
-    w->samplers = try_zero(SLOTS, sizeof *w->samplers);
-    w->free_samplers = try_zero(SLOTS, sizeof *w->free_samplers);
-    w->candidates = try_zero(vocab, sizeof *w->candidates);
-    w->page_tokens = try_zero((size_t)w->assign.n_pages * LIMIT_PAGE, sizeof *w->page_tokens);
-    w->seen.count = try_zero(vocab, sizeof *w->seen.count);
-    w->seen.ids = try_zero(vocab, sizeof *w->seen.ids);
-    w->adjusted = try_zero(vocab, sizeof *w->adjusted);
-    w->logprobs = try_zero(1, sizeof *w->logprobs);
-    if (!w->samplers || !w->free_samplers || !w->candidates || !w->page_tokens || !w->seen.count ||
-        !w->seen.ids || !w->adjusted || !w->logprobs || imap_reserve(&w->by_request, SLOTS) < 0)
-        return err_set(em, ERR_NOMEM, "sampling state for %" PRIu32 " tokens and %" PRIu32 " pages",
-                       vocab, w->assign.n_pages);
-    return 0;
+    w->samplers = mem_try_zeroed(SLOTS, sizeof *w->samplers);
+    w->free_samplers = mem_try_zeroed(SLOTS, sizeof *w->free_samplers);
+    w->page_tokens = mem_try_zeroed((size_t)w->assign.n_pages * LIMIT_PAGE, sizeof *w->page_tokens);
+    w->logprobs = mem_try_zeroed(1, sizeof *w->logprobs);
+    if (!w->samplers || !w->free_samplers || !w->page_tokens || !w->logprobs ||
+        imap_reserve(&w->by_request, SLOTS) < 0)
+        return err_set(em, ERR_NOMEM, "no memory for sampling state of %" PRIu32 " pages",
+                       w->assign.n_pages);
+    return chooser_open(eng_dims(w->engine)->vocab, &w->chooser, em);
 }
 
 int stage_work_open(const struct stage_work_options *o, struct stage_work **ret, struct errmsg *em)
@@ -147,12 +130,9 @@ void stage_work_close(struct stage_work *w)
     imap_close(&w->by_request);
     mem_free(w->samplers);
     mem_free(w->free_samplers);
-    mem_free(w->candidates);
     mem_free(w->page_tokens);
-    mem_free(w->seen.count);
-    mem_free(w->seen.ids);
-    mem_free(w->adjusted);
     mem_free(w->logprobs);
+    chooser_close(w->chooser);
     mem_free(w);
 }
 
@@ -227,24 +207,16 @@ static void open_sampler(struct stage_work *w, const struct msg_run *r)
     if (!known && w->n_free == 0) return; /* beyond every limit: the run then has no state */
     uint32_t slot = known ? *known : w->free_samplers[--w->n_free];
     if (!known) imap_put(&w->by_request, r->request, slot);
-    const struct msg_sampling *o = &r->open;
+    const struct sampling *o = &r->open.sampling;
     struct sampler *s = &w->samplers[slot];
-    for (uint32_t i = 0; i < o->n_bias; i++)
-        s->bias[i] = (struct sample_bias){o->bias_ids[i], o->bias[i]};
-    s->boundary = o->boundary;
-    s->logprobs = o->logprobs;
-    s->n_top =
-        o->top_logprobs < eng_dims(w->engine)->vocab ? o->top_logprobs : eng_dims(w->engine)->vocab;
-    s->params = (struct sample_params){.temp = o->temp,
-                                       .top_k = o->top_k,
-                                       .top_p = o->top_p,
-                                       .min_p = o->min_p,
-                                       .seed = o->seed,
-                                       .repetition = o->repetition,
-                                       .presence = o->presence,
-                                       .frequency = o->frequency,
-                                       .bias = s->bias,
-                                       .n_bias = o->n_bias};
+    for (uint32_t i = 0; i < o->n_bias; i++) { /* at most SAMPLING_BIASES_MAX, as was decoded */
+        s->bias_ids[i] = o->bias_ids[i];
+        s->bias[i] = o->bias[i];
+    }
+    s->boundary = r->open.boundary;
+    s->sampling = *o;
+    s->sampling.bias_ids = s->bias_ids;
+    s->sampling.bias = s->bias;
 }
 
 /* A Step's rows overwrite what their positions held, like their keys and values. The engine has
@@ -262,35 +234,31 @@ static int note_tokens(struct stage_work *w, const struct msg_run *r, struct err
     return 0;
 }
 
-/* The logits of the token at `pos`, with bias and penalties where the request has any. */
-static const float *adjust(struct stage_work *w, const struct sampler *s, const struct msg_run *r,
-                           uint32_t pos, const float *logits)
+struct history {
+    const struct stage_work *work;
+    const uint32_t *pages;
+};
+
+/* The tokens of a sequence, page by page. */
+static const int32_t *said(const void *arg, uint32_t pos, uint32_t *ret_n)
 {
-    uint32_t vocab = eng_dims(w->engine)->vocab;
-    if (!sample_adjusts(&s->params)) return logits;
-    for (uint32_t p = 0; p < pos && sample_needs_seen(&s->params); p++)
-        sample_seen_add(
-            &w->seen,
-            w->page_tokens[(size_t)r->pages[p / LIMIT_PAGE] * LIMIT_PAGE + p % LIMIT_PAGE],
-            p >= s->boundary);
-    memcpy(w->adjusted, logits, vocab * sizeof *logits);
-    sample_adjust(&s->params, &w->seen, w->adjusted, vocab);
-    sample_seen_clear(&w->seen);
-    return w->adjusted;
+    const struct history *h = arg;
+    *ret_n = LIMIT_PAGE - pos % LIMIT_PAGE;
+    return h->work->page_tokens + (size_t)h->pages[pos / LIMIT_PAGE] * LIMIT_PAGE +
+           pos % LIMIT_PAGE;
 }
 
 /* Token i of a run whose first is row `row`: n_top alternatives each, side by side. */
-static void note_logprobs(struct stage_work *w, const struct sampler *s, const float *logits,
-                          int32_t token, size_t row, uint32_t i)
+static void note_logprobs(struct stage_work *w, const struct chooser_choice *c, size_t row,
+                          uint32_t i)
 {
-    struct sample_candidate top[LIMIT_TOP_LOGPROBS];
     struct logprobs *l = w->logprobs;
-    l->chosen[row + i] = sample_logprobs(logits, eng_dims(w->engine)->vocab, token, s->n_top, top);
-    int32_t *ids = l->ids + row * LIMIT_TOP_LOGPROBS + (size_t)i * s->n_top;
-    float *scores = l->top + row * LIMIT_TOP_LOGPROBS + (size_t)i * s->n_top;
-    for (uint32_t k = 0; k < s->n_top; k++) {
-        ids[k] = top[k].id;
-        scores[k] = top[k].score;
+    int32_t *ids = l->ids + row * SAMPLING_TOP_MAX + (size_t)i * c->n_top;
+    float *scores = l->top + row * SAMPLING_TOP_MAX + (size_t)i * c->n_top;
+    l->chosen[row + i] = c->logprob;
+    for (uint32_t k = 0; k < c->n_top; k++) {
+        ids[k] = c->top[k].id;
+        scores[k] = c->top[k].score;
     }
 }
 
@@ -310,7 +278,7 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
 {
     int32_t *tokens = w->tokens + row;
     const uint32_t *slot = imap_get(&w->by_request, r->request);
-    uint32_t vocab = eng_dims(w->engine)->vocab, first = r->first_pos + r->n_rows - r->n_logits + 1;
+    uint32_t first = r->first_pos + r->n_rows - r->n_logits + 1;
     *ret = (struct msg_run_result){.request = r->request,
                                    .attempt = r->attempt,
                                    .sample = r->sample,
@@ -321,20 +289,27 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
         return;
     }
     const struct sampler *s = &w->samplers[*slot];
+    const struct history h = {w, r->pages};
     for (uint32_t i = 0; i < r->n_logits; i++, logits += eng_logits_stride(w->engine)) {
-        tokens[i] = sample_choose(&s->params, r->sample, first + i,
-                                  adjust(w, s, r, first + i, logits), vocab, w->candidates);
-        if (tokens[i] < 0) {
-            ret->error = "the model gave logits that are not finite";
+        const struct chooser_ask ask = {.sampling = &s->sampling,
+                                        .sample = r->sample,
+                                        .pos = first + i,
+                                        .boundary = s->boundary,
+                                        .logits = logits,
+                                        .said = said,
+                                        .said_arg = &h};
+        struct chooser_choice c;
+        if (chooser_choose(w->chooser, &ask, &c) < 0) {
+            ret->error = CHOOSER_NOT_FINITE;
             return;
         }
-        ret->n_tokens++;
-        if (s->logprobs) note_logprobs(w, s, logits, tokens[i], row, i);
+        tokens[ret->n_tokens++] = c.token;
+        if (s->sampling.logprobs) note_logprobs(w, &c, row, i);
     }
-    if (s->logprobs)
-        ret->logprobs = (struct msg_logprobs){w->logprobs->chosen + row, s->n_top,
-                                              w->logprobs->ids + row * LIMIT_TOP_LOGPROBS,
-                                              w->logprobs->top + row * LIMIT_TOP_LOGPROBS};
+    if (s->sampling.logprobs)
+        ret->logprobs = (struct msg_logprobs){
+            w->logprobs->chosen + row, chooser_n_top(w->chooser, &s->sampling),
+            w->logprobs->ids + row * SAMPLING_TOP_MAX, w->logprobs->top + row * SAMPLING_TOP_MAX};
 }
 
 static void finish(struct stage_work *w, const struct msg_step *s, const float *logits,

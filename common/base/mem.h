@@ -9,11 +9,19 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 
 void *mem_alloc(size_t bytes);
 void *mem_zalloc(size_t bytes);
 void *mem_realloc(void *old, size_t bytes);
 void *mem_try(size_t bytes);
+/* n items of `size` bytes (above 0) each, zeroed; NULL also where that many bytes is no size. */
+static inline void *mem_try_zeroed(size_t n, size_t size)
+{
+    void *p = n <= SIZE_MAX / size ? mem_try(n * size) : NULL;
+    return p ? memset(p, 0, n * size) : NULL;
+}
 char *mem_strdup(const char *s);
 /* Ends the process: memory of a size that this program chose is not to be had. */
 _Noreturn void mem_none(void);

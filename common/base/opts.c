@@ -65,8 +65,33 @@ static int set(const struct opt *o, const char *value, struct errmsg *em)
     }
 }
 
-int opts_parse(const struct opt *table, int argc, char **argv, const char **rest, size_t rest_max,
-               size_t *ret_n_rest, struct errmsg *em)
+bool opts_is_help(const char *arg)
+{
+    return strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0;
+}
+
+static void print_option(char short_name, const char *long_name, const char *help)
+{
+    char name[64];
+    if (short_name)
+        (void)snprintf(name, sizeof name, "-%c, %s", short_name, long_name);
+    else
+        (void)snprintf(name, sizeof name, "    %s", long_name);
+    (void)printf("  %-18s %s\n", name, help);
+}
+
+static void print_help(const struct opts_usage *u, const struct opt *table)
+{
+    (void)printf("usage: %s\n\n", u->line);
+    if (u->does) (void)printf("%s\n\n", u->does);
+    (void)printf("options:\n");
+    for (const struct opt *o = table; o->name; o++) print_option(o->short_name, o->name, o->help);
+    print_option('h', "--help", "this text");
+    (void)printf("\nexamples:\n%s", u->examples);
+}
+
+int opts_parse(const struct opts_usage *usage, const struct opt *table, int argc, char **argv,
+               const char **rest, size_t rest_max, size_t *ret_n_rest, struct errmsg *em)
 {
     size_t n_rest = 0;
     for (int i = 1; i < argc; i++) {
@@ -78,7 +103,10 @@ int opts_parse(const struct opt *table, int argc, char **argv, const char **rest
         }
         const char *equals = strncmp(arg, "--", 2) == 0 ? strchr(arg, '=') : NULL;
         const struct opt *o = find(table, arg, equals ? (size_t)(equals - arg) : strlen(arg));
-        if (!o && (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0)) return ERR_CANCELLED;
+        if (!o && opts_is_help(arg)) {
+            print_help(usage, table);
+            return ERR_CANCELLED;
+        }
         if (!o) return err_set(em, ERR_CONF, "unknown option '%s'", arg);
         const char *value = equals ? equals + 1 : NULL;
         if (o->kind == OPT_FLAG && value)
@@ -92,16 +120,4 @@ int opts_parse(const struct opt *table, int argc, char **argv, const char **rest
     }
     *ret_n_rest = n_rest;
     return 0;
-}
-
-void opts_help(const struct opt *table)
-{
-    for (const struct opt *o = table; o->name; o++) {
-        char name[64];
-        if (o->short_name)
-            (void)snprintf(name, sizeof name, "-%c, %s", o->short_name, o->name);
-        else
-            (void)snprintf(name, sizeof name, "    %s", o->name);
-        (void)printf("  %-18s %s\n", name, o->help);
-    }
 }

@@ -35,12 +35,20 @@ struct opt {
     const char *help; /* "N  how many tokens to generate" */
 };
 
-/* Reads argv[1..]; "--name value" and "--name=value". What is no option goes to rest (at most
- * rest_max). ERR_CONF on a usage error; ERR_CANCELLED when help is asked for. */
-int opts_parse(const struct opt *table, int argc, char **argv, const char **rest, size_t rest_max,
-               size_t *ret_n_rest, struct errmsg *em);
+/* What help says beside the options. */
+struct opts_usage {
+    const char *line;     /* "flotilla-worker --coordinator ADDR [options]" */
+    const char *does;     /* a sentence, or NULL */
+    const char *examples; /* each on a line of its own, indented */
+};
 
-/* Prints the table's options, one a line, to stdout. */
-void opts_help(const struct opt *table);
+/* Reads argv[1..]; "--name value" and "--name=value". What is no option goes to rest (at most
+ * rest_max). ERR_CONF on a usage error. --help and -h need no entry in the table: they print the
+ * usage, the options and the examples to stdout, and the result is ERR_CANCELLED. */
+int opts_parse(const struct opts_usage *usage, const struct opt *table, int argc, char **argv,
+               const char **rest, size_t rest_max, size_t *ret_n_rest, struct errmsg *em);
+
+/* Whether an argument asks for help, for a program whose first argument is no option. */
+bool opts_is_help(const char *arg);
 
 #endif

@@ -59,7 +59,7 @@ const char *prom_label(const char *value, char *ret, size_t size)
 {
     size_t n = 0, left = strlen(value);
     while (left) {
-        size_t used = utf8_bytes(value, left);
+        size_t used = utf8_char(value, left, NULL);
         char escaped[2] = {'\\', *value == '\n' ? 'n' : *value};
         bool escapes = *value == '\n' || *value == '"' || *value == '\\';
         const char *put = used == 0 ? "?" : escapes ? escaped : value;

@@ -1,6 +1,7 @@
 #include "common/text/detok.h"
 
 #include "common/base/mem.h"
+#include "common/base/utf8.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -23,34 +24,13 @@ void detok_close(struct detok *d)
     d->n_stops = 0;
 }
 
-enum sequence { SEQ_WHOLE, SEQ_UNFINISHED, SEQ_BROKEN };
-
-/* The character at s[0..n) (n > 0), by the table of well-formed sequences (Unicode 15, 3.9,
- * table 3-7). *ret_len: its length, or of a broken or unfinished one the bytes that do belong. */
-static enum sequence sequence_at(const uint8_t *s, size_t n, size_t *ret_len)
+/* The character at s[0..n) (n > 0). A NUL counts as broken: it would end the text for those who
+ * read C strings. */
+static enum utf8_kind character_at(const char *s, size_t n, size_t *ret_len)
 {
-    uint8_t b = s[0], lo = 0x80, hi = 0xbf;
-    size_t len = b < 0x80                 ? 1
-                 : b >= 0xc2 && b <= 0xdf ? 2
-                 : b >= 0xe0 && b <= 0xef ? 3
-                 : b >= 0xf0 && b <= 0xf4 ? 4
-                                          : 0;
-    *ret_len = 1;
-    if (len == 0 || b == 0)
-        return SEQ_BROKEN; /* a NUL would end the text for who reads C strings */
-    if (b == 0xe0) lo = 0xa0;
-    if (b == 0xed) hi = 0x9f;
-    if (b == 0xf0) lo = 0x90;
-    if (b == 0xf4) hi = 0x8f;
-    for (size_t i = 1; i < len; i++) {
-        *ret_len = i;
-        if (i == n) return SEQ_UNFINISHED;
-        if (s[i] < lo || s[i] > hi) return SEQ_BROKEN;
-        lo = 0x80;
-        hi = 0xbf;
-    }
-    *ret_len = len;
-    return SEQ_WHOLE;
+    int32_t c;
+    enum utf8_kind kind = utf8_decode(s, n, ret_len, &c);
+    return kind == UTF8_WHOLE && c == 0 ? UTF8_BROKEN : kind;
 }
 
 /* Bytes at the end of s that a stop string could begin with. */
@@ -88,19 +68,19 @@ static void pass(struct detok *d, const char *s, size_t n)
 void detok_push(struct detok *d, const char *bytes, size_t n)
 {
     (void)buf_append(&d->pending, bytes, n);
-    const uint8_t *s = (const uint8_t *)d->pending.data;
+    const char *s = d->pending.data;
     size_t at = 0, start = 0, len;
     while (at < d->pending.len) {
-        enum sequence q = sequence_at(s + at, d->pending.len - at, &len);
-        if (q == SEQ_UNFINISHED) break;
-        if (q == SEQ_BROKEN) {
-            pass(d, d->pending.data + start, at - start);
+        enum utf8_kind kind = character_at(s + at, d->pending.len - at, &len);
+        if (kind == UTF8_UNFINISHED) break;
+        if (kind == UTF8_BROKEN) {
+            pass(d, s + start, at - start);
             pass(d, REPLACEMENT, 3);
             start = at + len;
         }
         at += len;
     }
-    pass(d, d->pending.data + start, at - start);
+    pass(d, s + start, at - start);
     buf_drop(&d->pending, at);
 }
 

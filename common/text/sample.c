@@ -10,7 +10,7 @@
 
 /* Standard Gumbel noise of one token: -ln(-ln u), u uniform in (0, 1) on a grid of 2^-23 (one
  * bit less than a float has, so that u is never rounded up to 1). */
-static float gumbel(const struct sample_params *p, uint32_t sample_idx, uint32_t pos, int32_t id)
+static float gumbel(const struct sampling *p, uint32_t sample_idx, uint32_t pos, int32_t id)
 {
     struct philox r = philox(p->seed, pos, (uint32_t)id / 4, sample_idx, 0);
     float u = ((float)(r.v[(uint32_t)id % 4] >> 9) + 0.5f) * 0x1p-23f;
@@ -46,7 +46,7 @@ static struct sample_candidate pop(struct sample_candidate *c, uint32_t n)
 /* Leaves the survivors of top-k, top-p and min-p at the end of c and returns how many they are. The
  * best score is 0. c becomes a heap and candidates are popped best first until a filter is full, so
  * that the cost is that of the survivors and not of sorting the vocabulary. */
-static uint32_t filter(const struct sample_params *p, struct sample_candidate *c, uint32_t n)
+static uint32_t filter(const struct sampling *p, struct sample_candidate *c, uint32_t n)
 {
     for (uint32_t i = n / 2; i-- > 0;) sift(c, n, i);
     float total = 0.0f, mass = 0.0f;
@@ -78,7 +78,7 @@ static int32_t largest(const float *logits, uint32_t n)
 
 /* Best score plus noise among c[0..n); a candidate that even the largest noise cannot lift above
  * the best so far is skipped. The order of the candidates does not matter. */
-static int32_t noisy_argmax(const struct sample_params *p, uint32_t sample_idx, uint32_t pos,
+static int32_t noisy_argmax(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
                             const struct sample_candidate *c, uint32_t n,
                             struct sample_candidate start)
 {
@@ -104,12 +104,12 @@ void sample_seen_clear(struct sample_seen *s)
     s->n = 0;
 }
 
-bool sample_needs_seen(const struct sample_params *p)
+bool sample_needs_seen(const struct sampling *p)
 {
     return p->repetition != 1.0f || p->presence != 0.0f || p->frequency != 0.0f;
 }
 
-bool sample_adjusts(const struct sample_params *p)
+bool sample_adjusts(const struct sampling *p)
 {
     return p->n_bias || sample_needs_seen(p);
 }
@@ -120,13 +120,13 @@ static float bounded(float x)
     return x > FLT_MAX ? FLT_MAX : x < -FLT_MAX ? -FLT_MAX : x;
 }
 
-void sample_adjust(const struct sample_params *p, const struct sample_seen *seen, float *logits,
+void sample_adjust(const struct sampling *p, const struct sample_seen *seen, float *logits,
                    uint32_t n)
 {
     for (uint32_t i = 0; i < p->n_bias; i++) {
-        if (p->bias[i].id < 0 || (uint32_t)p->bias[i].id >= n) continue;
-        float *l = &logits[p->bias[i].id];
-        if (isfinite(*l)) *l = bounded(*l + p->bias[i].value);
+        if (p->bias_ids[i] < 0 || (uint32_t)p->bias_ids[i] >= n) continue;
+        float *l = &logits[p->bias_ids[i]];
+        if (isfinite(*l)) *l = bounded(*l + p->bias[i]);
     }
     for (uint32_t i = 0; i < seen->n; i++) {
         float *l = &logits[seen->ids[i]];
@@ -156,7 +156,7 @@ float sample_logprobs(const float *logits, uint32_t n, int32_t chosen, uint32_t 
     return logits[chosen] - lse;
 }
 
-int32_t sample_choose(const struct sample_params *p, uint32_t sample_idx, uint32_t pos,
+int32_t sample_choose(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
                       const float *logits, uint32_t n, struct sample_candidate *scratch)
 {
     int32_t top = largest(logits, n);

@@ -1,10 +1,14 @@
-/* Choosing a token from logits. The choice is a pure function of the logits, the parameters, the
- * seed, the sample's index, the position and the token ids: noise comes from a counter, not from a
- * stream (the Gumbel-max trick; Gumbel 1954, Maddison et al. 2014), so batch, chunk, replica and
- * speculation cannot change it. Order: bias, penalties, temperature, top-k, top-p, min-p, noise,
- * argmax. */
+/* The arithmetic of a token's choice, on one row of logits. The choice is a pure function of the
+ * logits, the parameters, the seed, the sample's index, the position and the token ids: noise comes
+ * from a counter, not from a stream (the Gumbel-max trick; Gumbel 1954, Maddison et al. 2014), so
+ * batch, chunk, replica and speculation cannot change it. Order: bias, penalties, temperature,
+ * top-k, top-p, min-p, noise, argmax.
+ *
+ * Programs choose through common/text/chooser.h, which puts these steps together. */
 #ifndef FLOTILLA_TEXT_SAMPLE_H
 #define FLOTILLA_TEXT_SAMPLE_H
+
+#include "common/base/sampling.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,27 +16,6 @@
 
 /* Below this temperature the choice is the largest logit. */
 #define SAMPLE_TEMP_MIN 1e-5f
-
-#define SAMPLE_TOP_MAX 20u /* alternatives whose log-probabilities may be asked for */
-
-struct sample_bias {
-    int32_t id;
-    float value;
-};
-
-struct sample_params {
-    float temp;     /* 0: greedy */
-    uint32_t top_k; /* 0: no limit */
-    float top_p;    /* 1: no limit */
-    float min_p;    /* 0: no limit */
-    uint64_t seed;
-    /* Penalties of tokens that were said: repetition of prompt and answer (Keskar et al., CTRL,
-     * 2019: a positive logit is divided, a negative one multiplied; 1: none), presence and
-     * frequency of the answer (subtracted once, or for each occurrence; 0: none). */
-    float repetition, presence, frequency;
-    const struct sample_bias *bias; /* added to logits first */
-    uint32_t n_bias;
-};
 
 /* What was said so far. Zeroed, with `count` (zero) and `ids` for the whole vocabulary. */
 struct sample_seen {
@@ -46,10 +29,10 @@ void sample_seen_add(struct sample_seen *s, int32_t id, bool in_answer);
 void sample_seen_clear(struct sample_seen *s);
 
 /* Whether these parameters change logits at all; and whether what was said matters. */
-bool sample_adjusts(const struct sample_params *p);
-bool sample_needs_seen(const struct sample_params *p);
-/* Applies bias and penalties. Ids beyond n are ignored. */
-void sample_adjust(const struct sample_params *p, const struct sample_seen *seen, float *logits,
+bool sample_adjusts(const struct sampling *p);
+bool sample_needs_seen(const struct sampling *p);
+/* Applies bias and penalties to n logits. Ids beyond n are ignored. */
+void sample_adjust(const struct sampling *p, const struct sample_seen *seen, float *logits,
                    uint32_t n);
 
 struct sample_candidate {
@@ -58,14 +41,14 @@ struct sample_candidate {
 };
 
 /* Log-probabilities of the model's own distribution, before all of the above: of `chosen`, and of
- * the n_top (at most SAMPLE_TOP_MAX and n) likeliest, best first, as scores. The logits are finite.
- */
+ * the n_top (at most SAMPLING_TOP_MAX and n) likeliest, best first, as scores. The logits are
+ * finite. */
 float sample_logprobs(const float *logits, uint32_t n, int32_t chosen, uint32_t n_top,
                       struct sample_candidate *ret_top);
 
 /* Returns the token, or -1 when a logit is not finite. scratch: n candidates. Ties go to the lowest
  * id. Allocates nothing. */
-int32_t sample_choose(const struct sample_params *p, uint32_t sample_idx, uint32_t pos,
+int32_t sample_choose(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
                       const float *logits, uint32_t n, struct sample_candidate *scratch);
 
 #endif

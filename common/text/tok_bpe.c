@@ -2,12 +2,13 @@
  * cut a text into words, each word's bytes become single-byte tokens, and neighbours are merged,
  * best rank first. */
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "common/text/utf8.h"
+#include "common/text/nfc.h"
 #include "common/text/vocab_state.h"
 #include "common/text/word.h"
 
 #include "common/base/buf.h"
 #include "common/base/mem.h"
+#include "common/base/utf8.h"
 
 #include <inttypes.h>
 #include <pcre2.h>
@@ -298,7 +299,7 @@ static int encode_text(struct encoder *e, const char *s, size_t n, struct errmsg
 {
     if (!e->v->bpe->composes) return encode_pieces(e, 0, s, n, em);
     struct buf composed = {0};
-    int rc = utf8_compose(s, n, &composed, em);
+    int rc = nfc_append(s, n, &composed, em);
     if (rc == 0) rc = encode_pieces(e, 0, composed.data, composed.len, em);
     buf_close(&composed);
     return rc;

@@ -1,12 +1,12 @@
 /* SentencePiece vocabularies with scores (Kudo and Richardson, 2018; its BPE form, as Llama 2,
  * Phi-3 and Gemma have it): spaces become U+2581, a text's characters are merged to the neighbours
  * that have the highest score together, and a character that is no token becomes its bytes. */
-#include "common/text/utf8.h"
 #include "common/text/vocab_state.h"
 #include "common/text/word.h"
 
 #include "common/base/fmath.h"
 #include "common/base/mem.h"
+#include "common/base/utf8.h"
 
 #include <string.h>
 

@@ -197,7 +197,7 @@ int cmd_bench(int argc, char **argv)
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("bench --model FILE [-p 512] [-n 128] [options]\n"
+    if (!cmd_options("flotilla bench --model FILE [-p 512] [-n 128] [options]\n"
                      "       flotilla bench --cluster ADDR [options]   (--help tells which)",
                      "  flotilla bench --model smol.gguf -p 512 -n 128 --threads 2 --json\n", table,
                      argc, argv, NULL, 0, &n_rest, &status))

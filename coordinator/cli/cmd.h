@@ -22,8 +22,8 @@ int cmd_quality(int argc, char **argv);
 /* Prints "flotilla NAME: reason" and returns the exit status that fits the code. */
 int cmd_fail(const char *name, int code, const struct errmsg *em);
 
-/* Reads the table; handles --help by printing usage, the options and `examples`. True: go on;
- * false: return *ret_status. */
+/* Reads the table. `usage` is the whole line, "flotilla NAME ..."; examples as in struct
+ * opts_usage. True: go on; false, after an error or --help: return *ret_status. */
 bool cmd_options(const char *usage, const char *examples, const struct opt *table, int argc,
                  char **argv, const char **rest, size_t rest_max, size_t *ret_n_rest,
                  int *ret_status);

@@ -8,6 +8,7 @@
 #include "common/base/opts.h"
 #include "common/text/sample.h"
 #include "common/text/vocab.h"
+#include "proto/msg.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,12 +21,10 @@ struct gen_options {
     const char *prompt_tokens; /* parsed from this */
     bool special;              /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;
-    uint32_t tokens; /* most tokens to generate */
-    struct sample_params sampling;
+    uint32_t tokens;          /* most tokens to generate */
+    struct sampling sampling; /* its seed counts with seed_given, its bias is parsed from biases */
     bool seed_given;
     struct opt_list biases; /* "ID=VALUE" */
-    bool logprobs;
-    uint32_t top_logprobs; /* at most SAMPLE_TOP_MAX */
     struct opt_list stops;
     /* of the engine alone */
     uint32_t threads, ctx, chunk;
@@ -41,8 +40,8 @@ struct gen_result {
     struct buf chosen, top; /* log-probabilities of `tokens`: floats; struct sample_candidate */
     uint32_t n_top;         /* of the latter, for each token */
     struct buf text;
-    const char *finish_reason; /* "stop" or "length" */
-    const char *isa;           /* of the engine alone */
+    enum finish_reason finish_reason;
+    const char *isa; /* of the engine alone */
     uint64_t seed;
     double prompt_ms, ttft_ms, decode_ms, tokens_per_s;
     struct gen_result *more; /* the other answers of a cluster: tokens, text and reason only */

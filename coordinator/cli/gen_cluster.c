@@ -39,8 +39,7 @@ static bool on_reply(void *arg, const struct msg_generate_reply *reply)
         struct gen_result *x = &r->ret->more[reply->sample - 1];
         append(&x->tokens, reply->tokens, reply->n_tokens);
         (void)buf_append(&x->text, reply->text, len);
-        if (reply->finish_reason[0])
-            x->finish_reason = strcmp(reply->finish_reason, "stop") == 0 ? "stop" : "length";
+        if (reply->finish_reason) x->finish_reason = reply->finish_reason;
         return true;
     }
     if (reply->has_usage) {
@@ -58,8 +57,7 @@ static bool on_reply(void *arg, const struct msg_generate_reply *reply)
         (void)buf_append(&r->ret->text, reply->text, len);
         if (r->on_text) r->on_text(r->arg, reply->text, len);
     }
-    if (strcmp(reply->finish_reason, "stop") == 0) r->ret->finish_reason = "stop";
-    if (strcmp(reply->finish_reason, "length") == 0) r->ret->finish_reason = "length";
+    if (reply->finish_reason) r->ret->finish_reason = reply->finish_reason;
     return true;
 }
 
@@ -86,12 +84,6 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
     struct client *c;
     int rc = client_open(o->cluster, &c, em);
     if (rc < 0) return rc;
-    int32_t bias_ids[OPT_LIST_MAX];
-    float bias[OPT_LIST_MAX];
-    for (uint32_t i = 0; i < o->sampling.n_bias; i++) {
-        bias_ids[i] = o->sampling.bias[i].id;
-        bias[i] = o->sampling.bias[i].value;
-    }
     struct remote r = {.ret = ret, .on_text = on_text, .arg = arg, .start_ns = clock_ns()};
     struct msg_generate m = {.prompt = o->prompt,
                              .prompt_tokens = ret->prompt.ids,
@@ -100,19 +92,7 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
                              .ignore_eos = o->ignore_eos,
                              .has_seed = o->seed_given,
                              .max_tokens = o->tokens,
-                             .sampling = {.temp = o->sampling.temp,
-                                          .top_k = o->sampling.top_k,
-                                          .top_p = o->sampling.top_p,
-                                          .min_p = o->sampling.min_p,
-                                          .seed = o->sampling.seed,
-                                          .repetition = o->sampling.repetition,
-                                          .presence = o->sampling.presence,
-                                          .frequency = o->sampling.frequency,
-                                          .logprobs = o->logprobs,
-                                          .top_logprobs = o->top_logprobs,
-                                          .n_bias = o->sampling.n_bias,
-                                          .bias_ids = bias_ids,
-                                          .bias = bias},
+                             .sampling = o->sampling,
                              .n_stops = (uint32_t)o->stops.n};
     memcpy(m.stops, o->stops.items, o->stops.n * sizeof m.stops[0]);
     if (o->priority) {
@@ -136,6 +116,6 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
         if (ret->tokens.n > 1 && ret->decode_ms > 0.0)
             ret->tokens_per_s = (double)(ret->tokens.n - 1) * 1000.0 / ret->decode_ms;
     }
-    if (!ret->finish_reason) ret->finish_reason = "length";
+    if (!ret->finish_reason) ret->finish_reason = FINISH_LENGTH;
     return 0;
 }

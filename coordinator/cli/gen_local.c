@@ -5,21 +5,19 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/text/chooser.h"
 #include "common/text/detok.h"
 #include "coordinator/cli/whole.h"
 
 #include <inttypes.h>
 #include <string.h>
-#include <sys/random.h>
 
 struct local {
     const struct gen_options *o;
     struct model_file file;
     struct whole whole;
-    struct sample_params sampling;
-    struct sample_candidate *candidates;
-    struct sample_seen seen; /* and logits that bias and penalties have changed */
-    float *adjusted;
+    struct sampling sampling;
+    struct chooser *chooser;
     struct detok detok;
     struct gen_result *ret;
     gen_text_fn on_text;
@@ -37,9 +35,9 @@ static int encode_prompt(struct local *l, struct errmsg *em)
     if (rc < 0) return rc;
     if (t->n == 0) return err_set(em, ERR_RANGE, "the prompt has no tokens");
     for (uint32_t i = 0; i < l->o->sampling.n_bias; i++)
-        if ((uint32_t)l->o->sampling.bias[i].id >= l->file.dims.vocab)
+        if ((uint32_t)l->o->sampling.bias_ids[i] >= l->file.dims.vocab)
             return err_set(em, ERR_RANGE, "--logit-bias: token %" PRId32 " of %" PRIu32,
-                           l->o->sampling.bias[i].id, l->file.dims.vocab);
+                           l->o->sampling.bias_ids[i], l->file.dims.vocab);
     uint32_t ctx =
         l->o->ctx && l->o->ctx < l->file.dims.ctx_train ? l->o->ctx : l->file.dims.ctx_train;
     if (t->n >= ctx)
@@ -60,34 +58,25 @@ static int open_engine(struct local *l, struct errmsg *em)
     int rc = whole_open(&l->file, &o, &l->whole, em);
     if (rc < 0) return rc;
     l->ret->isa = eng_isa(l->whole.engine);
-    l->candidates = mem_alloc(l->file.dims.vocab * sizeof *l->candidates);
-    l->adjusted = mem_alloc(l->file.dims.vocab * sizeof *l->adjusted);
-    l->seen.count = mem_zalloc(l->file.dims.vocab * sizeof *l->seen.count);
-    l->seen.ids = mem_zalloc(l->file.dims.vocab * sizeof *l->seen.ids);
-    return 0;
+    return chooser_open(l->file.dims.vocab, &l->chooser, em);
 }
 
-static const float *adjust(struct local *l, const float *logits)
+/* The prompt, and behind it the answer so far. */
+static const int32_t *said(const void *arg, uint32_t pos, uint32_t *ret_n)
 {
-    if (!sample_adjusts(&l->sampling)) return logits;
-    const struct tokens *said[] = {&l->ret->prompt, &l->ret->tokens};
-    for (int answer = 0; answer < 2 && sample_needs_seen(&l->sampling); answer++)
-        for (size_t i = 0; i < said[answer]->n; i++)
-            sample_seen_add(&l->seen, said[answer]->ids[i], answer);
-    memcpy(l->adjusted, logits, l->file.dims.vocab * sizeof *logits);
-    sample_adjust(&l->sampling, &l->seen, l->adjusted, l->file.dims.vocab);
-    sample_seen_clear(&l->seen);
-    return l->adjusted;
+    const struct local *l = arg;
+    const struct tokens *prompt = &l->ret->prompt, *answer = &l->ret->tokens;
+    bool in_prompt = pos < prompt->n;
+    size_t at = in_prompt ? pos : pos - prompt->n;
+    *ret_n = (uint32_t)((in_prompt ? prompt : answer)->n - at);
+    return (in_prompt ? prompt : answer)->ids + at;
 }
 
-static void note_logprobs(struct local *l, const float *logits, int32_t token)
+static void note_logprobs(struct local *l, const struct chooser_choice *c)
 {
-    struct sample_candidate top[SAMPLE_TOP_MAX];
-    uint32_t n = l->o->top_logprobs < l->file.dims.vocab ? l->o->top_logprobs : l->file.dims.vocab;
-    float chosen = sample_logprobs(logits, l->file.dims.vocab, token, n, top);
-    l->ret->n_top = n;
-    (void)buf_append(&l->ret->chosen, &chosen, sizeof chosen);
-    if (n) (void)buf_append(&l->ret->top, top, n * sizeof *top);
+    l->ret->n_top = c->n_top;
+    (void)buf_append(&l->ret->chosen, &c->logprob, sizeof c->logprob);
+    if (c->n_top) (void)buf_append(&l->ret->top, c->top, c->n_top * sizeof *c->top);
 }
 
 /* Runs rows [first, first + n) and, if asked, chooses the token after them. */
@@ -97,11 +86,19 @@ static int run_rows(struct local *l, uint32_t first, const int32_t *tokens, uint
     const float *logits;
     int rc = whole_step(&l->whole, first, tokens, n, choose, &logits, em);
     if (rc < 0 || !choose) return rc;
-    *ret_token = sample_choose(&l->sampling, l->o->sample, first + n, adjust(l, logits),
-                               l->file.dims.vocab, l->candidates);
-    if (*ret_token < 0) return err_set(em, ERR_FORMAT, "the model gave logits that are not finite");
-    bool kept = !vocab_is_eog(l->file.vocab, *ret_token) || l->o->ignore_eos;
-    if (l->o->logprobs && kept) note_logprobs(l, logits, *ret_token);
+    const struct chooser_ask ask = {.sampling = &l->sampling,
+                                    .sample = l->o->sample,
+                                    .pos = first + n,
+                                    .boundary = (uint32_t)l->ret->prompt.n,
+                                    .logits = logits,
+                                    .said = said,
+                                    .said_arg = l};
+    struct chooser_choice c;
+    rc = chooser_choose(l->chooser, &ask, &c);
+    if (rc < 0) return err_set(em, rc, CHOOSER_NOT_FINITE);
+    *ret_token = c.token;
+    bool kept = !vocab_is_eog(l->file.vocab, c.token) || l->o->ignore_eos;
+    if (l->sampling.logprobs && kept) note_logprobs(l, &c);
     return 0;
 }
 
@@ -139,15 +136,15 @@ static int decode(struct local *l, int32_t token, struct errmsg *em)
     uint32_t limit = l->file.dims.ctx_train - (uint32_t)r->prompt.n;
     if (l->o->ctx && l->o->ctx - r->prompt.n < limit) limit = l->o->ctx - (uint32_t)r->prompt.n;
     if (l->o->tokens < limit) limit = l->o->tokens;
-    r->finish_reason = "length";
+    r->finish_reason = FINISH_LENGTH;
     for (;;) {
         if (vocab_is_eog(l->file.vocab, token) && !l->o->ignore_eos) {
-            r->finish_reason = "stop";
+            r->finish_reason = FINISH_STOP;
             break;
         }
         keep(l, token);
         if (l->detok.stopped) {
-            r->finish_reason = "stop";
+            r->finish_reason = FINISH_STOP;
             break;
         }
         if (r->tokens.n == limit) break;
@@ -166,7 +163,7 @@ static int generate(struct local *l, struct errmsg *em)
     uint64_t start = clock_ns();
     int32_t token = -1;
     if (l->o->tokens == 0) {
-        r->finish_reason = "length";
+        r->finish_reason = FINISH_LENGTH;
         return 0;
     }
     int rc = prefill(l, &token, em);
@@ -185,11 +182,7 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
 {
     struct local l = {.o = o, .sampling = o->sampling, .ret = ret, .on_text = on_text, .arg = arg};
     detok_init(&l.detok, o->stops.items, o->stops.n);
-    if (!o->seed_given) {
-        if (getrandom(&l.sampling.seed, sizeof l.sampling.seed, 0) < 0)
-            l.sampling.seed = clock_ns();
-        l.sampling.seed >>= 11; /* a JSON number holds 53 bits exactly */
-    }
+    if (!o->seed_given) l.sampling.seed = sampling_draw_seed();
     ret->seed = l.sampling.seed;
     int rc = model_file_open(o->model, true, o->pre, &l.file, em);
     if (rc == 0 && l.file.warning[0]) log_warn("%s", l.file.warning);
@@ -198,10 +191,7 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
     if (rc == 0) rc = generate(&l, em);
     detok_close(&l.detok);
     whole_close(&l.whole);
-    mem_free(l.candidates);
-    mem_free(l.adjusted);
-    mem_free(l.seen.count);
-    mem_free(l.seen.ids);
+    chooser_close(l.chooser);
     model_file_close(&l.file);
     return rc;
 }

@@ -39,6 +39,12 @@ static struct json *json_logprobs(const struct gen_result *r)
     return list;
 }
 
+static void put_finish(struct json *to, const struct gen_result *r)
+{
+    const char *text = finish_text(r->finish_reason);
+    json_put_string(to, "finish_reason", text, strlen(text));
+}
+
 static struct json *json_more(const struct gen_result *r)
 {
     struct json *list = json_new_array();
@@ -47,8 +53,7 @@ static struct json *json_more(const struct gen_result *r)
         struct json *o = json_new_object();
         json_put_string(o, "text", x->text.data, x->text.len);
         json_put(o, "tokens", json_tokens(x->tokens.ids, x->tokens.n));
-        json_put_string(o, "finish_reason", x->finish_reason,
-                        x->finish_reason ? strlen(x->finish_reason) : 0);
+        put_finish(o, x);
         json_add(list, o);
     }
     return list;
@@ -61,7 +66,7 @@ static void print_json(const struct gen_result *r)
     json_put(j, "prompt_tokens", json_tokens(r->prompt.ids, r->prompt.n));
     json_put(j, "tokens", json_tokens(r->tokens.ids, r->tokens.n));
     if (r->chosen.len) json_put(j, "logprobs", json_logprobs(r));
-    json_put_string(j, "finish_reason", r->finish_reason, strlen(r->finish_reason));
+    put_finish(j, r);
     if (r->n_more) json_put(j, "more", json_more(r));
     json_put_u64(j, "seed", r->seed);
     if (r->isa) json_put_string(j, "isa", r->isa, strlen(r->isa));
@@ -124,16 +129,24 @@ static int parse_ids(const char *text, struct tokens *ret, struct errmsg *em)
     }
 }
 
-static int parse_bias(const char *text, struct sample_bias *ret, struct errmsg *em)
+/* Room for what --logit-bias names. */
+struct biases {
+    int32_t ids[OPT_LIST_MAX];
+    float values[OPT_LIST_MAX];
+};
+
+static int parse_bias(const char *text, int32_t *ret_id, float *ret_value, struct errmsg *em)
 {
     char *end, *value_end;
     errno = 0;
     long id = strtol(text, &end, 10);
     float value = *end == '=' ? strtof(end + 1, &value_end) : 0.0f;
     if (end == text || *end != '=' || value_end == end + 1 || *value_end || errno || id < 0 ||
-        id > INT32_MAX || !(value >= -100.0f && value <= 100.0f))
-        return err_set(em, ERR_CONF, "--logit-bias: '%s' is not ID=B with B in -100..100", text);
-    *ret = (struct sample_bias){(int32_t)id, value};
+        id > INT32_MAX || !(value >= -SAMPLING_BIAS_MAX && value <= SAMPLING_BIAS_MAX))
+        return err_set(em, ERR_CONF, "--logit-bias: '%s' is not ID=B with B in -%g..%g", text,
+                       (double)SAMPLING_BIAS_MAX, (double)SAMPLING_BIAS_MAX);
+    *ret_id = (int32_t)id;
+    *ret_value = value;
     return 0;
 }
 
@@ -163,27 +176,29 @@ static int read_prompt(struct gen_options *o, struct buf *text, struct errmsg *e
     return rc;
 }
 
-/* Checks what was given and parses lists; bias has room for OPT_LIST_MAX. */
-static int complete(struct gen_options *o, const char *priority, struct sample_bias *bias,
+/* Checks what was given and parses lists. */
+static int complete(struct gen_options *o, const char *priority, struct biases *b,
                     struct gen_result *r, struct errmsg *em)
 {
     int rc = check(o, priority, em);
     if (!o->chunk) o->chunk = 512;
-    o->sampling.bias = bias;
+    o->sampling.bias_ids = b->ids;
+    o->sampling.bias = b->values;
     o->sampling.n_bias = (uint32_t)o->biases.n;
     for (size_t i = 0; i < o->biases.n && rc == 0; i++)
-        rc = parse_bias(o->biases.items[i], &bias[i], em);
+        rc = parse_bias(o->biases.items[i], &b->ids[i], &b->values[i], em);
+    if (rc == 0 && sampling_check(&o->sampling, em) < 0) rc = ERR_CONF;
     if (rc == 0 && o->prompt_tokens) rc = parse_ids(o->prompt_tokens, &r->prompt, em);
     return rc;
 }
 
 static int run_generate(struct gen_options *o, const char *priority, bool json)
 {
-    struct sample_bias bias[OPT_LIST_MAX];
+    struct biases biases;
     struct errmsg em = {0};
     struct gen_result r = {0};
     struct buf text = {.max = LIMIT_PROMPT_BYTES};
-    int rc = complete(o, priority, bias, &r, &em);
+    int rc = complete(o, priority, &biases, &r, &em);
     if (rc == 0) rc = read_prompt(o, &text, &em);
     if (rc == 0)
         rc = (o->model ? gen_local : gen_cluster)(o, json ? NULL : print_text, NULL, &r, &em);
@@ -195,8 +210,8 @@ static int run_generate(struct gen_options *o, const char *priority, bool json)
 
 int cmd_generate(int argc, char **argv)
 {
-    struct gen_options o = {.tokens = 128, .sampling = {.top_p = 1.0f, .repetition = 1.0f}};
-    struct sample_params *s = &o.sampling;
+    struct gen_options o = {.tokens = 128, .sampling = SAMPLING_PLAIN};
+    struct sampling *s = &o.sampling;
     const char *priority = NULL;
     bool json = false;
     const struct opt table[] = {
@@ -217,15 +232,16 @@ int cmd_generate(int argc, char **argv)
          "K  choose among the K likeliest (0: all)"},
         {"--top-p", 0, OPT_F32, &s->top_p, 0, 1, NULL, "P  among the likeliest that hold P (1)"},
         {"--min-p", 0, OPT_F32, &s->min_p, 0, 1, NULL, "P  drop those below P x the likeliest (0)"},
-        {"--repetition-penalty", 0, OPT_F32, &s->repetition, 0.01, 10, NULL,
+        {"--repetition-penalty", 0, OPT_F32, &s->repetition, (double)SAMPLING_REPETITION_MIN,
+         (double)SAMPLING_REPETITION_MAX, NULL,
          "R  divide logits of tokens of the prompt and the answer (1)"},
-        {"--presence-penalty", 0, OPT_F32, &s->presence, -2, 2, NULL,
-         "P  less for tokens of the answer (0)"},
-        {"--frequency-penalty", 0, OPT_F32, &s->frequency, -2, 2, NULL,
-         "P  less for each time they were said (0)"},
+        {"--presence-penalty", 0, OPT_F32, &s->presence, -(double)SAMPLING_PENALTY_MAX,
+         (double)SAMPLING_PENALTY_MAX, NULL, "P  less for tokens of the answer (0)"},
+        {"--frequency-penalty", 0, OPT_F32, &s->frequency, -(double)SAMPLING_PENALTY_MAX,
+         (double)SAMPLING_PENALTY_MAX, NULL, "P  less for each time they were said (0)"},
         {"--logit-bias", 0, OPT_LIST, &o.biases, 0, 0, NULL,
          "ID=B  add B, -100 to 100, to a token's logit; may be repeated"},
-        {"--logprobs", 0, OPT_U32, &o.top_logprobs, 0, SAMPLE_TOP_MAX, &o.logprobs,
+        {"--logprobs", 0, OPT_U32, &s->top_logprobs, 0, SAMPLING_TOP_MAX, &s->logprobs,
          "N  log-probabilities of tokens and of N alternatives (with --json)"},
         {"--seed", 0, OPT_U64, &s->seed, 0, 0, &o.seed_given,
          "S  same seed, same answer; up to 2^64-1"},
@@ -259,7 +275,8 @@ int cmd_generate(int argc, char **argv)
     size_t n_rest;
     int status;
     if (!cmd_options(
-            "generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) [options]",
+            "flotilla generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) "
+            "[options]",
             "  flotilla generate --model smol.gguf --prompt 'Once upon a time' --tokens 64\n"
             "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n",
             table, argc, argv, NULL, 0, &n_rest, &status))

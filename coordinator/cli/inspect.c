@@ -3,8 +3,8 @@
 
 #include "common/base/buf.h"
 #include "common/base/mem.h"
+#include "common/base/utf8.h"
 #include "common/text/json.h"
-#include "common/text/utf8.h"
 #include "coordinator/model_file.h"
 
 #include <inttypes.h>
@@ -148,8 +148,8 @@ int cmd_inspect(int argc, char **argv)
     const char *path = NULL;
     size_t n_rest;
     int status;
-    if (!cmd_options("inspect FILE [--json]", "  flotilla inspect model.gguf\n", table, argc, argv,
-                     &path, 1, &n_rest, &status))
+    if (!cmd_options("flotilla inspect FILE [--json]", "  flotilla inspect model.gguf\n", table,
+                     argc, argv, &path, 1, &n_rest, &status))
         return status;
     struct errmsg em = {0};
     if (!n_rest) {
@@ -190,7 +190,7 @@ int cmd_tokenize(int argc, char **argv)
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("tokenize --model FILE < TEXT",
+    if (!cmd_options("flotilla tokenize --model FILE < TEXT",
                      "  printf 'Hello  world' | flotilla tokenize --model smol.gguf --json\n",
                      table, argc, argv, NULL, 0, &n_rest, &status))
         return status;

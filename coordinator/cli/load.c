@@ -128,7 +128,7 @@ static int send(struct load *l, struct sender *s, struct load_record *r, struct 
                                        .n_prompt_tokens = r->n_prompt,
                                        .ignore_eos = true,
                                        .max_tokens = r->n_tokens_wanted,
-                                       .sampling = {.top_p = 1.0f, .repetition = 1.0f}};
+                                       .sampling = SAMPLING_PLAIN};
     r->sent = now_ms(l);
     return client_start(l->client, &s->request, 0, on_reply, on_end, s, em);
 }
@@ -250,7 +250,7 @@ static int check(const struct load *l, struct errmsg *em)
                                 .ignore_eos = true,
                                 .tokens = r->n_tokens_wanted,
                                 .chunk = 512,
-                                .sampling = {.top_p = 1.0f, .repetition = 1.0f}};
+                                .sampling = SAMPLING_PLAIN};
         struct gen_result alone = {0};
         for (uint32_t k = 0; k < r->n_prompt; k++) tokens_push(&alone.prompt, r->prompt[k]);
         int rc = gen_local(&g, NULL, NULL, &alone, em);

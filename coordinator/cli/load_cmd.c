@@ -59,7 +59,7 @@ int cmd_load(int argc, char **argv)
     size_t n_rest;
     int status;
     if (!cmd_options(
-            "bench --cluster ADDR [--scenario NAME] [options]",
+            "flotilla bench --cluster ADDR [--scenario NAME] [options]",
             "  flotilla bench --cluster tcp://127.0.0.1:7070 --clients 16 --tokens 128\n"
             "  flotilla bench --cluster tcp://127.0.0.1:7070 --scenario convoy --plot c.svg\n",
             table, argc, argv, NULL, 0, &n_rest, &status))

@@ -40,19 +40,13 @@ bool cmd_options(const char *usage_line, const char *examples, const struct opt 
                  char **argv, const char **rest, size_t rest_max, size_t *ret_n_rest,
                  int *ret_status)
 {
+    const struct opts_usage u = {.line = usage_line, .examples = examples};
     struct errmsg em = {0};
-    int rc = opts_parse(table, argc, argv, rest, rest_max, ret_n_rest, &em);
-    if (rc == 0) return true;
-    if (rc == ERR_CANCELLED) {
-        (void)printf("usage: flotilla %s\n\noptions:\n", usage_line);
-        opts_help(table);
-        (void)printf("\nexamples:\n%s", examples);
-        *ret_status = CMD_OK;
-        return false;
-    }
-    (void)fprintf(stderr, "flotilla %s: %s\nusage: flotilla %s\n", argv[0], em.text, usage_line);
-    *ret_status = CMD_USAGE;
-    return false;
+    int rc = opts_parse(&u, table, argc, argv, rest, rest_max, ret_n_rest, &em);
+    *ret_status = rc == ERR_CANCELLED ? CMD_OK : CMD_USAGE;
+    if (rc < 0 && rc != ERR_CANCELLED)
+        (void)fprintf(stderr, "flotilla %s: %s\nusage: %s\n", argv[0], em.text, usage_line);
+    return rc == 0;
 }
 
 /* A result that could not be written is no success. */
@@ -70,7 +64,7 @@ int main(int argc, char **argv)
         usage(stderr);
         return CMD_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    if (opts_is_help(argv[1])) {
         usage(stdout);
         return CMD_OK;
     }

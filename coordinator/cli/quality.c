@@ -266,7 +266,7 @@ int cmd_quality(int argc, char **argv)
     size_t n_rest;
     int status;
     if (!cmd_options(
-            "quality --model FILE (--text FILE [--baseline FILE] | --baseline VECTORS)",
+            "flotilla quality --model FILE (--text FILE [--baseline FILE] | --baseline VECTORS)",
             "  flotilla quality --model smol.gguf --text book.txt\n"
             "  flotilla quality --model smol-q4.gguf --text book.txt --baseline smol-f16.gguf\n",
             table, argc, argv, NULL, 0, &n_rest, &status))

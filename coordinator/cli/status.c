@@ -151,7 +151,7 @@ int cmd_status(int argc, char **argv)
     };
     size_t n_rest;
     int exit_status;
-    if (!cmd_options("status --cluster ADDR [--json] [--watch]",
+    if (!cmd_options("flotilla status --cluster ADDR [--json] [--watch]",
                      "  flotilla status --cluster tcp://127.0.0.1:7070\n", table, argc, argv, NULL,
                      0, &n_rest, &exit_status))
         return exit_status;

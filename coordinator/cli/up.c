@@ -457,7 +457,7 @@ int cmd_up(int argc, char **argv)
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("up --model FILE [--workers 2] [options]",
+    if (!cmd_options("flotilla up --model FILE [--workers 2] [options]",
                      "  flotilla up --model smol.gguf\n"
                      "  flotilla up --model smol.gguf --workers 3 --kv-tokens 4096 --set "
                      "ports.clients=7070\n",

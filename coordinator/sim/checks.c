@@ -112,13 +112,15 @@ static void check_terminal(struct world *w, const struct action *a)
     r->ended = true;
     r->status = a->end.status;
     bool ok = r->status == STATUS_OK, complete = r->n_tokens == r->n_oracle;
-    const char *reason = !ok ? "" : r->stopped_by_us || r->eog ? "stop" : "length";
+    enum finish_reason reason = !ok                          ? FINISH_NONE
+                                : r->stopped_by_us || r->eog ? FINISH_STOP
+                                                             : FINISH_LENGTH;
     if (ok && !complete && !r->stopped_by_us)
         world__fail(w, "request %" PRIu64 ": OK after %" PRIu32 " of %" PRIu32 " tokens", r->id,
                     r->n_tokens, r->n_oracle);
-    if (strcmp(reason, a->end.finish_reason) != 0)
+    if (reason != a->end.finish_reason)
         world__fail(w, "request %" PRIu64 ": finish reason '%s', not '%s'", r->id,
-                    a->end.finish_reason, reason);
+                    finish_text(a->end.finish_reason), finish_text(reason));
     if ((r->status == STATUS_RESOURCE_EXHAUSTED) != (a->end.retry_ms > 0))
         world__fail(w, "request %" PRIu64 ": asked to try again in %" PRIu32 " ms", r->id,
                     a->end.retry_ms);

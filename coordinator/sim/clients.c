@@ -53,16 +53,16 @@ static void make(struct world *w, uint32_t idx)
                                          ? FAR_NS
                                          : NS_PER_MS * (200 + rng_below(&w->rng, 20000)));
     make_prompt(w, r);
-    r->sampling = (struct msg_sampling){.seed = r->seed, .repetition = 1.0f, .boundary = 12345};
+    r->sampling = (struct sampling){.seed = r->seed, .repetition = 1.0f};
     if (rng_below(&w->rng, 4) == 0)
-        r->sampling = (struct msg_sampling){.seed = r->seed,
-                                            .temp = 0.5f,
-                                            .top_k = 40,
-                                            .top_p = 0.75f,
-                                            .min_p = 0.125f,
-                                            .repetition = 1.25f,
-                                            .presence = 0.5f,
-                                            .frequency = 0.25f};
+        r->sampling = (struct sampling){.seed = r->seed,
+                                        .temp = 0.5f,
+                                        .top_k = 40,
+                                        .top_p = 0.75f,
+                                        .min_p = 0.125f,
+                                        .repetition = 1.25f,
+                                        .presence = 0.5f,
+                                        .frequency = 0.25f};
     check__oracle(w, r);
     r->made = true;
     uint32_t n_new = r->n_oracle > r->n_prompt ? r->n_oracle - r->n_prompt : 0;

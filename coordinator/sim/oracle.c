@@ -17,20 +17,21 @@ uint64_t check__root(uint64_t tenant)
 
 /* The token after a position, from the parameters that the last stage was told and the position's
  * tag. */
-int32_t check__choose(const struct msg_sampling *s, uint32_t sample, uint64_t tag)
+int32_t check__choose(const struct msg_open *o, uint32_t sample, uint64_t tag)
 {
-    return (int32_t)(check__mix(check__mix(s->seed, s->boundary * 16 + sample), tag) % WORLD_VOCAB);
+    uint64_t key = check__mix(o->sampling.seed, o->boundary * 16 + sample);
+    return (int32_t)(check__mix(key, tag) % WORLD_VOCAB);
 }
 
 void check__oracle(struct world *w, struct world_request *r)
 {
-    const struct msg_sampling s = {.seed = r->seed, .boundary = r->n_prompt};
+    const struct msg_open o = {.sampling = {.seed = r->seed}, .boundary = r->n_prompt};
     uint32_t limit = r->n_prompt + r->max_new;
     if (limit > w->cfg.ctx) limit = w->cfg.ctx;
     uint64_t tag = check__root(r->tenant);
     for (uint32_t p = 0; p < limit; p++) {
         if (p >= r->n_prompt) {
-            r->tokens[p] = check__choose(&s, r->sample, tag);
+            r->tokens[p] = check__choose(&o, r->sample, tag);
             r->eog = r->tokens[p] == WORLD_EOG && !r->ignore_eos;
             if (r->eog) break;
         }
@@ -83,7 +84,7 @@ void check__run(struct world *w, struct world_worker *s, uint64_t step, const st
     }
 }
 
-static bool same_sampling(const struct msg_sampling *a, const struct msg_sampling *b)
+static bool same_sampling(const struct sampling *a, const struct sampling *b)
 {
     return a->seed == b->seed && a->temp == b->temp && a->top_k == b->top_k &&
            a->top_p == b->top_p && a->min_p == b->min_p && a->repetition == b->repetition &&
@@ -99,8 +100,8 @@ void check__open(struct world *w, struct world_worker *s, const struct msg_step 
         if (x->has_open == s->open[q->id - 1])
             world__fail(w, "request %" PRIu64 ": parameters %s", q->id,
                         x->has_open ? "told twice" : "never told");
-        else if (x->has_open &&
-                 (!same_sampling(&x->open, &q->sampling) || x->open.boundary != q->n_prompt))
+        else if (x->has_open && (!same_sampling(&x->open.sampling, &q->sampling) ||
+                                 x->open.boundary != q->n_prompt))
             world__fail(w, "request %" PRIu64 ": other parameters than asked for", q->id);
         s->open[q->id - 1] = true;
         if (x->has_open) s->told[q->id - 1] = x->open;

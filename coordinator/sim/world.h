@@ -126,11 +126,10 @@ struct world_worker {
     bool open[WORLD_REQUESTS +
               WORLD_WITNESSES]; /* requests whose parameters it has, as the last stage */
     uint64_t tags[WORLD_PAGES_MAX * LIMIT_PAGE];
-    uint64_t wrote_in[WORLD_PAGES_MAX * LIMIT_PAGE]; /* number of the Step, */
-    uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE]; /* and the request */
-    struct msg_sampling
-        told[WORLD_REQUESTS + WORLD_WITNESSES]; /* their parameters, as the last stage */
-    struct buf inbox[WORLD_INBOX];              /* Steps that wait, a ring */
+    uint64_t wrote_in[WORLD_PAGES_MAX * LIMIT_PAGE];        /* number of the Step, */
+    uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE];        /* and the request */
+    struct msg_open told[WORLD_REQUESTS + WORLD_WITNESSES]; /* what those are */
+    struct buf inbox[WORLD_INBOX];                          /* Steps that wait, a ring */
     uint32_t inbox_at, inbox_n;
     struct buf outgoing; /* what it will hand on when done */
     bool outgoing_result;
@@ -147,7 +146,7 @@ struct world_request {
     bool witness, ignore_eos, eog; /* eog: the answer ends with an end token */
     uint64_t id, seed, client, tenant, deadline_at_ns, submitted_ns;
     enum priority class;
-    struct msg_sampling sampling;
+    struct sampling sampling;
     uint32_t sample;
     uint32_t n_prompt, max_new, n_received;
     uint32_t n_tokens;                /* prompt and what was delivered */
@@ -284,7 +283,7 @@ void check__run(struct world *w, struct world_worker *s, uint64_t step, const st
 /* The last stage has a request's parameters from its first row that wants logits until it is
  * closed. */
 void check__open(struct world *w, struct world_worker *s, const struct msg_step *m);
-int32_t check__choose(const struct msg_sampling *s, uint32_t sample, uint64_t tag);
+int32_t check__choose(const struct msg_open *o, uint32_t sample, uint64_t tag);
 struct world_request *check__find(struct world *w, uint64_t id);
 uint64_t check__mix(uint64_t a, uint64_t b);
 /* The tag before the first token. */

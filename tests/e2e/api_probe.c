@@ -35,7 +35,7 @@ static void sampling(struct client *c)
     static const float five[] = {5}, infinite[] = {INFINITY}, never[] = {-100}, over[] = {101};
     const struct {
         const char *name;
-        struct msg_sampling s;
+        struct sampling s;
     } cases[] = {
         {"temp_negative", {.temp = -1, .top_p = 1, .repetition = 1}},
         {"temp_nan", {.temp = NAN, .top_p = 1, .repetition = 1}},
@@ -78,7 +78,7 @@ int main(int argc, char **argv)
     struct errmsg em = {0};
     if (argc != 2 || client_open(argv[1], &c, &em) < 0) return 2;
     static const int32_t foreign[] = {5, 1 << 30};
-    const struct msg_sampling plain = {.top_p = 1, .repetition = 1};
+    const struct sampling plain = {.top_p = 1, .repetition = 1};
     call(c, "unknown_method", PROTO_VERSION, "Summarise", "", 0);
     call(c, "unknown_version", 99, "Status", "", 0);
     call(c, "status", PROTO_VERSION, "Status", "", 0);

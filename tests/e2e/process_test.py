@@ -120,6 +120,14 @@ class ProcessTest(unittest.TestCase):
                 self.assertRegex(c.text(), r"coordinator: \S+ \S+ warn flotilla-coordinator: generation 1 ended")
                 c.wait(lambda s: s["ready"], 60)
 
+    def test_ipv6(self):
+        """Clients, control, data links, results and metrics over IPv6 alone."""
+        with Cluster(workers=2, threads=1, kv_tokens=2048, set=["listen=::1"]) as c:
+            self.assertRegex(c.address, r"^tcp://\[::1\]:\d+$")
+            self.assertRegex(c.join, r"^tcp://\[::1\]:\d+$")
+            self.assertEqual(c.generate("Once upon a time", tokens=6)["tokens"], local("Once upon a time", tokens=6)["tokens"])
+            self.assertGreater(c.metrics()["flotilla_tokens_total"], 0)
+
     def test_refused_options(self):
         for words, text in (
             (("up", "--model", MODEL, "--set", "ports.clients=70700"), "--set ports.clients=70700"),

@@ -163,6 +163,7 @@ int net_bind(struct net_sock *s, const char *endpoint, struct errmsg *em)
 
 int net_connect(struct net_sock *s, const char *endpoint, struct errmsg *em)
 {
+    if (fake.connect_rc) return err_set(em, fake.connect_rc, "cannot connect to %s", endpoint);
     return net_bind(s, endpoint, em);
 }
 

@@ -20,6 +20,7 @@ struct fake_net {
     uint32_t fail_send, fail_recv; /* the how-manieth fails once; 0: none */
     int send_error, recv_error;    /* with which code */
     int lookup_rc;                 /* what net_lookup says */
+    int connect_rc;                /* what net_connect says */
     uint64_t files_max;
     unsigned end_within_s; /* what process_end_within was called with; 0: it was not */
 };

@@ -1,4 +1,4 @@
-/* Random messages that decode, of every kind, for who mutates them: the wire fuzzer's first corpus
+/* Random messages that decode, of every kind, for tests that mutate them: the wire fuzzer's first corpus
  * and the noise that is sent to running programs. */
 #ifndef FLOTILLA_TESTS_RANDOM_MSG_H
 #define FLOTILLA_TESTS_RANDOM_MSG_H
@@ -46,7 +46,9 @@ static inline void random_step(struct rng *r, struct buf *to)
         x->n_logits = (uint32_t)rng_below(r, 2);
         x->n_pages = (x->first_pos + x->n_rows + LIMIT_PAGE - 1) / LIMIT_PAGE;
         x->has_open = x->n_logits && rng_below(r, 2);
-        x->open = (struct msg_sampling){.temp = 1, .top_p = 1, .repetition = 1, .seed = rng_u64(r)};
+        x->open.sampling = SAMPLING_PLAIN;
+        x->open.sampling.temp = 1;
+        x->open.sampling.seed = rng_u64(r);
         s.rows += x->n_rows;
     }
     wire_put_step(&s, to);
@@ -109,7 +111,8 @@ static inline void random_generate(struct rng *r, struct buf *to)
                              .max_tokens = (uint32_t)rng_below(r, 4)};
     static int32_t ids[20];
     for (int i = 0; i < 20; i++) ids[i] = (int32_t)rng_below(r, 50000);
-    g.sampling = (struct msg_sampling){.temp = (float)rng_below(r, 3), .top_p = 1, .repetition = 1};
+    g.sampling = SAMPLING_PLAIN;
+    g.sampling.temp = (float)rng_below(r, 3);
     if (rng_below(r, 2)) g.prompt_tokens = ids, g.n_prompt_tokens = (uint32_t)rng_below(r, 20);
     if (rng_below(r, 4) == 0) g.received = ids, g.n_received = (uint32_t)rng_below(r, 5);
     g.from_index = (uint32_t)rng_below(r, 3);
@@ -123,7 +126,7 @@ static inline void random_msg(struct rng *r, enum random_kind kind, struct buf *
     uint64_t ids[3] = {1, rng_u64(r), rng_below(r, 100)};
     static const int32_t tokens[2] = {5, 7};
     struct msg_generate_reply reply = {
-        .n_tokens = 2, .tokens = tokens, .text = "abc", .finish_reason = "stop"};
+        .n_tokens = 2, .tokens = tokens, .text = "abc", .finish_reason = FINISH_STOP};
     struct msg_status status = {.model = "m",
                                 .replica = {.name = "a", .state = "ready", .why = ""}};
     switch (kind) {

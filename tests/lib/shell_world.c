@@ -275,8 +275,8 @@ static void on_to_worker(const struct net_frame *f)
 /* The run's token, and log-probabilities for it where the request asked for them. */
 static void choose(const struct msg_run *r, struct msg_run_result *ret)
 {
-    static int32_t tokens[LIMIT_STEP_RUNS], ids[LIMIT_STEP_RUNS][LIMIT_TOP_LOGPROBS];
-    static float chosen[LIMIT_STEP_RUNS], top[LIMIT_STEP_RUNS][LIMIT_TOP_LOGPROBS];
+    static int32_t tokens[LIMIT_STEP_RUNS], ids[LIMIT_STEP_RUNS][SAMPLING_TOP_MAX];
+    static float chosen[LIMIT_STEP_RUNS], top[LIMIT_STEP_RUNS][SAMPLING_TOP_MAX];
     static uint32_t at;
     static struct {
         uint64_t request;
@@ -288,8 +288,8 @@ static void choose(const struct msg_run *r, struct msg_run_result *ret)
     if (r->has_open) {
         the_world->n_open++;
         asked[slot].request = r->request;
-        asked[slot].logprobs = r->open.logprobs;
-        asked[slot].top = r->open.top_logprobs;
+        asked[slot].logprobs = r->open.sampling.logprobs;
+        asked[slot].top = r->open.sampling.top_logprobs;
     }
     tokens[at] = the_world->always >= 0 ? the_world->always : (int32_t)(pos % 26);
     *ret = (struct msg_run_result){.request = r->request,
@@ -356,7 +356,7 @@ static void read_generate(struct seen *x, const struct msg_generate_reply *r)
         x->n_tokens = r->first_index + r->n_tokens;
     }
     (void)snprintf(x->text + len, sizeof x->text - len, "%s", r->text);
-    (void)snprintf(x->finish, sizeof x->finish, "%s", r->finish_reason);
+    (void)snprintf(x->finish, sizeof x->finish, "%s", finish_text(r->finish_reason));
     if (r->has_usage) {
         x->n_usage++;
         x->n_prompt = r->n_prompt_tokens;
@@ -483,16 +483,17 @@ static void open_shell(struct world *w)
     s->name = "m";
     s->now_ns = w->now_ns;
     assert_int_equal(net_open(&s->net, &em), 0);
+    s->link = link_open(s->net, LIMIT_WINDOW);
     s->clients = sock(&clients_sock);
     s->workers = sock(&workers_sock);
     s->results = sock(&results_sock);
     static const int32_t eog = WORLD_EOS;
     struct setup_model m = {.dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
     w->core = setup_core(s->config, &m, 77, "tcp://:9");
-    w->message_bytes = calls__message_bytes(s, w->core.ctx);
+    w->message_bytes = methods__message_bytes(s, w->core.ctx);
     s->core = core_open(&w->core);
     calls__open(s);
-    assert_int_equal(textjobs_open(s->net, w->model.vocab, &s->text, &em), 0);
+    assert_int_equal(texts_open(s->net, &s->texts, &em), 0);
 }
 
 struct world *world_open(const char *yaml)
@@ -527,9 +528,9 @@ void world_close(struct world *w)
     struct shell *s = w->s;
     calls__close(s);
     core_close(s->core);
-    textjobs_close(s->text);
+    offload_close(s->texts);
+    link_close(s->link);
     net_close(s->net);
-    for (uint32_t i = 0; i < LIMIT_WINDOW; i++) buf_close(&s->step_queue[i]);
     buf_close(&s->out);
     buf_close(&s->body);
     arena_close(&s->arena);
@@ -572,7 +573,7 @@ void world_run(struct world *w, uint64_t ms)
 
 void world_wait_text(struct world *w)
 {
-    struct net_poll p = {.sock = textjobs_socket(w->s->text)};
+    struct net_poll p = {.sock = offload_socket(w->s->texts)};
     (void)__real_net_poll(&p, 1, 30000);
     assert_true(p.readable);
     world_turn(w);

@@ -19,9 +19,13 @@ int main(int argc, char **argv)
          "N  how many where FLOTILLA_LONG is set"},
         {0},
     };
+    const struct opts_usage usage = {.line = "sim_test [options]",
+                                     .examples = "  sim_test --first 77 --seeds 1\n"};
     struct errmsg em;
     size_t rest;
-    if (opts_parse(table, argc, argv, NULL, 0, &rest, &em) < 0) {
+    int rc = opts_parse(&usage, table, argc, argv, NULL, 0, &rest, &em);
+    if (rc == ERR_CANCELLED) return 0;
+    if (rc < 0) {
         (void)fprintf(stderr, "sim_test: %s\n", em.text);
         return 2;
     }

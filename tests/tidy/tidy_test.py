@@ -36,7 +36,7 @@ SYSTEM = {
     "sys/resource.h", "sys/signalfd.h", "sys/socket.h", "sys/stat.h", "sys/syscall.h", "sys/time.h", "sys/un.h", "sys/wait.h", "time.h",
     "unistd.h",
 }
-MANY_MODULES = {"utf8proc.h": {"common/text/utf8.c"},
+MANY_MODULES = {"utf8proc.h": {"common/text/nfc.c"},
                 # Instruction sets: the kernels' vector operations, and the few instructions that others need.
                 "immintrin.h": {"common/engine/vec_x86.h"}, "xmmintrin.h": {"common/base/insn.h"},
                 "cpuid.h": {"common/engine/cpu.c"},
@@ -70,7 +70,7 @@ class Tidy(unittest.TestCase):
             mine = layer(path)
             for inc in re.findall(r'#include "([^"]+)"', read(path)):
                 if inc.endswith(".pb-c.h"):
-                    self.assertRegex(path, r"^proto/wire_(cluster|client)\.c$", "protobuf-c is known there only")
+                    self.assertRegex(path, r"^proto/wire_(cluster\.c|client\.c|pb\.h)$", "protobuf-c is known there only")
                     continue
                 self.assertTrue(os.path.exists(os.path.join(ROOT, inc)), f"{path}: {inc} is not from the root")
                 ok = inc.startswith(mine + "/") or any(inc.startswith(m + "/") for m in MAY[mine])
@@ -95,6 +95,12 @@ class Tidy(unittest.TestCase):
             text = read("coordinator/" + name)
             for word in ("clock_ns(", "getrandom", "printf(stdout", "log_info", "log_error", "pthread"):
                 self.assertNotIn(word, text, name)
+
+    def test_one_place_chooses_tokens(self):
+        """The last stage and the engine alone both choose through common/text/chooser.h."""
+        for path in sources():
+            if not path.startswith(("common/text/", "tests/")):
+                self.assertNotRegex(read(path), r"\bsample_(choose|adjust|logprobs|seen_add)\(", path)
 
     def test_no_libm_in_the_engine(self):
         """Transcendentals are the project's own; fmaf, sqrtf and lrintf are exact."""

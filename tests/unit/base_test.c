@@ -10,8 +10,11 @@
 #include "common/base/opts.h"
 #include "common/base/pool.h"
 #include "common/base/rng.h"
+#include "common/base/sampling.h"
 #include "common/base/stats.h"
+#include "common/base/utf8.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -389,13 +392,14 @@ static void test_opts(void **state)
                                 {"--stop", 0, OPT_LIST, &list, 0, 0, NULL, ""},
                                 {"--seed", 0, OPT_U64, &seed, 0, 0, NULL, ""},
                                 {0}};
+    const struct opts_usage usage = {.line = "x", .examples = ""};
     struct errmsg em;
     size_t rest;
     char *good[] = {"x", "-n", "7", "--temp=0.5", "--flag", "--stop", "a", "--stop", "b"};
-    assert_int_equal(opts_parse(table, 9, good, NULL, 0, &rest, &em), 0);
+    assert_int_equal(opts_parse(&usage, table, 9, good, NULL, 0, &rest, &em), 0);
     assert_true(n == 7 && t == 0.5f && flag && list.n == 2);
     char *most[] = {"x", "--seed", "18446744073709551615"};
-    assert_int_equal(opts_parse(table, 3, most, NULL, 0, &rest, &em), 0);
+    assert_int_equal(opts_parse(&usage, table, 3, most, NULL, 0, &rest, &em), 0);
     assert_true(seed == UINT64_MAX);
     char *bad[][3] = {{"x", "--tokens", "11"},
                       {"x", "--tokens", "0x5"},
@@ -405,9 +409,43 @@ static void test_opts(void **state)
                       {"x", "--flag=1", "y"},
                       {"x", "--seed", "18446744073709551616"}};
     for (size_t i = 0; i < 7; i++) {
-        assert_int_equal(opts_parse(table, 3, bad[i], NULL, 0, &rest, &em), ERR_CONF);
+        assert_int_equal(opts_parse(&usage, table, 3, bad[i], NULL, 0, &rest, &em), ERR_CONF);
         assert_non_null(strstr(em.text, "--"));
     }
+}
+
+/* Help comes from the same table as what is read, and is printed where it is asked for. */
+static void test_help(void **state)
+{
+    (void)state;
+    uint32_t n = 1;
+    const struct opt table[] = {{"--tokens", 'n', OPT_U32, &n, 1, 10, NULL, "N  how many"},
+                                {"--json", 0, OPT_FLAG, NULL, 0, 0, NULL, "one document"},
+                                {0}};
+    const struct opts_usage usage = {
+        .line = "x [options]", .does = "Does it.", .examples = "  x -n 3\n"};
+    char *words[][3] = {{"x", "--help", NULL}, {"x", "-n2", "-h"}, {"x", "--tokens=2", "-h"}};
+    struct errmsg em;
+    size_t rest;
+    char text[1024];
+    FILE *kept = stdout, *f = fmemopen(text, sizeof text, "w");
+    assert_non_null(f);
+    stdout = f;
+    int rc = opts_parse(&usage, table, 2, words[0], NULL, 0, &rest, &em);
+    (void)fflush(f);
+    (void)opts_parse(&usage, table, 3, words[2], NULL, 0, &rest, &em);
+    stdout = kept;
+    (void)fclose(f);
+    assert_int_equal(rc, ERR_CANCELLED);
+    assert_int_equal(n, 2);
+    static const char want[] = "usage: x [options]\n\nDoes it.\n\noptions:\n"
+                               "  -n, --tokens       N  how many\n"
+                               "      --json         one document\n"
+                               "  -h, --help         this text\n"
+                               "\nexamples:\n  x -n 3\n";
+    assert_int_equal(strncmp(text, want, strlen(want)), 0);
+    assert_int_equal(strncmp(text + strlen(want), want, strlen(want)), 0);
+    assert_int_equal(opts_parse(&usage, table, 3, words[1], NULL, 0, &rest, &em), ERR_CONF);
 }
 
 /* Runs CHECK(pages > least) in a process of its own: its wait status, and what it wrote to stderr.
@@ -447,6 +485,103 @@ static void test_check(void **state)
     assert_non_null(strstr(strchr(text, '\n') + 1, "base_test")); /* a frame of the trace */
 }
 
+/* A code point by the definition; returns its bytes. */
+static size_t encode_utf8(int32_t c, char *ret)
+{
+    size_t len = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const uint8_t first[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    for (size_t i = len; --i > 0; c >>= 6) ret[i] = (char)(0x80 | (c & 0x3f));
+    ret[0] = (char)(first[len] | c);
+    return len;
+}
+
+/* Each code point but surrogates is whole, and unfinished before its last byte. */
+static void test_utf8_characters(void **state)
+{
+    (void)state;
+    for (int32_t c = 0, got; c < 0x110000; c++) {
+        char s[4];
+        size_t len = encode_utf8(c, s), n;
+        if (c >= 0xd800 && c < 0xe000) {
+            assert_int_equal(utf8_decode(s, len, &n, &got), UTF8_BROKEN);
+            continue;
+        }
+        assert_int_equal(utf8_char(s, len, &got), len);
+        assert_int_equal(got, c);
+        for (size_t cut = 1; cut < len; cut++) {
+            assert_int_equal(utf8_decode(s, cut, &n, &got), UTF8_UNFINISHED);
+            assert_int_equal(n, cut);
+        }
+    }
+    assert_int_equal(utf8_char("x", 0, NULL), 0);
+}
+
+/* No other bytes are a character: of all that there are, as many are whole as there are code points
+ * of that length. */
+static void test_utf8_nothing_else(void **state)
+{
+    (void)state;
+    uint32_t n_whole[5] = {0};
+    size_t len;
+    int32_t c;
+    for (uint32_t i = 0; i < 1u << 24; i++) {
+        const char s[] = {(char)(i >> 16), (char)(i >> 8), (char)i};
+        if (utf8_decode(s, 3, &len, &c) == UTF8_WHOLE && (len == 3 || !(i & 0xff))) n_whole[len]++;
+    }
+    assert_int_equal(n_whole[1], 128 * 256);
+    assert_int_equal(n_whole[2], 0x800 - 0x80);
+    assert_int_equal(n_whole[3], 0x10000 - 0x800 - 0x800); /* without surrogates */
+    static const uint8_t some[] = {0x00, 0x7f, 0x80, 0xbf, 0xc0, 0xff};
+    for (uint32_t i = 0; i < 1u << 16; i++)
+        for (size_t k = 0; k < 36; k++) {
+            const char s[] = {(char)(i >> 8), (char)i, (char)some[k / 6], (char)some[k % 6]};
+            n_whole[4] += utf8_decode(s, 4, &len, &c) == UTF8_WHOLE && len == 4;
+        }
+    assert_int_equal(n_whole[4], (0x110 - 0x10) * 4);
+}
+
+/* Every limit, from both sides; what is refused names its field. */
+static void test_sampling_limits(void **state)
+{
+    (void)state;
+    static const int32_t ids[SAMPLING_BIASES_MAX + 1] = {7}, negative[] = {-1};
+    static const float zeros[SAMPLING_BIASES_MAX + 1] = {0}, most[] = {100}, more[] = {100.1f},
+                                                   no_number[] = {NAN};
+    const struct {
+        const char *field; /* NULL: it is right */
+        struct sampling s;
+    } cases[] = {
+        {NULL, SAMPLING_PLAIN},
+        {NULL, {.temp = 3e38f, .repetition = 10, .presence = -2, .frequency = 2, .min_p = 1}},
+        {NULL, {.repetition = 0.01f, .top_logprobs = 20, .top_k = UINT32_MAX}},
+        {NULL, {.repetition = 1, .n_bias = 1, .bias_ids = ids, .bias = most}},
+        {NULL, {.repetition = 1, .n_bias = SAMPLING_BIASES_MAX, .bias_ids = ids, .bias = zeros}},
+        {"'temp'", {.repetition = 1, .temp = -0.1f}},
+        {"'temp'", {.repetition = 1, .temp = INFINITY}},
+        {"'top_p'", {.repetition = 1, .top_p = 1.1f}},
+        {"'top_p'", {.repetition = 1, .top_p = NAN}},
+        {"'min_p' is not in 0..1", {.repetition = 1, .min_p = -0.1f}},
+        {"'repetition_penalty' is not in 0.01..10", {.repetition = 0}},
+        {"'repetition_penalty'", {.repetition = 10.1f}},
+        {"'presence_penalty' is not in -2..2", {.repetition = 1, .presence = 2.1f}},
+        {"'frequency_penalty'", {.repetition = 1, .frequency = -2.1f}},
+        {"'top_logprobs' is 21, the limit is 20", {.repetition = 1, .top_logprobs = 21}},
+        {"'logit_bias': token 7 or its value is not in -100..100",
+         {.repetition = 1, .n_bias = 1, .bias_ids = ids, .bias = more}},
+        {"'logit_bias'", {.repetition = 1, .n_bias = 1, .bias_ids = ids, .bias = no_number}},
+        {"'logit_bias'", {.repetition = 1, .n_bias = 1, .bias_ids = negative, .bias = zeros}},
+        {"'logit_bias' has 301 tokens, the limit is 300",
+         {.repetition = 1, .n_bias = SAMPLING_BIASES_MAX + 1, .bias_ids = ids, .bias = zeros}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct errmsg em = {0};
+        int rc = sampling_check(&cases[i].s, &em);
+        assert_int_equal(rc, cases[i].field ? ERR_RANGE : 0);
+        if (rc < 0 && !strstr(em.text, cases[i].field))
+            fail_msg("'%s' does not say %s", em.text, cases[i].field);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -467,6 +602,10 @@ int main(void)
         cmocka_unit_test(test_stats_threads),
         cmocka_unit_test(test_opts),
         cmocka_unit_test(test_check),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_sampling_limits),
+        cmocka_unit_test(test_utf8_characters),
+        cmocka_unit_test(test_utf8_nothing_else),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

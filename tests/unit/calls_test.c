@@ -413,7 +413,7 @@ static void test_news_in_parts(void **state)
         struct msg_logprobs l = {&chosen, 1, &id, &top};
         (void)answer_take(&a, w->model.vocab, (int32_t)(i % 26), &l, 0);
     }
-    answer_end(&a, "length");
+    answer_end(&a, FINISH_LENGTH);
     assert_true(answer_rewind(&a, 2));
     uint32_t at = 2, parts = 0;
     while (answer_has_news(&a)) {
@@ -422,7 +422,7 @@ static void test_news_in_parts(void **state)
         assert_int_equal(r.first_index, at);
         assert_true(r.n_tokens <= ANSWER_NEWS_TOKENS);
         assert_int_equal(strlen(r.text), r.n_tokens); /* a letter each */
-        assert_string_equal(r.finish_reason, all ? "length" : "");
+        assert_int_equal(r.finish_reason, all ? FINISH_LENGTH : FINISH_NONE);
         for (uint32_t i = 0; i < r.n_tokens; i++) {
             assert_int_equal(r.tokens[i], (int32_t)((at + i) % 26));
             assert_int_equal(r.text[i], 'a' + (int)((at + i) % 26));

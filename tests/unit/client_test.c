@@ -63,7 +63,7 @@ static void say_tokens(uint32_t sock, uint64_t call, uint32_t from, uint32_t n, 
                                    .n_tokens = n,
                                    .tokens = tokens,
                                    .text = "",
-                                   .finish_reason = last ? "length" : "",
+                                   .finish_reason = last ? FINISH_LENGTH : FINISH_NONE,
                                    .has_usage = from == 0 || server.n_received,
                                    .seed = server.seed};
     wire_put_generate_reply(&r, &body);

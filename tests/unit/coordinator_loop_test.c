@@ -122,23 +122,23 @@ void calls__close(struct shell *s)
     (void)s;
 }
 
-void calls__take(struct shell *s)
+void methods__take(struct shell *s)
 {
     struct net_msg m;
     while (net_recv(s->clients, &m) == 0) net_msg_close(&m);
 }
 
-uint32_t calls__message_bytes(struct shell *s, uint32_t ctx)
+uint32_t methods__message_bytes(struct shell *s, uint32_t ctx)
 {
     (void)s;
     (void)ctx;
     return LIMIT_CLIENT_BYTES;
 }
 
-void calls__text_done(struct shell *s, struct textjob *job)
+void methods__text_done(struct shell *s, struct text *t)
 {
     (void)s;
-    (void)job;
+    (void)t;
 }
 
 bool calls__tokens(struct shell *s, const struct action *a)
@@ -177,35 +177,34 @@ bool calls__any(const struct shell *s)
     return script.calls;
 }
 
-int textjobs_open(struct net *net, const struct vocab *v, struct textjobs **ret, struct errmsg *em)
+int texts_open(struct net *net, struct offload **ret, struct errmsg *em)
 {
     (void)net;
-    (void)v;
     (void)em;
     *ret = NULL;
     return 0;
 }
 
-void textjobs_close(struct textjobs *t)
+void offload_close(struct offload *o)
 {
-    (void)t;
+    (void)o;
 }
 
-struct net_sock *textjobs_socket(struct textjobs *t)
+struct net_sock *offload_socket(struct offload *o)
 {
-    (void)t;
+    (void)o;
     return NULL;
 }
 
-struct textjob *textjobs_next(struct textjobs *t)
+void *offload_next(struct offload *o)
 {
-    (void)t;
+    (void)o;
     return NULL;
 }
 
-void textjob_free(struct textjob *job)
+void texts_free(struct text *t)
 {
-    (void)job;
+    (void)t;
 }
 
 int metrics_open(const char *host, uint32_t port, struct metrics **ret, uint32_t *ret_port,
@@ -541,6 +540,15 @@ static void test_addresses(void **state)
     assert_string_equal(fake_endpoint(CLIENTS), "tcp://0.0.0.0:7070");
     assert_string_equal(fake_endpoint(WORKERS), "tcp://0.0.0.0:*");
     assert_string_equal(script.client_endpoint, "tcp://10.0.0.5:7070");
+    assert_string_equal(script.results, "tcp://:7002");
+    /* The same in IPv6. */
+    (void)setup(state);
+    script.end_ns = fake.now_ns;
+    c.listen = (char *)(uintptr_t) "[::]";
+    assert_int_equal(run(&c, &em), 0);
+    assert_string_equal(fake_endpoint(CLIENTS), "tcp://[::]:7070");
+    assert_string_equal(fake_endpoint(WORKERS), "tcp://[::]:*");
+    assert_string_equal(script.client_endpoint, "tcp://[fd00::5]:7070");
     assert_string_equal(script.results, "tcp://:7002");
 }
 

@@ -74,7 +74,7 @@ static void test_one_request(void **state)
     a = feed(f, (struct event){.type = EV_RESULT, .result = &r});
     assert_null(first(a, ACT_TOKENS));
     expect_end(a, STATUS_OK, "");
-    assert_string_equal(first(a, ACT_END)->end.finish_reason, "stop");
+    assert_int_equal(first(a, ACT_END)->end.finish_reason, FINISH_STOP);
     struct pages_stats pages = core_pages(f->core);
     assert_int_equal(pages.n_held, 0);
     assert_int_equal(pages.n_cached, 1); /* the prompt's whole page may be asked for again */

@@ -120,9 +120,9 @@ static void test_message_limit(void **state)
     struct world *w = world_open("ctx: 64\n");
     assert_int_equal(w->s->token_bytes, WORLD_LONGEST);
     assert_int_equal(w->message_bytes, 4 << 20);
-    assert_int_equal(calls__message_bytes(w->s, 500000),
+    assert_int_equal(methods__message_bytes(w->s, 500000),
                      500000 * (WORLD_LONGEST + 5) + LIMIT_CONTROL_BYTES);
-    assert_int_equal(calls__message_bytes(w->s, LIMIT_CONTEXT), LIMIT_CLIENT_BYTES);
+    assert_int_equal(methods__message_bytes(w->s, LIMIT_CONTEXT), LIMIT_CLIENT_BYTES);
     world_close(w);
 }
 
@@ -148,12 +148,12 @@ static void test_tokenize_reply_limit(void **state)
         world_tokenize(w, 0, CLIENT, 1000001 + (uint64_t)over, "a");
         world_turn(w);
         /* Stands for a text of so many tokens. */
-        struct textjob *job = mem_zalloc(sizeof *job);
-        job->id = w->s->next_request - 1;
-        job->tokens.n = LIMIT_CLIENT_BYTES - 16 + (uint32_t)over;
-        job->tokens.ids = mem_zalloc(job->tokens.n * sizeof(int32_t));
-        calls__text_done(w->s, job);
-        textjob_free(job);
+        struct text *t = mem_zalloc(sizeof *t);
+        t->request = w->s->next_request - 1;
+        t->tokens.n = LIMIT_CLIENT_BYTES - 16 + (uint32_t)over;
+        t->tokens.ids = mem_zalloc(t->tokens.n * sizeof(int32_t));
+        methods__text_done(w->s, t);
+        texts_free(t);
         world_run(w, 20);
     }
     world_expect_end(w, 1000001, STATUS_OK, "");
@@ -193,7 +193,7 @@ static void test_bias_of_no_token(void **state)
     struct arena a = {0};
     struct errmsg em = {0};
     const float bias = 1;
-    g.sampling = (struct msg_sampling){
+    g.sampling = (struct sampling){
         .top_p = 1, .repetition = 1, .n_bias = 1, .bias_ids = (const int32_t[]){-1}, .bias = &bias};
     wire_put_generate(&g, &b);
     assert_int_equal(wire_get_generate(b.data, b.len, &a, &got, &em), ERR_PROTO);
@@ -215,6 +215,29 @@ static void test_unpack_budget(void **state)
     assert_true(a.used <= b.len * LIMIT_UNPACK_FACTOR + 65536);
     buf_close(&b);
     arena_close(&a);
+}
+
+/* Fields inside of `sampling` count like the others: unpacking them costs the same. */
+static void test_fields_of_sampling(void **state)
+{
+    (void)state;
+    struct msg_generate_size z;
+    struct errmsg em = {0};
+    for (uint32_t n = LIMIT_FIELDS - 1; n <= LIMIT_FIELDS; n++) {
+        struct buf inner = {0}, b = {0};
+        for (uint32_t i = 0; i < n; i++) (void)buf_append(&inner, "\x10\x01", 2); /* top_k: 1 */
+        const uint8_t head[] = {9 << 3 | 2, (uint8_t)((inner.len & 0x7f) | 0x80),
+                                (uint8_t)(inner.len >> 7)};
+        (void)buf_append(&b, head, sizeof head);
+        (void)buf_append(&b, inner.data, inner.len);
+        assert_int_equal(wire_size_generate(b.data, b.len, &z, &em),
+                         n < LIMIT_FIELDS ? 0 : ERR_PROTO);
+        b.data[sizeof head] = 0x17; /* no wire type */
+        assert_int_equal(wire_size_generate(b.data, b.len, &z, &em), ERR_PROTO);
+        assert_non_null(strstr(em.text, "malformed"));
+        buf_close(&inner);
+        buf_close(&b);
+    }
 }
 
 static void test_penalty_range(void **state)
@@ -251,6 +274,7 @@ int main(void)
         cmocka_unit_test(test_stop_strings),
         cmocka_unit_test(test_bias_of_no_token),
         cmocka_unit_test(test_unpack_budget),
+        cmocka_unit_test(test_fields_of_sampling),
         cmocka_unit_test(test_penalty_range),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,5 @@
 #include "common/base/rng.h"
 #include "common/text/detok.h"
-#include "common/text/sample.h"
 #include "common/text/vocab.h"
 
 #include "common/base/mem.h"
@@ -681,195 +680,9 @@ static void test_special_tokens(void **state)
     }
 }
 
-/* ---- sampling ---- */
-
-#define N 8
-
-static void frequencies(const struct sample_params *p, const float *logits, double *ret)
-{
-    struct sample_candidate scratch[N];
-    const uint32_t rounds = 200000;
-    for (int i = 0; i < N; i++) ret[i] = 0;
-    for (uint32_t pos = 0; pos < rounds; pos++)
-        ret[sample_choose(p, 0, pos, logits, N, scratch)] += 1.0 / rounds;
-}
-
-static void test_distribution(void **state)
-{
-    (void)state;
-    const float logits[N] = {1.5f, 0, -1, 2, 0.5f, -3, 1, 1.9f};
-    for (float temp = 0.5f; temp <= 2.0f; temp *= 2) {
-        struct sample_params p = {.temp = temp, .top_p = 1, .seed = 99};
-        double got[N], total = 0;
-        frequencies(&p, logits, got);
-        for (int i = 0; i < N; i++) total += exp((double)logits[i] / (double)temp);
-        for (int i = 0; i < N; i++)
-            assert_true(fabs(got[i] - exp((double)logits[i] / (double)temp) / total) < 0.005);
-    }
-}
-
-static void test_filters(void **state)
-{
-    (void)state;
-    const float logits[N] = {1, 3, 2, 0, -1, 3, -2, -3}; /* ids 1 and 5 tie */
-    double got[N];
-    struct sample_params p = {.temp = 1, .top_p = 1, .top_k = 2, .seed = 5};
-    frequencies(&p, logits, got);
-    assert_true(fabs(got[1] - 0.5) < 0.01 && fabs(got[5] - 0.5) < 0.01);
-    p = (struct sample_params){.temp = 1, .top_p = 1, .top_k = 1, .seed = 5};
-    frequencies(&p, logits, got);
-    assert_true(got[1] > 0.9999); /* the lower id of the tie */
-    p = (struct sample_params){.temp = 1, .top_p = 0.3f, .seed = 5};
-    frequencies(&p, logits, got); /* the best alone holds more than 0.3 of the mass */
-    assert_true(got[1] > 0.9999);
-    p = (struct sample_params){.temp = 1, .top_p = 0.8f, .seed = 5};
-    frequencies(&p, logits, got); /* 1 and 5 hold 0.78: the third is needed too */
-    assert_true(got[1] > 0 && got[5] > 0 && got[2] > 0 && got[0] + got[3] + got[4] == 0);
-    p = (struct sample_params){.temp = 1, .top_p = 0.5f, .top_k = 3, .seed = 5};
-    frequencies(&p, logits, got); /* of the three best, 1 and 5 hold 0.84 */
-    assert_true(got[1] > 0 && got[5] > 0 && got[2] == 0);
-    p = (struct sample_params){.temp = 1, .top_p = 1, .min_p = 0.3f, .seed = 5};
-    frequencies(&p, logits, got); /* e^-1 = 0.37 stays, e^-2 goes */
-    assert_true(got[2] > 0 && got[0] == 0);
-}
-
-static void test_choice_is_a_function(void **state)
-{
-    (void)state;
-    float logits[N] = {1, 1, 1, 1, 1, 1, 1, 1};
-    struct sample_candidate scratch[N];
-    struct sample_params greedy = {.temp = 0, .top_p = 1}, tiny = {.temp = 1e-30f, .top_p = 1};
-    assert_int_equal(sample_choose(&greedy, 0, 9, logits, N, scratch), 0); /* ties: lowest id */
-    assert_int_equal(sample_choose(&tiny, 0, 9, logits, N, scratch), 0);
-    struct sample_params p = {.temp = 1, .top_p = 1, .seed = 1};
-    int differ_pos = 0, differ_sample = 0, differ_seed = 0;
-    for (uint32_t pos = 0; pos < 200; pos++) {
-        struct sample_params q = p;
-        q.seed = 2;
-        int32_t a = sample_choose(&p, 0, pos, logits, N, scratch);
-        assert_int_equal(sample_choose(&p, 0, pos, logits, N, scratch), a);
-        differ_pos += a != sample_choose(&p, 0, pos + 1, logits, N, scratch);
-        differ_sample += a != sample_choose(&p, 1, pos, logits, N, scratch);
-        differ_seed += a != sample_choose(&q, 0, pos, logits, N, scratch);
-    }
-    assert_true(differ_pos > 150 && differ_sample > 150 && differ_seed > 150);
-    logits[3] = NAN;
-    assert_int_equal(sample_choose(&p, 0, 0, logits, N, scratch), -1);
-    logits[3] = INFINITY;
-    assert_int_equal(sample_choose(&greedy, 0, 0, logits, N, scratch), -1);
-}
-
-/* Bias first, then penalties; repetition over prompt and answer, the others over the answer. */
-static void test_adjustments(void **state)
-{
-    (void)state;
-    uint32_t count[N] = {0};
-    int32_t ids[N];
-    struct sample_seen seen = {count, ids, 0};
-    const struct sample_bias bias[] = {{0, 1.5f}, {3, -100.0f}, {N, 9.0f}, {-1, 9.0f}};
-    struct sample_params p = {
-        .repetition = 2, .presence = 0.5f, .frequency = 0.25f, .bias = bias, .n_bias = 4};
-    float logits[N] = {1, 2, -2, 3, 4, 0, 1, 1}, top_logits[N];
-    const float want[N] = {1.25f, 0.25f, -5.0f, -97, 4, 0, 1, 1};
-    sample_seen_add(&seen, 0, false); /* the prompt: 0 1 2 */
-    sample_seen_add(&seen, 1, false);
-    sample_seen_add(&seen, 2, false);
-    for (int i = 0; i < 2; i++) sample_seen_add(&seen, 2, true);
-    sample_seen_add(&seen, 1, true);
-    assert_true(sample_adjusts(&p) && sample_needs_seen(&p));
-    sample_adjust(&p, &seen, logits, N);
-    for (int i = 0; i < N; i++) assert_float_equal(logits[i], want[i], 0);
-    sample_seen_clear(&seen);
-    for (int i = 0; i < N; i++) assert_int_equal(count[i], 0);
-    p = (struct sample_params){.repetition = 1};
-    assert_false(sample_adjusts(&p));
-    struct sample_candidate top[3];
-    for (int i = 0; i < N; i++) top_logits[i] = i == 5 ? 2.0f : i == 6 ? 2.0f : (float)-i;
-    double sum = 0;
-    for (int i = 0; i < N; i++) sum += exp((double)top_logits[i]);
-    float chosen = sample_logprobs(top_logits, N, 1, 3, top);
-    assert_true(fabs((double)chosen - (-1 - log(sum))) < 1e-6);
-    assert_true(top[0].id == 5 && top[1].id == 6 && top[2].id == 0);
-    assert_true(fabs((double)top[2].score + log(sum)) < 1e-6);
-}
-
-/* Among very many equal logits each has the same chance: none is skipped that the noise could
- * lift. */
-static void test_choice_among_equals(void **state)
-{
-    (void)state;
-    enum { MANY = 50000, ROUNDS = 400, BINS = 8 };
-    float *logits = mem_zalloc(MANY * sizeof *logits);
-    struct sample_candidate *scratch = mem_alloc(MANY * sizeof *scratch);
-    struct sample_params p = {.temp = 1, .top_p = 1, .seed = 7};
-    double mean = 0, chi = 0;
-    int bins[BINS] = {0};
-    for (uint32_t pos = 0; pos < ROUNDS; pos++) {
-        int32_t id = sample_choose(&p, 0, pos, logits, MANY, scratch);
-        assert_true(id >= 0 && id < MANY);
-        mean += (double)id / MANY / ROUNDS;
-        bins[id * BINS / MANY]++;
-    }
-    for (int i = 0; i < BINS; i++)
-        chi += (bins[i] - ROUNDS / BINS) * (bins[i] - ROUNDS / BINS) / (double)(ROUNDS / BINS);
-    assert_true(fabs(mean - 0.5) < 0.06); /* four standard deviations */
-    assert_true(chi < 29);                /* 7 degrees of freedom: one in ten thousand is above */
-    mem_free(logits);
-    mem_free(scratch);
-}
-
-/* Whatever the parameters, finite logits give a token, and the filters keep what they should. */
-static void test_extreme_values(void **state)
-{
-    (void)state;
-    uint32_t count[N] = {0};
-    int32_t ids[N];
-    struct sample_seen seen = {count, ids, 0};
-    struct sample_candidate scratch[N];
-    const struct sample_bias bias[] = {{1, 3e38f}, {2, -3e38f}, {3, 3e38f}};
-    const struct sample_params adjust[] = {
-        {.repetition = 1.2e-38f},
-        {.repetition = 3e38f},
-        {.repetition = 1, .presence = 3e38f, .frequency = 3e38f},
-        {.repetition = 1, .presence = -3e38f, .frequency = -3e38f},
-        {.repetition = 1.2e-38f, .presence = 3e38f, .bias = bias, .n_bias = 3},
-    };
-    for (int32_t i = 0; i < 5; i++) sample_seen_add(&seen, i, i % 2);
-    for (size_t i = 0; i < sizeof adjust / sizeof adjust[0]; i++)
-        for (int extreme = 0; extreme < 2; extreme++) {
-            float logits[N] = {1, 2, -2, 3, 0, 0.5f, -1, 1}, big = extreme ? 1e38f : 1;
-            for (int k = 0; k < N; k++) logits[k] *= big;
-            sample_adjust(&adjust[i], &seen, logits, N);
-            for (int k = 0; k < N; k++) assert_true(isfinite(logits[k]));
-        }
-    float broken[N] = {INFINITY, NAN, -INFINITY};
-    sample_adjust(&adjust[0], &seen, broken, N); /* what the model got wrong stays wrong */
-    assert_true(!isfinite(broken[0]) && !isfinite(broken[1]) && !isfinite(broken[2]));
-    const float wide[N] = {-3e38f, 1e38f, 3e38f, 2.9e38f, 0, -1e38f, 3e38f, 1};
-    const float temps[] = {SAMPLE_TEMP_MIN, 1, 1e38f, 3e38f};
-    for (int t = 0; t < 4; t++)
-        for (int f = 0; f < 4; f++) {
-            struct sample_params p = {.temp = temps[t], .top_p = 1, .seed = 3};
-            if (f == 1) p.top_p = 1e-38f;
-            if (f == 2) p.min_p = 1;
-            if (f == 3) p.top_k = 2;
-            int seen_ids[N] = {0};
-            for (uint32_t pos = 0; pos < 400; pos++) {
-                int32_t id = sample_choose(&p, 0, pos, wide, N, scratch);
-                assert_in_range(id, 0, N - 1);
-                seen_ids[id]++;
-            }
-            bool flat = t >= 2; /* so hot that all are alike, up to a few e-folds */
-            for (int k = 0; k < N && (f || !flat); k++)
-                if (f == 1 ? k != 2 : k != 2 && k != 6) assert_int_equal(seen_ids[k], 0);
-            if (f != 1) assert_true(seen_ids[2] > 20 && seen_ids[6] > 20);
-        }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adjustments),
         cmocka_unit_test(test_characters_over_tokens),
         cmocka_unit_test(test_any_bytes),
         cmocka_unit_test(test_stop_strings),
@@ -883,13 +696,8 @@ int main(void)
         cmocka_unit_test(test_composition),
         cmocka_unit_test(test_long_runs),
         cmocka_unit_test(test_special_tokens),
-        cmocka_unit_test(test_choice_among_equals),
-        cmocka_unit_test(test_extreme_values),
         cmocka_unit_test(test_merge_order),
-        cmocka_unit_test(test_distribution),
         cmocka_unit_test(test_control_is_not_merged),
-        cmocka_unit_test(test_filters),
-        cmocka_unit_test(test_choice_is_a_function),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

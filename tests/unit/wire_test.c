@@ -34,20 +34,20 @@ static struct msg_step make_step(struct msg_run *runs)
                                .tokens = tokens,
                                .pages = pages,
                                .has_open = true,
-                               .open = {.temp = 0.8f,
-                                        .top_p = 0.9f,
-                                        .min_p = 0.05f,
-                                        .top_k = 40,
-                                        .seed = 123456789,
-                                        .boundary = 23,
-                                        .repetition = 1.25f,
-                                        .presence = -0.5f,
-                                        .frequency = 2,
-                                        .logprobs = true,
-                                        .top_logprobs = 20,
-                                        .n_bias = 2,
-                                        .bias_ids = bias_ids,
-                                        .bias = bias}};
+                               .open = {.sampling = {.temp = 0.8f,
+                                                     .top_p = 0.9f,
+                                                     .min_p = 0.05f,
+                                                     .top_k = 40,
+                                                     .seed = 123456789,
+                                                     .repetition = 1.25f,
+                                                     .presence = -0.5f,
+                                                     .frequency = 2,
+                                                     .logprobs = true,
+                                                     .top_logprobs = 20,
+                                                     .n_bias = 2,
+                                                     .bias_ids = bias_ids,
+                                                     .bias = bias},
+                                        .boundary = 23}};
     runs[1] = (struct msg_run){.request = 4,
                                .kind = RUN_DECODE,
                                .first_pos = 0,
@@ -81,11 +81,11 @@ static void test_step(void **state)
     assert_true(epoch_eq(r.epoch, s.epoch) && r.number == 99 && r.rows == 4 && r.n_runs == 2);
     assert_memory_equal(r.runs[0].tokens, tokens, sizeof tokens);
     assert_memory_equal(r.runs[0].pages, pages, sizeof pages);
-    struct msg_sampling open = r.runs[0].open;
-    assert_memory_equal(open.bias_ids, bias_ids, sizeof bias_ids);
-    assert_memory_equal(open.bias, bias, sizeof bias);
-    open.bias_ids = bias_ids;
-    open.bias = bias;
+    struct msg_open open = r.runs[0].open;
+    assert_memory_equal(open.sampling.bias_ids, bias_ids, sizeof bias_ids);
+    assert_memory_equal(open.sampling.bias, bias, sizeof bias);
+    open.sampling.bias_ids = bias_ids;
+    open.sampling.bias = bias;
     assert_memory_equal(&open, &s.runs[0].open, sizeof open);
     assert_false(r.runs[1].has_open);
     assert_memory_equal(r.closed, closed, sizeof closed);
@@ -122,13 +122,13 @@ static void test_step_rules(void **state)
     WITH(runs[0].n_pages, 3, "pages");
     WITH(runs[0].first_pos, LIMIT_CONTEXT, "first_pos");
     WITH(runs[1].n_logits, 2, "n_logits");
-    WITH(runs[0].open.temp, NAN, "temp");
-    WITH(runs[0].open.top_p, 1.5f, "top_p");
-    WITH(runs[0].open.repetition, 0, "repetition_penalty");
-    WITH(runs[0].open.presence, NAN, "presence_penalty");
-    WITH(runs[0].open.frequency, -3, "frequency_penalty");
-    WITH(runs[0].open.top_logprobs, 21, "top_logprobs");
-    WITH(runs[0].open.bias, tiny, "logit_bias");
+    WITH(runs[0].open.sampling.temp, NAN, "temp");
+    WITH(runs[0].open.sampling.top_p, 1.5f, "top_p");
+    WITH(runs[0].open.sampling.repetition, 0, "repetition_penalty");
+    WITH(runs[0].open.sampling.presence, NAN, "presence_penalty");
+    WITH(runs[0].open.sampling.frequency, -3, "frequency_penalty");
+    WITH(runs[0].open.sampling.top_logprobs, 21, "top_logprobs");
+    WITH(runs[0].open.sampling.bias, tiny, "logit_bias");
 #undef WITH
 }
 
@@ -443,6 +443,11 @@ static void test_names_are_cleaned(void **state)
                                       "?[2Jb?"
                                       "?(\xe6\xad\xaa?"
                                       "?");
+    /* An overlong '/', a surrogate, and what is beyond Unicode. */
+    (void)snprintf(m.hello.name, sizeof m.hello.name, "\xc0\xaf\xed\xa0\x80\xf4\x90\x80\x80.");
+    wire_put_from_worker(&m, &out);
+    assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.hello.name, "?????????.");
 }
 
 static void test_generate(void **state)
@@ -470,6 +475,15 @@ static void test_generate(void **state)
     (void)buf_append(&out, "\x2a\x01x", 3); /* field 5, tools_json */
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
     assert_string_equal(r.unsupported, "tools_json");
+    /* Without `sampling`: greedy, nothing filtered; and a seed is to be drawn. */
+    assert_int_equal(wire_get_generate("\x12\x01x", 3, &arena, &r, &em), 0);
+    assert_true(r.sampling.temp == 0.0f && r.sampling.top_p == 1.0f &&
+                r.sampling.repetition == 1.0f && r.sampling.n_bias == 0);
+    assert_false(r.has_seed);
+    g.has_seed = false;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    assert_false(r.has_seed);
     g.sampling.temp = -1.0f;
     wire_put_generate(&g, &out);
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), ERR_PROTO);
@@ -565,20 +579,13 @@ static void test_worker_status(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step),
-        cmocka_unit_test(test_step_rules),
-        cmocka_unit_test(test_step_limits),
-        cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_control),
-        cmocka_unit_test(test_status),
-        cmocka_unit_test(test_assign),
-        cmocka_unit_test(test_assign_rules),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_names_are_cleaned),
-        cmocka_unit_test(test_worker_status),
-        cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_mutations),
-        cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_step),          cmocka_unit_test(test_step_rules),
+        cmocka_unit_test(test_step_limits),   cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_control),       cmocka_unit_test(test_status),
+        cmocka_unit_test(test_assign),        cmocka_unit_test(test_assign_rules),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_names_are_cleaned),
+        cmocka_unit_test(test_worker_status), cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_mutations),     cmocka_unit_test(test_gate),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);
 }

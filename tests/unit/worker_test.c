@@ -121,7 +121,7 @@ static struct msg_run run_of(uint64_t request, uint32_t first, uint32_t n, const
                             .tokens = tokens,
                             .pages = straight,
                             .has_open = true,
-                            .open = {.top_p = 1, .repetition = 1}};
+                            .open = {.sampling = SAMPLING_PLAIN}};
 }
 
 /* ---- what is done with a Step ---- */
@@ -190,8 +190,8 @@ static int32_t next_token(struct stage_work *w, uint64_t request, const int32_t 
     int32_t token = -1;
     for (uint32_t at = 0; at < n; at += ROWS) {
         struct msg_run r = run_of(request, at, n - at < ROWS ? n - at : ROWS, list + at);
-        r.open.presence = 2;
-        r.open.frequency = 2;
+        r.open.sampling.presence = 2;
+        r.open.sampling.frequency = 2;
         r.open.boundary = boundary;
         step(w, &r, 1, &out);
         token = out.result.runs[0].tokens[0];
@@ -214,7 +214,7 @@ static void test_boundary_of_a_replay(void **state)
         struct msg_run r = run_of(1, at == n_prompt ? 0 : at - 1, at == n_prompt ? at : 1,
                                   at == n_prompt ? list : &list[at - 1]);
         r.has_open = at == n_prompt;
-        r.open.presence = r.open.frequency = 2;
+        r.open.sampling.presence = r.open.sampling.frequency = 2;
         r.open.boundary = n_prompt;
         step(w, &r, 1, &out);
         list[at] = out.result.runs[0].tokens[0];
@@ -244,8 +244,8 @@ static void test_noise_of_samples(void **state)
             runs[i] = run_of(1 + i, 0, 1, &token);
             runs[i].pages = &straight[i];
             runs[i].sample = i;
-            runs[i].open.temp = 3;
-            runs[i].open.seed = 7;
+            runs[i].open.sampling.temp = 3;
+            runs[i].open.sampling.seed = 7;
             step(w, &runs[i], 1, &out);
             alone[i] = out.result.runs[0].tokens[0];
         }

@@ -1,21 +1,13 @@
-#include "common/text/utf8.h"
+#include "common/text/nfc.h"
 
 #include "common/base/mem.h"
+#include "common/base/utf8.h"
 
 #include <stdbool.h>
 #include <string.h>
 #include <utf8proc.h>
 
 #define CANONICAL (UTF8PROC_STABLE | UTF8PROC_COMPOSE)
-
-size_t utf8_char(const char *s, size_t n, int32_t *ret_c)
-{
-    utf8proc_int32_t c;
-    utf8proc_ssize_t used = utf8proc_iterate((const utf8proc_uint8_t *)s, (utf8proc_ssize_t)n, &c);
-    if (used <= 0) return 0;
-    if (ret_c) *ret_c = c;
-    return (size_t)used;
-}
 
 static unsigned combining_class(int32_t c)
 {
@@ -78,7 +70,7 @@ static int compose_stretch(const char *s, size_t n, struct buf *ret, struct errm
     return rc;
 }
 
-int utf8_compose(const char *s, size_t n, struct buf *ret, struct errmsg *em)
+int nfc_append(const char *s, size_t n, struct buf *ret, struct errmsg *em)
 {
     size_t from = 0; /* what is as it should be and not yet appended */
     int rc = 0;

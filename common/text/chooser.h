@@ -1,0 +1,53 @@
+/* Chooses a token after a row of logits: bias, penalties, filters, noise, the choice, and its
+ * log-probabilities. The last stage of a chain and the engine alone both choose here, so that the
+ * one cannot answer otherwise than the other.
+ *
+ * It holds room for one row of a vocabulary, and nothing of any request: what a request asked for
+ * and what was said before come with each choice. One thread at a time. */
+#ifndef FLOTILLA_TEXT_CHOOSER_H
+#define FLOTILLA_TEXT_CHOOSER_H
+
+#include "common/base/err.h"
+#include "common/base/sampling.h"
+#include "common/text/sample.h"
+
+/* Why chooser_choose chose nothing, for a request's end. */
+#define CHOOSER_NOT_FINITE "the model gave logits that are not finite"
+
+struct chooser;
+
+/* vocab: tokens, as the model's file says (at least 1). ERR_NOMEM. */
+int chooser_open(uint32_t vocab, struct chooser **ret, struct errmsg *em);
+/* May be NULL. */
+void chooser_close(struct chooser *c);
+
+/* The tokens from position `pos` on, as many as lie side by side: *ret_n of them, at least 1.
+ * Borrowed until the choice is made. Each is in the vocabulary. */
+typedef const int32_t *(*chooser_said_fn)(const void *arg, uint32_t pos, uint32_t *ret_n);
+
+struct chooser_ask {
+    const struct sampling *sampling; /* borrowed, like all else here */
+    uint32_t sample;                 /* which of several answers to the one prompt */
+    uint32_t pos;                    /* of the token that is chosen */
+    uint32_t boundary;               /* the first position that is not the prompt's */
+    const float *logits;             /* one for each token of the vocabulary */
+    chooser_said_fn said;            /* what was said at the positions before `pos`; */
+    const void *said_arg;            /* it is called only where penalties need it */
+};
+
+struct chooser_choice {
+    int32_t token;
+    /* Where log-probabilities were asked for: of the token, and of the likeliest, best first (as
+     * many as were asked for and as there are tokens). */
+    float logprob;
+    uint32_t n_top;
+    struct sample_candidate top[SAMPLING_TOP_MAX];
+};
+
+/* ERR_FORMAT: a logit is not finite. Allocates nothing. */
+int chooser_choose(struct chooser *c, const struct chooser_ask *a, struct chooser_choice *ret);
+/* The alternatives that are told of each token: those that were asked for, as far as the vocabulary
+ * has so many. */
+uint32_t chooser_n_top(const struct chooser *c, const struct sampling *s);
+
+#endif

@@ -1,0 +1,13 @@
+/* Unicode's normalisation form C. The only module that knows utf8proc. */
+#ifndef FLOTILLA_TEXT_NFC_H
+#define FLOTILLA_TEXT_NFC_H
+
+#include "common/base/buf.h"
+#include "common/base/err.h"
+
+#include <stddef.h>
+
+/* Appends n bytes of valid UTF-8 in normalisation form C. ERR_NOMEM. */
+int nfc_append(const char *s, size_t n, struct buf *ret, struct errmsg *em);
+
+#endif

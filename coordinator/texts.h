@@ -1,0 +1,36 @@
+/* Clients' texts to token ids, off the loop (coordinator/offload.h). */
+#ifndef FLOTILLA_COORDINATOR_TEXTS_H
+#define FLOTILLA_COORDINATOR_TEXTS_H
+
+#include "common/text/vocab.h"
+#include "coordinator/offload.h"
+
+/* One client may have a fourth of it waiting. */
+#define TEXTS_MAX 1024u
+#define TEXTS_BYTES_MAX ((size_t)64 << 20)
+#define TEXTS_SHARE 4u
+#define TEXTS_SHORT_BYTES ((size_t)64 << 10)
+
+struct text {
+    uint64_t request; /* the caller's name for it, as for offload_cancel */
+    const struct vocab *vocab;
+    char *bytes; /* len of them */
+    size_t len;
+    bool special; /* names of control tokens are those tokens */
+    bool bos;     /* begin with BOS where the model wants that */
+    /* The result. */
+    int rc;
+    struct errmsg em;
+    struct tokens tokens;
+};
+
+/* A queue for texts; offload_next then returns a struct text, which the caller frees with
+ * texts_free. */
+int texts_open(struct net *net, struct offload **ret, struct errmsg *em);
+/* Puts a copy of `t`, with a copy of its bytes; the vocabulary is borrowed until the queue is
+ * closed. ERR_LIMIT: too many wait; ERR_NOMEM. */
+int texts_put(struct offload *o, uint64_t client, const struct text *t, struct errmsg *em);
+/* May be NULL. */
+void texts_free(struct text *t);
+
+#endif
