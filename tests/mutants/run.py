@@ -62,7 +62,8 @@ class Tree:
         launcher = ["-DCMAKE_C_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
         python = os.environ.get("FLOTILLA_PYTHON", sys.executable)
         # Optimised less than what ships: the tests that guard these facts count, and builds take half the time.
-        subprocess.run(["cmake", "-B", self.build, f"-DPYTHON={python}", "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O2", *launcher], cwd=folder,
+        subprocess.run(["cmake", "-B", self.build, f"-DPYTHON={python}", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O1",
+                        *launcher], cwd=folder,
                        check=True, stdout=subprocess.DEVNULL)
         listed = subprocess.run(["cmake", "--build", self.build, "--target", "help"], check=True, stdout=subprocess.PIPE, text=True).stdout
         self.targets = set(re.findall(r"^\.\.\. (\S+)", listed, re.M))
