@@ -3,6 +3,7 @@
  * others are still being read. When all of a tensor is there its hash is compared. */
 #include "common/engine/model.h"
 
+#include "common/base/check.h"
 #include "common/base/mem.h"
 #include "common/engine/content.h"
 
@@ -237,6 +238,7 @@ static int load_pieces(struct model *m, const struct eng_options *o, const struc
         rc = err_set(em, ERR_NOMEM, "a list of %zu parts to read", n);
     for (uint32_t f = 0; f < weights_n_files(o->weights) && rc == 0; f++)
         rc = load_file(&l, b->n, f, em);
+    for (uint32_t i = 0; i < b->n && rc == 0; i++) CHECK(l.arrivals[i].left == 0);
     mem_free(l.extents);
     mem_free(l.of);
     mem_free(l.arrivals);

@@ -52,9 +52,8 @@ class Cross(unittest.TestCase):
                     self.same(path, tiny_arch.PROMPT, kv)
 
     def test_quantised_models(self):
-        for path in (MODEL, GEMMA):
-            for kv in ("f16", "q8_0"):
-                self.same(path, [1, 40, 700, 15], kv)
+        for path, kv in ((MODEL, "f16"), (GEMMA, "q8_0")):
+            self.same(path, [1, 40, 700, 15], kv)
 
 
 if __name__ == "__main__":
