@@ -560,6 +560,28 @@ int net_poll(struct net_poll *items, unsigned n, long timeout_ms)
     return 0;
 }
 
+int net_pair(struct net *n, struct net_limits limits, struct net_sock **ret_first,
+             struct net_sock **ret_second, struct errmsg *em)
+{
+    struct net_sock *first = NULL, *second = NULL;
+    char endpoint[64];
+    int rc = net_socket(n, NET_PAIR, limits, &first, em);
+    if (rc == 0) rc = net_socket(n, NET_PAIR, limits, &second, em);
+    if (rc == 0) {
+        (void)snprintf(endpoint, sizeof endpoint, "inproc://pair-%p", first->zmq);
+        rc = net_bind(first, endpoint, em);
+    }
+    if (rc == 0) rc = net_connect(second, endpoint, em);
+    if (rc < 0) {
+        net_sock_close(first);
+        net_sock_close(second);
+        return rc;
+    }
+    *ret_first = first;
+    *ret_second = second;
+    return 0;
+}
+
 /* ---- this machine ---- */
 
 uint64_t net_files_max(void)
