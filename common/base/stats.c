@@ -42,15 +42,6 @@ void stats_record(struct stats *s, uint64_t ns)
     atomic_fetch_add_explicit(&s->buckets[bucket_of(ns)], 1, memory_order_relaxed);
 }
 
-void stats_reset(struct stats *s)
-{
-    for (uint32_t i = 0; i < STATS_BUCKETS; i++) atomic_store(&s->buckets[i], 0);
-    atomic_store(&s->sum_ns, 0);
-    atomic_store(&s->min_ns, 0);
-    atomic_store(&s->max_ns, 0);
-    atomic_store(&s->squares, 0.0);
-}
-
 void stats_read(const struct stats *s, struct stats_view *ret)
 {
     *ret =
