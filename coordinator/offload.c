@@ -9,7 +9,6 @@
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdio.h>
 
 enum kind { SHORT, LONG, KINDS };
 
@@ -208,17 +207,12 @@ int offload_open(struct net *net, const struct offload_options *options, struct 
           options->share > 0);
     struct offload *o = mem_zalloc(sizeof *o);
     struct net_limits limits = {.hwm = (int)options->jobs_max, .frame_max = 64};
-    char endpoint[64];
     o->limits = *options;
     for (size_t k = 0; k < KINDS; k++) o->waiting[k].end = &o->waiting[k].first;
     o->done.end = &o->done.first;
     (void)pthread_mutex_init(&o->lock, NULL);
     (void)pthread_cond_init(&o->some, NULL);
-    (void)snprintf(endpoint, sizeof endpoint, "inproc://offload-%p", (void *)o);
-    int rc = net_socket(net, NET_PAIR, limits, &o->ours, em);
-    if (rc == 0) rc = net_bind(o->ours, endpoint, em);
-    if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &o->theirs, em);
-    if (rc == 0) rc = net_connect(o->theirs, endpoint, em);
+    int rc = net_pair(net, limits, &o->ours, &o->theirs, em);
     if (rc == 0) rc = start_threads(o, em);
     if (rc < 0)
         offload_close(o);

@@ -367,7 +367,7 @@ static void take_data(struct exec *e)
 static void *exec_main(void *arg)
 {
     struct exec *e = arg;
-    (void)pthread_setname_np(pthread_self(), "compute"); /* for who looks from outside */
+    (void)pthread_setname_np(pthread_self(), "compute"); /* for those who look from outside */
     while (!atomic_load(&e->stop)) {
         struct net_poll items[2 + LINK_POLLS] = {{.sock = e->pair}, {.sock = e->in}};
         link_poll(e->out, items + 2);
@@ -398,10 +398,7 @@ int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_e
     (void)pthread_mutex_init(&e->lock, NULL);
     int rc = buf_reserve(&e->header, LIMIT_STEP_BYTES + ENCODING_BYTES);
     if (rc < 0) (void)err_set(em, rc, "room for a Step");
-    if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &e->control, em);
-    if (rc == 0) rc = net_bind(e->control, "inproc://exec", em);
-    if (rc == 0) rc = net_socket(net, NET_PAIR, limits, &e->pair, em);
-    if (rc == 0) rc = net_connect(e->pair, "inproc://exec", em);
+    if (rc == 0) rc = net_pair(net, limits, &e->control, &e->pair, em);
     e->out = link_open(net, LIMIT_WINDOW);
     if (rc == 0 && pthread_create(&e->thread, NULL, exec_main, e) != 0)
         rc = err_set(em, ERR_AGAIN, "cannot start the compute thread");

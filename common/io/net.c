@@ -580,6 +580,28 @@ bool net_ready(struct net_sock *s, bool want_write)
     return events & (ZMQ_POLLIN | (want_write ? ZMQ_POLLOUT : 0));
 }
 
+int net_pair(struct net *n, struct net_limits limits, struct net_sock **ret_first,
+             struct net_sock **ret_second, struct errmsg *em)
+{
+    struct net_sock *first = NULL, *second = NULL;
+    char endpoint[64];
+    int rc = net_socket(n, NET_PAIR, limits, &first, em);
+    if (rc == 0) rc = net_socket(n, NET_PAIR, limits, &second, em);
+    if (rc == 0) {
+        (void)snprintf(endpoint, sizeof endpoint, "inproc://pair-%p", first->zmq);
+        rc = net_bind(first, endpoint, em);
+    }
+    if (rc == 0) rc = net_connect(second, endpoint, em);
+    if (rc < 0) {
+        net_sock_close(first);
+        net_sock_close(second);
+        return rc;
+    }
+    *ret_first = first;
+    *ret_second = second;
+    return 0;
+}
+
 /* ---- this machine ---- */
 
 uint64_t net_files_max(void)

@@ -43,6 +43,10 @@ struct net_limits {
 
 int net_socket(struct net *n, enum net_kind kind, struct net_limits limits, struct net_sock **ret,
                struct errmsg *em);
+/* Two connected ends for two threads of this process, NET_PAIR each. The second may be handed to
+ * its thread before it is used. On failure there is none. */
+int net_pair(struct net *n, struct net_limits limits, struct net_sock **ret_first,
+             struct net_sock **ret_second, struct errmsg *em);
 void net_sock_close(struct net_sock *s);
 /* Closes, but lets what was sent leave for up to ms milliseconds (net_close then waits for it). */
 void net_sock_drain(struct net_sock *s, int ms);

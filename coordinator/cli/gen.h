@@ -55,6 +55,9 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
               struct errmsg *em);
 int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
                 struct errmsg *em);
+/* The figures of an answer whose tokens are in r: when it was asked for, and when its first and its
+ * last token came. */
+void gen_result_times(struct gen_result *r, uint64_t asked_ns, uint64_t first_ns, uint64_t last_ns);
 void gen_result_close(struct gen_result *r);
 
 #endif

@@ -94,12 +94,7 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
     if (rc < 0) return rc;
     if (end.status != STATUS_OK)
         return err_set(em, ERR_CLOSED, "%s: %s", client_status_name(end.status), end.text);
-    if (r.first_ns) {
-        ret->prompt_ms = ret->ttft_ms = (double)(r.first_ns - r.start_ns) / (double)NS_PER_MS;
-        ret->decode_ms = (double)(r.last_ns - r.first_ns) / (double)NS_PER_MS;
-        if (ret->tokens.n > 1 && ret->decode_ms > 0.0)
-            ret->tokens_per_s = (double)(ret->tokens.n - 1) * 1000.0 / ret->decode_ms;
-    }
+    if (r.first_ns) gen_result_times(ret, r.start_ns, r.first_ns, r.last_ns);
     if (!ret->finish_reason) ret->finish_reason = FINISH_LENGTH;
     return 0;
 }

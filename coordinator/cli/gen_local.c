@@ -170,10 +170,7 @@ static int generate(struct local *l, struct errmsg *em)
     uint64_t first = clock_ns();
     if (rc == 0) rc = decode(l, token, em);
     uint64_t end = clock_ns();
-    r->prompt_ms = r->ttft_ms = (double)(first - start) / (double)NS_PER_MS;
-    r->decode_ms = (double)(end - first) / (double)NS_PER_MS;
-    if (r->tokens.n > 1 && r->decode_ms > 0.0)
-        r->tokens_per_s = (double)(r->tokens.n - 1) * 1000.0 / r->decode_ms;
+    gen_result_times(r, start, first, end);
     return rc;
 }
 
@@ -194,6 +191,14 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
     chooser_close(l.chooser);
     model_file_close(&l.file);
     return rc;
+}
+
+void gen_result_times(struct gen_result *r, uint64_t asked_ns, uint64_t first_ns, uint64_t last_ns)
+{
+    r->prompt_ms = r->ttft_ms = (double)(first_ns - asked_ns) / (double)NS_PER_MS;
+    r->decode_ms = (double)(last_ns - first_ns) / (double)NS_PER_MS;
+    if (r->tokens.n > 1 && r->decode_ms > 0.0)
+        r->tokens_per_s = (double)(r->tokens.n - 1) * 1000.0 / r->decode_ms;
 }
 
 void gen_result_close(struct gen_result *r)

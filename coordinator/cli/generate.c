@@ -208,6 +208,13 @@ static int run_generate(struct gen_options *o, const char *priority, bool json)
     return rc < 0 ? cmd_fail("generate", rc, &em) : CMD_OK;
 }
 
+static const char usage[] =
+    "flotilla generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) "
+    "[options]";
+static const char examples[] =
+    "  flotilla generate --model smol.gguf --prompt 'Once upon a time' --tokens 64\n"
+    "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n";
+
 int cmd_generate(int argc, char **argv)
 {
     struct gen_options o = {.tokens = 128, .sampling = SAMPLING_PLAIN};
@@ -232,13 +239,13 @@ int cmd_generate(int argc, char **argv)
          "K  choose among the K likeliest (0: all)"},
         {"--top-p", 0, OPT_F32, &s->top_p, 0, 1, NULL, "P  among the likeliest that hold P (1)"},
         {"--min-p", 0, OPT_F32, &s->min_p, 0, 1, NULL, "P  drop those below P x the likeliest (0)"},
-        {"--repetition-penalty", 0, OPT_F32, &s->repetition, (double)SAMPLING_REPETITION_MIN,
-         (double)SAMPLING_REPETITION_MAX, NULL,
+        {"--repetition-penalty", 0, OPT_F32, &s->repetition, SAMPLING_REPETITION_MIN,
+         SAMPLING_REPETITION_MAX, NULL,
          "R  divide logits of tokens of the prompt and the answer (1)"},
-        {"--presence-penalty", 0, OPT_F32, &s->presence, -(double)SAMPLING_PENALTY_MAX,
-         (double)SAMPLING_PENALTY_MAX, NULL, "P  less for tokens of the answer (0)"},
-        {"--frequency-penalty", 0, OPT_F32, &s->frequency, -(double)SAMPLING_PENALTY_MAX,
-         (double)SAMPLING_PENALTY_MAX, NULL, "P  less for each time they were said (0)"},
+        {"--presence-penalty", 0, OPT_F32, &s->presence, -SAMPLING_PENALTY_MAX,
+         SAMPLING_PENALTY_MAX, NULL, "P  less for tokens of the answer (0)"},
+        {"--frequency-penalty", 0, OPT_F32, &s->frequency, -SAMPLING_PENALTY_MAX,
+         SAMPLING_PENALTY_MAX, NULL, "P  less for each time they were said (0)"},
         {"--logit-bias", 0, OPT_LIST, &o.biases, 0, 0, NULL,
          "ID=B  add B, -100 to 100, to a token's logit; may be repeated"},
         {"--logprobs", 0, OPT_U32, &s->top_logprobs, 0, SAMPLING_TOP_MAX, &s->logprobs,
@@ -274,12 +281,6 @@ int cmd_generate(int argc, char **argv)
     };
     size_t n_rest;
     int status;
-    if (!cmd_options(
-            "flotilla generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) "
-            "[options]",
-            "  flotilla generate --model smol.gguf --prompt 'Once upon a time' --tokens 64\n"
-            "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n",
-            table, argc, argv, NULL, 0, &n_rest, &status))
-        return status;
+    if (!cmd_options(usage, examples, table, argc, argv, NULL, 0, &n_rest, &status)) return status;
     return run_generate(&o, priority, json);
 }

@@ -1,4 +1,4 @@
-/* Random messages that decode, of every kind, for who mutates them: the wire fuzzer's first corpus
+/* Random messages that decode, of every kind, for tests that mutate them: the wire fuzzer's first corpus
  * and the noise that is sent to running programs. */
 #ifndef FLOTILLA_TESTS_RANDOM_MSG_H
 #define FLOTILLA_TESTS_RANDOM_MSG_H

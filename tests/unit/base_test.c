@@ -521,7 +521,7 @@ static void test_sampling_limits(void **state)
     (void)state;
     static const int32_t ids[SAMPLING_BIASES_MAX + 1] = {7}, negative[] = {-1};
     static const float zeros[SAMPLING_BIASES_MAX + 1] = {0}, most[] = {100}, more[] = {100.1f},
-                                                   nan[] = {NAN};
+                                                   no_number[] = {NAN};
     const struct {
         const char *field; /* NULL: it is right */
         struct sampling s;
@@ -543,7 +543,7 @@ static void test_sampling_limits(void **state)
         {"'top_logprobs' is 21, the limit is 20", {.repetition = 1, .top_logprobs = 21}},
         {"'logit_bias': token 7 or its value is not in -100..100",
          {.repetition = 1, .n_bias = 1, .bias_ids = ids, .bias = more}},
-        {"'logit_bias'", {.repetition = 1, .n_bias = 1, .bias_ids = ids, .bias = nan}},
+        {"'logit_bias'", {.repetition = 1, .n_bias = 1, .bias_ids = ids, .bias = no_number}},
         {"'logit_bias'", {.repetition = 1, .n_bias = 1, .bias_ids = negative, .bias = zeros}},
         {"'logit_bias' has 301 tokens, the limit is 300",
          {.repetition = 1, .n_bias = SAMPLING_BIASES_MAX + 1, .bias_ids = ids, .bias = zeros}},
