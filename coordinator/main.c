@@ -4,12 +4,14 @@
 #include "common/base/log.h"
 #include "common/base/opts.h"
 #include "common/base/process.h"
+#include "common/base/version.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 static const struct opts_usage usage = {
     .line = "flotilla-coordinator --config FILE [--model FILE] [--check]",
+    .version = version_text,
     .does = "Takes requests, forms Steps, and keeps the workers' chain alive.",
     .examples = "  flotilla-coordinator --config cluster.yaml --check\n"
                 "  flotilla-coordinator --config cluster.yaml\n"};
@@ -70,7 +72,7 @@ int main(int argc, char **argv)
     struct errmsg em = {0};
     size_t n_rest;
     int rc = opts_parse(&usage, table, argc, argv, NULL, 0, &n_rest, &em);
-    if (rc == ERR_CANCELLED) return 0; /* help was asked for, and printed */
+    if (rc == ERR_CANCELLED) return 0; /* help or version: printed */
     if (rc == 0 && !path) rc = err_set(&em, ERR_CONF, "needs --config FILE");
     if (rc == 0) rc = run(path, model, check_only, &em);
     if (rc < 0) log_error("%s", em.text);

@@ -4,6 +4,7 @@
 #define FLOTILLA_PROTO_MSG_H
 
 #include "common/base/sampling.h"
+#include "proto/api.h"
 #include "proto/limits.h"
 
 #include <stdbool.h>
@@ -29,20 +30,6 @@ static inline bool epoch_eq(struct epoch a, struct epoch b)
     return a.incarnation == b.incarnation && a.replica == b.replica && a.generation == b.generation;
 }
 
-/* gRPC's status codes, those in use. */
-enum status {
-    STATUS_OK = 0,
-    STATUS_CANCELLED = 1,
-    STATUS_INVALID_ARGUMENT = 3,
-    STATUS_DEADLINE_EXCEEDED = 4,
-    STATUS_NOT_FOUND = 5,
-    STATUS_RESOURCE_EXHAUSTED = 8,
-    STATUS_FAILED_PRECONDITION = 9,
-    STATUS_UNIMPLEMENTED = 12,
-    STATUS_INTERNAL = 13,
-    STATUS_UNAVAILABLE = 14,
-};
-
 /* ---- data plane ---- */
 
 /* What the last stage is told of a request before it first chooses a token for it. */
@@ -58,9 +45,6 @@ struct msg_logprobs {
     const int32_t *top_ids;
     const float *top; /* n x n_top */
 };
-
-/* Of requests, the most urgent first. */
-enum priority { PRIORITY_CRITICAL, PRIORITY_HIGH, PRIORITY_NORMAL, PRIORITY_LOW };
 
 enum run_kind { RUN_PREFILL, RUN_DECODE, RUN_VERIFY, RUN_PROBE };
 
@@ -183,19 +167,6 @@ struct msg_to_worker {
 };
 
 /* ---- clients ---- */
-
-/* Why an answer ends. In text (finish_text) only where it leaves: on the wire to clients, in JSON.
- */
-enum finish_reason {
-    FINISH_NONE,   /* it has not ended, or not with an answer */
-    FINISH_STOP,   /* an end-of-generation token, or a stop string */
-    FINISH_LENGTH, /* as many tokens as were asked for, or as the context holds */
-};
-
-static inline const char *finish_text(enum finish_reason r)
-{
-    return r == FINISH_STOP ? "stop" : r == FINISH_LENGTH ? "length" : "";
-}
 
 struct msg_call {
     uint32_t version;

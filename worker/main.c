@@ -5,10 +5,11 @@
 #include "common/base/opts.h"
 #include "common/base/pool.h"
 #include "common/base/process.h"
-
+#include "common/base/version.h"
 
 static const struct opts_usage usage = {
     .line = "flotilla-worker --coordinator ADDR [options]",
+    .version = version_text,
     .does = "Joins a cluster: computes the layers that the coordinator assigns.",
     .examples =
         "  flotilla-worker --coordinator tcp://10.0.0.5:7071\n"
@@ -43,7 +44,7 @@ int main(int argc, char **argv)
     struct errmsg em = {0};
     size_t n_rest;
     int rc = opts_parse(&usage, table, argc, argv, NULL, 0, &n_rest, &em);
-    if (rc == ERR_CANCELLED) return 0; /* help was asked for, and printed */
+    if (rc == ERR_CANCELLED) return 0; /* help or version: printed */
     if (rc == 0 && !o.coordinator) rc = err_set(&em, ERR_CONF, "needs --coordinator ADDR");
     bool misused = rc < 0;
     if (rc == 0) rc = loop_run(&o, &em);

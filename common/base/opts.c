@@ -87,7 +87,14 @@ static void print_help(const struct opts_usage *u, const struct opt *table)
     (void)printf("options:\n");
     for (const struct opt *o = table; o->name; o++) print_option(o->short_name, o->name, o->help);
     print_option('h', "--help", "this text");
+    if (u->version) print_option(0, "--version", "version and commit");
     (void)printf("\nexamples:\n%s", u->examples);
+}
+
+void opts_print_version(const struct opts_usage *usage)
+{
+    int name = (int)strcspn(usage->line, " ");
+    (void)printf("%.*s %s\n", name, usage->line, usage->version);
 }
 
 int opts_parse(const struct opts_usage *usage, const struct opt *table, int argc, char **argv,
@@ -105,6 +112,10 @@ int opts_parse(const struct opts_usage *usage, const struct opt *table, int argc
         const struct opt *o = find(table, arg, equals ? (size_t)(equals - arg) : strlen(arg));
         if (!o && opts_is_help(arg)) {
             print_help(usage, table);
+            return ERR_CANCELLED;
+        }
+        if (!o && usage->version && strcmp(arg, "--version") == 0) {
+            opts_print_version(usage);
             return ERR_CANCELLED;
         }
         if (!o) return err_set(em, ERR_CONF, "unknown option '%s'", arg);

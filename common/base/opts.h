@@ -39,16 +39,20 @@ struct opt {
 struct opts_usage {
     const char *line;     /* "flotilla-worker --coordinator ADDR [options]" */
     const char *does;     /* a sentence, or NULL */
+    const char *version;  /* of the program; NULL: it is not told here */
     const char *examples; /* each on a line of its own, indented */
 };
 
 /* Reads argv[1..]; "--name value" and "--name=value". What is no option goes to rest (at most
  * rest_max). ERR_CONF on a usage error. --help and -h need no entry in the table: they print the
- * usage, the options and the examples to stdout, and the result is ERR_CANCELLED. */
+ * usage, the options and the examples to stdout, and the result is ERR_CANCELLED; so does --version
+ * with the version. */
 int opts_parse(const struct opts_usage *usage, const struct opt *table, int argc, char **argv,
                const char **rest, size_t rest_max, size_t *ret_n_rest, struct errmsg *em);
 
 /* Whether an argument asks for help, for a program whose first argument is no option. */
 bool opts_is_help(const char *arg);
+/* "flotilla-worker 0.1.0" to stdout: the first word of the usage's line, and its version. */
+void opts_print_version(const struct opts_usage *usage);
 
 #endif

@@ -47,25 +47,11 @@ double samples_percentile(struct samples *s, double p)
     return s->v[(size_t)rank - 1];
 }
 
-double samples_median(struct samples *s)
-{
-    if (s->n == 0) return 0.0;
-    sort(s);
-    return (s->v[(s->n - 1) / 2] + s->v[s->n / 2]) / 2.0;
-}
-
 double samples_mean(const struct samples *s)
 {
     double sum = 0.0;
     for (size_t i = 0; i < s->n; i++) sum += s->v[i];
     return s->n ? sum / (double)s->n : 0.0;
-}
-
-double samples_sd(const struct samples *s)
-{
-    double mean = samples_mean(s), sum = 0.0;
-    for (size_t i = 0; i < s->n; i++) sum += (s->v[i] - mean) * (s->v[i] - mean);
-    return s->n > 1 ? sqrt(sum / (double)(s->n - 1)) : 0.0;
 }
 
 double samples_max(const struct samples *s)

@@ -1,6 +1,5 @@
 /* Measured values, all kept: what a report's percentiles are taken from. Percentiles are by nearest
- * rank, the ceil(p n / 100)-th smallest; the median is p50, or of an even number of values the mean
- * of the middle two where `median` says so. */
+ * rank, the ceil(p n / 100)-th smallest. */
 #ifndef FLOTILLA_BASE_SAMPLES_H
 #define FLOTILLA_BASE_SAMPLES_H
 
@@ -20,10 +19,7 @@ void samples_close(struct samples *s);
 
 /* All are 0 of no samples: ask for n first. p <= 0: the smallest; p >= 100: the largest. */
 double samples_percentile(struct samples *s, double p);
-double samples_median(struct samples *s);
 double samples_mean(const struct samples *s);
-/* Standard deviation with n - 1; 0 of fewer than two. */
-double samples_sd(const struct samples *s);
 double samples_max(const struct samples *s);
 
 #endif

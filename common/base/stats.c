@@ -65,15 +65,6 @@ void stats_record_own(struct stats *s, uint64_t ns)
     add_own(&s->buckets[bucket_of(ns)], 1);
 }
 
-void stats_reset(struct stats *s)
-{
-    for (uint32_t i = 0; i < STATS_BUCKETS; i++) atomic_store(&s->buckets[i], 0);
-    atomic_store(&s->sum_ns, 0);
-    atomic_store(&s->min_ns, 0);
-    atomic_store(&s->max_ns, 0);
-    atomic_store(&s->squares, 0.0);
-}
-
 void stats_read_all(const struct stats *s, size_t n, size_t stride, struct stats_view *ret)
 {
     uint64_t min_inverted = 0;

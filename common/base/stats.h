@@ -23,7 +23,6 @@ struct stats {
 void stats_record(struct stats *s, uint64_t ns);
 /* The same for the one thread that records in s. */
 void stats_record_own(struct stats *s, uint64_t ns);
-void stats_reset(struct stats *s);
 
 /* What was recorded so far, consistent in itself: `count` is the sum of the buckets. */
 struct stats_view {

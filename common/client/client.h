@@ -1,71 +1,171 @@
-/* The client library: calls to a coordinator over ZeroMQ, streamed replies, cancellation. While a
- * call runs it pings, so that the server knows that somebody listens, and it gives up on a server
- * that is silent. One thread at a time. */
+/* The client library: calls to a coordinator, with streamed replies and cancellation.
+ *
+ * A client is one connection that any number of calls share. A call is one Generate: client_start
+ * begins it, its on_reply is given the tokens as they come, and its on_end ends it. Replies are
+ * taken in client_turn only. A program that has nothing else to wait for lets client_turn wait; one
+ * with a poll loop of its own waits for client_fd, at most for client_wait_ms, and then calls
+ * client_turn with a timeout of 0. client_generate does one call and returns when it has ended.
+ *
+ * Errors: a function that fails returns a negative ERR_* and writes why into its `struct errmsg *`,
+ * which may be NULL. How a call itself ended is what its on_end is told.
+ *
+ * Ownership: requests are copied when a call begins. A `struct client_call *` is valid until its
+ * on_end has returned; the client owns it. What a reply points to is valid during on_reply.
+ *
+ * Threads: a client and its calls are used by one thread at a time. Two clients know nothing of
+ * each other. The library has one thread of its own for each client (libzmq's), which calls nothing
+ * back.
+ *
+ * Callbacks come from within client_turn, client_generate, client_models, client_tokenize and
+ * client_close, and never from within the function that begins or cancels their own call. They may
+ * begin and cancel calls of their client; they must not close it, and what waits is refused to them
+ * with ERR_RANGE.
+ *
+ * Lost servers: while calls run the client pings, so that the server knows that somebody listens,
+ * and takes whatever the server says for a sign of life. A connection that breaks or falls silent
+ * is made again (host names are then looked up again). A call that the server does not know any
+ * more, that is silent, or that ended because the coordinator restarts, is asked for again behind
+ * the tokens that it has, for up to CLIENT_PATIENCE_MS: to the caller all these are a pause, after
+ * which the answer goes on with the very next token. A call with several samples ends instead. Time
+ * in which this process itself stood still does not count as the server's silence. */
 #ifndef FLOTILLA_CLIENT_CLIENT_H
 #define FLOTILLA_CLIENT_CLIENT_H
 
-#include "common/base/buf.h"
 #include "common/base/err.h"
-#include "proto/msg.h"
+#include "common/base/sampling.h"
+#include "proto/api.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-#define CLIENT_CONNECT_MS 5000   /* how long a coordinator may take to accept the connection */
-#define CLIENT_AGAIN_MS 3000     /* after which a silent server is asked on a new connection */
-#define CLIENT_SILENT_MS 5000    /* after which a server that answers nothing is given up, */
-#define CLIENT_SLOW_MS 60000     /* or, where it answers pings, that takes so long for one reply; */
-#define CLIENT_PATIENCE_MS 30000 /* or, within a Generate, is looked for this much longer */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CLIENT_CONNECT_MS 5000 /* how long a coordinator may take to accept the connection */
+#define CLIENT_AGAIN_MS 3000   /* of silence, after which a new connection is made; then doubled */
+#define CLIENT_SILENT_MS 5000  /* of silence, after which a call is lost */
+#define CLIENT_SLOW_MS 60000   /* which Models and Tokenize may take where pings are answered */
+#define CLIENT_PATIENCE_MS 30000 /* for which a lost Generate is asked for again */
+#define CLIENT_CALLS_MAX 65536   /* of a client at once */
 #define CLIENT_REPLIES_A_TURN 256
 
 struct client;
+struct client_call;
 
 /* endpoint: "tcp://HOST:PORT" or "HOST:PORT". Waits for the look-up of a host that is a name, but
- * not for a connection. ERR_CONF: the address is wrong, or there is no such host. */
+ * not for a connection. ERR_CONF: the address is wrong, or there is no such host; ERR_TIMEOUT: the
+ * name service is silent; ERR_IO: the system refuses a socket. */
 int client_open(const char *endpoint, struct client **ret_client, struct errmsg *em);
+/* Ends the calls that still run, each with STATUS_CANCELLED, here and at the server. Waits up to
+ * 200 ms for that to leave. NULL is allowed. */
 void client_close(struct client *c);
 
-/* How a call ended; text is empty with STATUS_OK. */
-struct client_end {
-    int lost; /* 0, or the code (ERR_TIMEOUT, ERR_CLOSED, ERR_PROTO) with which the server was lost
-               */
-    enum status status;
-    char text[LIMIT_TEXT_BYTES];
-    uint32_t retry_ms;
+/* ---- Generate ---- */
+
+struct client_request {
+    const char *prompt;           /* UTF-8; NULL or "" where the tokens are given */
+    const int32_t *prompt_tokens; /* n_prompt_tokens ids, instead of the prompt */
+    uint32_t n_prompt_tokens;
+    bool special;        /* names of control tokens in the prompt are those tokens */
+    bool ignore_eos;     /* go on to max_tokens */
+    bool has_seed;       /* otherwise the server draws sampling.seed, and tells it */
+    uint32_t max_tokens; /* of an answer */
+    uint32_t samples;    /* answers to the one prompt, at most 16; 0: one */
+    struct sampling sampling;
+    const char *const *stops; /* n_stops texts, at most CLIENT_STOPS_MAX, before which it ends */
+    uint32_t n_stops;
+    const char *model;  /* the name of the one that is expected to be served, or NULL */
+    const char *tenant; /* computed prefixes are shared within a tenant only; NULL: with all */
+    bool has_priority;  /* otherwise PRIORITY_NORMAL */
+    enum priority priority;
+    uint64_t deadline_ms; /* from now; 0: the server's default */
 };
 
-/* A reply of a running Generate; valid during the call. False: cancel the request. */
-typedef bool (*client_reply_fn)(void *arg, const struct msg_generate_reply *reply);
+#define CLIENT_STOPS_MAX 16
 
-typedef void (*client_end_fn)(void *arg, const struct client_end *end);
+/* A greedy answer of up to 256 tokens; the prompt is to be filled in. */
+void client_request_init(struct client_request *r);
 
-/* Starts a Generate; client_turn calls back. What `request` points to is borrowed until on_end,
- * which comes exactly once unless the client is closed before. A connection that breaks or dies, or
- * a coordinator that is started again, is a pause: the answer goes on with the very next token.
- * deadline_ms 0: the server's default. ERR_TIMEOUT when nobody is there. */
-int client_start(struct client *c, const struct msg_generate *request, uint64_t deadline_ms,
-                 client_reply_fn on_reply, client_end_fn on_end, void *arg, struct errmsg *em);
-/* Waits up to timeout_ms for replies, takes up to CLIENT_REPLIES_A_TURN of those that came, and
- * keeps the server informed. To be called at least each 500 ms while calls run. Returns how many
- * still do. */
-size_t client_turn(struct client *c, long timeout_ms);
+/* Tokens and text of an answer, as they come. */
+struct client_reply {
+    uint32_t sample;      /* of which answer, from 0 */
+    uint32_t first_index; /* of the first of these tokens in the answer */
+    uint32_t n_tokens;
+    const int32_t *tokens;
+    const char *text; /* of the answer, what follows the text of the replies before */
+    enum finish_reason finish_reason; /* in an answer's last reply */
+    /* Log-probabilities, where they were asked for; NULL otherwise. */
+    const float *logprobs; /* n_tokens */
+    uint32_t n_top;        /* alternatives told of each token */
+    const int32_t *top_ids;
+    const float *top_logprobs; /* n_tokens x n_top */
+    uint64_t queued_us;        /* with the first token: from submission to its first computation */
+    bool has_usage;            /* what follows counts: in a call's first reply */
+    const int32_t *prompt_tokens;
+    uint32_t n_prompt_tokens;
+    uint64_t seed;
+};
 
-/* Both until the end. 0 when the server has ended it (ret_end says how), ERR_TIMEOUT, ERR_CLOSED or
- * ERR_PROTO when the server is lost. */
-int client_generate(struct client *c, const struct msg_generate *request, uint64_t deadline_ms,
+/* How a call ended. */
+struct client_end {
+    int lost; /* 0: the server ended it; ERR_TIMEOUT, ERR_CLOSED, ERR_PROTO: the server was lost */
+    enum status status;
+    char text[512];    /* why; empty with STATUS_OK */
+    uint32_t retry_ms; /* with STATUS_RESOURCE_EXHAUSTED: when to try again */
+};
+
+typedef void (*client_reply_fn)(void *arg, struct client_call *call,
+                                const struct client_reply *reply);
+/* Exactly once for each call that began. */
+typedef void (*client_end_fn)(void *arg, struct client_call *call, const struct client_end *end);
+
+/* Begins a Generate; never waits. A coordinator that is not there within CLIENT_CONNECT_MS ends the
+ * call with ERR_TIMEOUT. on_reply may be NULL. *ret_call (which may be NULL) is written before any
+ * callback comes. ERR_LIMIT: the request is larger than any server takes, or too many calls run;
+ * ERR_CLOSED: the client is being closed. */
+int client_start(struct client *c, const struct client_request *request,
+                 struct client_call **ret_call, client_reply_fn on_reply, client_end_fn on_end,
+                 void *arg, struct errmsg *em);
+/* No reply of this call is handed out any more. Its on_end comes from a later turn, with
+ * STATUS_CANCELLED, or as the server had ended it before it knew. May be called twice. */
+void client_cancel(struct client_call *call);
+
+/* Waits up to timeout_ms for replies (0: not at all), takes up to CLIENT_REPLIES_A_TURN of those
+ * that came, pings, and looks after calls that are silent. To be called at least each 500 ms while
+ * calls run, or as client_wait_ms says. Returns how many calls still run. */
+size_t client_turn(struct client *c, int timeout_ms);
+
+/* For a poll loop: a descriptor, the same for the whole life of the client, that is readable when
+ * client_turn has something to do. It is the client's: to be waited for (POLLIN), nothing else. */
+int client_fd(const struct client *c);
+/* For how many milliseconds the loop may wait for it: 0 if something is there already, -1 if
+ * nothing but the descriptor matters. It tells of changes only, so this is asked before each wait.
+ */
+int client_wait_ms(struct client *c);
+
+/* One Generate until its end; other calls of the client go on meanwhile. 0: the server has ended it
+ * (ret_end says how); ERR_TIMEOUT, ERR_CLOSED or ERR_PROTO: the server was lost; or what
+ * client_start returns. on_reply may be NULL; it may cancel. */
+int client_generate(struct client *c, const struct client_request *request,
                     client_reply_fn on_reply, void *arg, struct client_end *ret_end,
                     struct errmsg *em);
 
-/* The other methods. On success *ret is valid until the next call of this client. ERR_PROTO with
- * the server's text when it answers with another status than OK. */
-int client_status(struct client *c, struct msg_status *ret, struct errmsg *em);
+/* "RESOURCE_EXHAUSTED" and the like. */
+const char *client_status_name(enum status status);
+
+/* ---- calls with one reply ---- */
+
+/* Both wait for it, and calls of the client go on meanwhile. On success *ret is valid until the
+ * next function of this client. ERR_TIMEOUT: the server is silent, or there is none. ERR_PROTO,
+ * with the server's text: it answers with another status than OK. */
 int client_models(struct client *c, const char **ret_name, struct errmsg *em);
 int client_tokenize(struct client *c, const char *text, bool special, const int32_t **ret_tokens,
                     uint32_t *ret_n, struct errmsg *em);
 
-/* A call as it stands on the wire, for tests and for methods that have no function here: sends and
- * waits for the reply's header and body. */
-int client_raw(struct client *c, uint32_t version, const char *method, const void *body,
-               size_t body_bytes, struct client_end *ret_end, struct errmsg *em);
+#ifdef __cplusplus
+}
+#endif
 
 #endif

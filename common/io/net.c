@@ -560,6 +560,26 @@ int net_poll(struct net_poll *items, unsigned n, long timeout_ms)
     return 0;
 }
 
+int net_fd(struct net_sock *s)
+{
+    int fd = -1;
+    size_t size = sizeof fd;
+    settle(s);
+    if (s->lookup) return lookup_fd(s->lookup);
+    return zmq_getsockopt(s->zmq, ZMQ_FD, &fd, &size) == 0 ? fd : -1;
+}
+
+bool net_ready(struct net_sock *s, bool want_write)
+{
+    int events = 0;
+    size_t size = sizeof events;
+    bool looking_up = s->lookup != NULL;
+    settle(s);
+    if (looking_up && !s->lookup) return true;
+    if (zmq_getsockopt(s->zmq, ZMQ_EVENTS, &events, &size) != 0) return true; /* so it is seen */
+    return events & (ZMQ_POLLIN | (want_write ? ZMQ_POLLOUT : 0));
+}
+
 int net_pair(struct net *n, struct net_limits limits, struct net_sock **ret_first,
              struct net_sock **ret_second, struct errmsg *em)
 {

@@ -111,6 +111,14 @@ struct net_poll {
 /* Waits until one of n sockets is ready, at most timeout_ms (-1: for ever). 0 also on a signal. */
 int net_poll(struct net_poll *items, unsigned n, long timeout_ms);
 
+/* For somebody else's poll loop. The descriptor that becomes readable when something about the
+ * socket changes; while the host's name is looked up it is another one than afterwards, so it is
+ * asked for after each turn. The socket's own; ZMQ_FD is edge-triggered, so before each wait
+ * net_ready tells whether there is something already: a message, the result of a look-up, or, with
+ * want_write, room for a message. */
+int net_fd(struct net_sock *s);
+bool net_ready(struct net_sock *s, bool want_write);
+
 /* Raises this process's limit of open files as far as it may, and returns it. */
 uint64_t net_files_max(void);
 /* The address under which others reach a program that listens at every address of this machine:

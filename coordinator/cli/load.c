@@ -6,7 +6,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
-#include "common/client/client.h"
+#include "common/client/tools.h"
 #include "coordinator/cli/gen.h"
 
 #include <math.h>
@@ -21,23 +21,24 @@
 
 struct load {
     const struct load_options *o;
-    struct client *client, *watcher;
+    struct client *client;
     struct load_run *run;
     struct rng rng;
     int32_t *text; /* token ids to cut prompts from */
     uint32_t n_text;
     uint64_t start_ns, status_ns;
     double unused, held; /* positions of KV pages, summed over all looks */
+    int rc;              /* why a request could not be begun, or 0 */
+    struct errmsg why;
     struct msg_status before;
 };
 
-/* A record under way. */
+/* Sends its records one after another: each when the one before has ended. */
 struct sender {
     struct load *load;
-    struct load_record *record;
-    struct msg_generate request;
-    double last; /* when the last token came */
-    bool busy;
+    struct load_record *record; /* under way */
+    uint32_t *next, end;        /* the number of the next one, shared with other senders */
+    double last;                /* when the last token came */
 };
 
 static double now_ms(const struct load *l)
@@ -89,11 +90,12 @@ static void make_record(struct load *l, enum load_kind kind, uint32_t n_prompt, 
 
 /* ---- one request ---- */
 
-static bool on_reply(void *arg, const struct msg_generate_reply *reply)
+static void on_reply(void *arg, struct client_call *call, const struct client_reply *reply)
 {
     struct sender *s = arg;
     struct load_record *r = s->record;
     double now = now_ms(s->load);
+    (void)call;
     for (uint32_t i = 0; i < reply->n_tokens; i++) {
         if (r->first < 0.0) {
             r->first = now;
@@ -104,33 +106,39 @@ static bool on_reply(void *arg, const struct msg_generate_reply *reply)
         s->last = now;
         tokens_push(&r->tokens, reply->tokens[i]);
     }
-    return true;
 }
 
-static void on_end(void *arg, const struct client_end *end)
+static void send_next(struct sender *s);
+
+static void on_end(void *arg, struct client_call *call, const struct client_end *end)
 {
     struct sender *s = arg;
     struct load_record *r = s->record;
+    (void)call;
     r->done = true;
     r->ended = now_ms(s->load);
     r->retry_ms = end->retry_ms;
     r->failed = end->lost || end->status != STATUS_OK;
     if (r->failed)
         (void)snprintf(r->status, sizeof r->status, "%d: %.80s", (int)end->status, end->text);
-    s->busy = false;
+    send_next(s);
 }
 
-static int send(struct load *l, struct sender *s, struct load_record *r, struct errmsg *em)
+/* Nothing, once all its records are sent. A client that begins no more calls is told by load_run.
+ */
+static void send_next(struct sender *s)
 {
-    *s = (struct sender){.load = l, .record = r, .busy = true};
-    s->request = (struct msg_generate){.prompt = "",
-                                       .prompt_tokens = r->prompt,
-                                       .n_prompt_tokens = r->n_prompt,
-                                       .ignore_eos = true,
-                                       .max_tokens = r->n_tokens_wanted,
-                                       .sampling = SAMPLING_PLAIN};
-    r->sent = now_ms(l);
-    return client_start(l->client, &s->request, 0, on_reply, on_end, s, em);
+    struct load *l = s->load;
+    struct client_request q;
+    if (l->rc < 0 || *s->next >= s->end) return;
+    s->record = &l->run->records[(*s->next)++];
+    client_request_init(&q);
+    q.prompt_tokens = s->record->prompt;
+    q.n_prompt_tokens = s->record->n_prompt;
+    q.ignore_eos = true;
+    q.max_tokens = s->record->n_tokens_wanted;
+    s->record->sent = now_ms(l);
+    l->rc = client_start(l->client, &q, NULL, on_reply, on_end, s, &l->why);
 }
 
 /* Adds what of the pages held is unused now. */
@@ -140,83 +148,66 @@ static void watch(struct load *l)
     struct errmsg em;
     if (clock_ns() - l->status_ns < STATUS_EVERY_NS) return;
     l->status_ns = clock_ns();
-    if (client_status(l->watcher, &s, &em) < 0) return;
+    if (client_status(l->client, &s, &em) < 0) return;
     l->unused += (double)s.replica.cache.positions_unused;
     l->held += (double)s.replica.cache.pages_held * LIMIT_PAGE;
 }
 
 /* ---- scenarios ---- */
 
-/* n senders take the records [first, end) in turn; a refused one counts as failed. */
-static int closed(struct load *l, struct sender *senders, uint32_t n, uint32_t first, uint32_t end,
-                  uint32_t *next, struct errmsg *em)
+/* Until no request runs. */
+static void run_to_end(struct load *l)
 {
-    int rc = 0;
-    for (uint32_t i = 0; i < n && rc == 0; i++)
-        if (!senders[i].busy && *next < end && *next >= first)
-            rc = send(l, &senders[i], &l->run->records[(*next)++], em);
-    return rc;
+    while (client_turn(l->client, 20)) watch(l);
 }
 
-static bool any_busy(const struct sender *senders, uint32_t n)
+/* n senders take the records [*next, end) in turn; a refused one counts as failed. */
+static void begin_closed(struct load *l, struct sender *senders, uint32_t n, uint32_t *next,
+                         uint32_t end)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (senders[i].busy) return true;
-    return false;
+    for (uint32_t i = 0; i < n; i++) {
+        senders[i] = (struct sender){.load = l, .next = next, .end = end};
+        send_next(&senders[i]);
+    }
 }
 
-static int run_closed(struct load *l, uint32_t clients, uint32_t first, uint32_t end,
-                      struct errmsg *em)
+static void run_closed(struct load *l, uint32_t clients, uint32_t next, uint32_t end)
 {
     struct sender *senders = mem_zalloc(clients * sizeof *senders);
-    uint32_t next = first;
-    int rc = closed(l, senders, clients, first, end, &next, em);
-    while (rc == 0 && (next < end || any_busy(senders, clients))) {
-        (void)client_turn(l->client, 20);
-        watch(l);
-        rc = closed(l, senders, clients, first, end, &next, em);
-    }
+    begin_closed(l, senders, clients, &next, end);
+    run_to_end(l);
     mem_free(senders);
-    return rc;
 }
 
-static int run_poisson(struct load *l, struct errmsg *em)
+static void run_poisson(struct load *l)
 {
     uint32_t n = l->run->n_records, next = 0;
     struct sender *senders = mem_zalloc(n * sizeof *senders);
     double due = 0.0;
-    int rc = 0;
-    while (rc == 0 && (next < n || any_busy(senders, n))) {
-        while (next < n && now_ms(l) >= due && rc == 0) {
-            rc = send(l, &senders[next], &l->run->records[next], em);
-            next++;
+    while (next < n && l->rc == 0) {
+        while (next < n && now_ms(l) >= due && l->rc == 0) {
+            senders[next] = (struct sender){.load = l, .next = &next, .end = next + 1};
+            send_next(&senders[next]);
             double u = ((double)(rng_u64(&l->rng) >> 11) + 1.0) / 9007199254740993.0;
             due -= log(u) * 1000.0 / l->o->rate;
         }
-        double wait = next < n ? due - now_ms(l) : 20.0;
-        (void)client_turn(l->client, wait < 1.0 ? 1 : wait > 20.0 ? 20 : (long)wait);
+        double wait = due - now_ms(l);
+        (void)client_turn(l->client, wait < 1.0 ? 1 : wait > 20.0 ? 20 : (int)wait);
         watch(l);
     }
+    run_to_end(l);
     mem_free(senders);
-    return rc;
 }
 
-/* The short requests alone; then as many beside long ones, which go on until the short are done. */
-static int run_convoy(struct load *l, struct errmsg *em)
+/* The short requests alone; then as many beside long ones. */
+static void run_convoy(struct load *l)
 {
-    uint32_t base = CONVOY_SHORT, shorts = base + CONVOY_SHORT, all = shorts + CONVOY_LONG;
-    int rc = run_closed(l, CONVOY_CLIENTS, 0, base, em);
-    if (rc < 0) return rc;
-    struct sender s[CONVOY_CLIENTS] = {{0}}, longs[CONVOY_LONG_CLIENTS] = {{0}};
-    uint32_t next = base, next_long = shorts;
-    do {
-        rc = closed(l, longs, CONVOY_LONG_CLIENTS, shorts, all, &next_long, em);
-        if (rc == 0) rc = closed(l, s, CONVOY_CLIENTS, base, shorts, &next, em);
-        (void)client_turn(l->client, 20);
-        watch(l);
-    } while (rc == 0 && (next < shorts || next_long < all || any_busy(s, CONVOY_CLIENTS) ||
-                         any_busy(longs, CONVOY_LONG_CLIENTS)));
-    return rc;
+    struct sender shorts[CONVOY_CLIENTS], longs[CONVOY_LONG_CLIENTS];
+    uint32_t next = CONVOY_SHORT, next_long = 2 * CONVOY_SHORT;
+    run_closed(l, CONVOY_CLIENTS, 0, CONVOY_SHORT);
+    begin_closed(l, longs, CONVOY_LONG_CLIENTS, &next_long, next_long + CONVOY_LONG);
+    begin_closed(l, shorts, CONVOY_CLIENTS, &next, 2 * CONVOY_SHORT);
+    run_to_end(l);
 }
 
 static void make_records(struct load *l)
@@ -265,12 +256,15 @@ static int run_scenario(struct load *l, struct errmsg *em)
 {
     const struct load_options *o = l->o;
     l->start_ns = clock_ns();
-    int rc = o->scenario == LOAD_CONVOY    ? run_convoy(l, em)
-             : o->scenario == LOAD_POISSON ? run_poisson(l, em)
-                                           : run_closed(l, o->clients, 0, l->run->n_records, em);
+    if (o->scenario == LOAD_CONVOY)
+        run_convoy(l);
+    else if (o->scenario == LOAD_POISSON)
+        run_poisson(l);
+    else
+        run_closed(l, o->clients, 0, l->run->n_records);
     l->run->wall_ms = now_ms(l);
     l->run->waste_percent = l->held > 0.0 ? 100.0 * l->unused / l->held : 0.0;
-    return rc;
+    return l->rc < 0 ? err_set(em, l->rc, "%s", l->why.text) : 0;
 }
 
 int load_run(const struct load_options *o, struct load_run *ret, struct errmsg *em)
@@ -280,20 +274,18 @@ int load_run(const struct load_options *o, struct load_run *ret, struct errmsg *
     uint32_t longest = o->scenario == LOAD_CONVOY ? 2048 : o->prompt;
     *ret = (struct load_run){0};
     int rc = client_open(o->cluster, &l.client, em);
-    if (rc == 0) rc = client_open(o->cluster, &l.watcher, em);
     if (rc == 0) rc = make_text(&l, longest, em);
-    if (rc == 0) rc = client_status(l.watcher, &l.before, em);
+    if (rc == 0) rc = client_status(l.client, &l.before, em);
     uint64_t hits = l.before.replica.cache.hits, lookups = l.before.replica.cache.lookups;
     if (rc == 0) make_records(&l);
     if (rc == 0) rc = run_scenario(&l, em);
-    if (rc == 0) rc = client_status(l.watcher, &after, em);
+    if (rc == 0) rc = client_status(l.client, &after, em);
     if (rc == 0) {
         ret->hits = after.replica.cache.hits - hits;
         ret->lookups = after.replica.cache.lookups - lookups;
         rc = check(&l, em);
     }
     client_close(l.client);
-    client_close(l.watcher);
     mem_free(l.text);
     return rc;
 }

@@ -1,6 +1,7 @@
 #include "coordinator/cli/cmd.h"
 
 #include "common/base/process.h"
+#include "common/base/version.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -27,7 +28,8 @@ static void usage(FILE *to)
     (void)fprintf(to, "usage: flotilla COMMAND [options]\n\ncommands:\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
         (void)fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].help);
-    (void)fprintf(to, "\n'flotilla COMMAND --help' tells more, with examples.\n");
+    (void)fprintf(to, "\n'flotilla COMMAND --help' tells more, with examples; 'flotilla --version' "
+                      "the version.\n");
 }
 
 int cmd_fail(const char *name, int code, const struct errmsg *em)
@@ -40,7 +42,7 @@ bool cmd_options(const char *usage_line, const char *examples, const struct opt 
                  char **argv, const char **rest, size_t rest_max, size_t *ret_n_rest,
                  int *ret_status)
 {
-    const struct opts_usage u = {.line = usage_line, .examples = examples};
+    const struct opts_usage u = {.line = usage_line, .version = version_text, .examples = examples};
     struct errmsg em = {0};
     int rc = opts_parse(&u, table, argc, argv, rest, rest_max, ret_n_rest, &em);
     *ret_status = rc == ERR_CANCELLED ? CMD_OK : CMD_USAGE;
@@ -67,6 +69,10 @@ int main(int argc, char **argv)
     if (opts_is_help(argv[1])) {
         usage(stdout);
         return CMD_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        opts_print_version(&(struct opts_usage){.line = "flotilla", .version = version_text});
+        return finish(CMD_OK);
     }
     for (size_t i = 0; i < N_COMMANDS; i++)
         if (strcmp(argv[1], commands[i].name) == 0)

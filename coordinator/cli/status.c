@@ -1,6 +1,6 @@
 #include "coordinator/cli/cmd.h"
 
-#include "common/client/client.h"
+#include "common/client/tools.h"
 #include "common/text/json.h"
 
 #include <inttypes.h>

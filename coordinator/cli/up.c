@@ -42,7 +42,7 @@ struct child {
 
 struct up {
     const char *model, *kv, *isa, *pre;
-    uint32_t workers, replicas, threads, ctx, kv_tokens, chunk, replica_wait, max_requests;
+    uint32_t workers, threads, ctx, kv_tokens, chunk, replica_wait, max_requests;
     bool replica_wait_given, verbose, no_restart;
     struct opt_list keys; /* KEY=VALUE of the cluster file */
     char bin[4096];       /* folder of the programs */
@@ -426,13 +426,12 @@ static int check(const struct up *u, struct errmsg *em)
 
 int cmd_up(int argc, char **argv)
 {
-    struct up u = {.workers = 2, .replicas = 1, .chunk = 512, .from_coordinator = -1};
+    struct up u = {.workers = 2, .chunk = 512, .from_coordinator = -1};
     for (int i = 0; i <= WORKERS_MAX; i++) u.children[i].log = -1;
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &u.model, 0, 0, NULL, "FILE  a GGUF file"},
         {"--workers", 'w', OPT_U32, &u.workers, 1, WORKERS_MAX, NULL,
          "N  workers that share the layers (2)"},
-        {"--replicas", 0, OPT_U32, &u.replicas, 1, 1, NULL, "N  chains of workers (1)"},
         {"--threads", 't', OPT_U32, &u.threads, 1, 256, NULL,
          "N  threads of each worker (cores or quota / workers)"},
         {"--ctx", 0, OPT_U32, &u.ctx, 1, 1 << 20, NULL, "N  context limit (the model's)"},

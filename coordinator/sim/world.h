@@ -228,7 +228,6 @@ struct world {
     uint64_t idle_ns;     /* since when nothing is done although something is due; 0: it is done */
     uint64_t flight_first, flight_next; /* numbers of the Steps in flight, by our count */
     struct epoch flight_epoch;
-    uint32_t told_live; /* requests whose parameters the last stage has */
     struct instance gone[WORLD_GONE];
     uint32_t n_gone;
     uint32_t n_tokens_now; /* handed out in the present event */

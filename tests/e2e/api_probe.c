@@ -1,10 +1,11 @@
 /* Calls that a client library never makes, against a running cluster: api_probe ADDRESS prints one
  * line for each, "NAME STATUS TEXT". */
 #include "common/base/buf.h"
-#include "common/client/client.h"
+#include "common/client/tools.h"
 #include "proto/wire.h"
 
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -72,6 +73,56 @@ static void sampling(struct client *c)
             &(struct msg_generate){.prompt = "Hello", .max_tokens = 4, .sampling = cases[i].s});
 }
 
+/* A call of a poll loop; one is cancelled on the way. */
+struct polled {
+    struct client_call *call;
+    uint32_t n_tokens, cancel_at; /* cancel_at 0: never */
+    struct client_end end;
+};
+
+static void on_reply(void *arg, struct client_call *call, const struct client_reply *reply)
+{
+    struct polled *p = arg;
+    p->n_tokens += reply->n_tokens;
+    if (p->cancel_at && p->n_tokens >= p->cancel_at) client_cancel(call);
+}
+
+static void on_end(void *arg, struct client_call *call, const struct client_end *end)
+{
+    struct polled *p = arg;
+    (void)call;
+    p->end = *end;
+}
+
+/* Two calls at once, waited for by poll(2) alone. */
+static void poll_loop(const char *address)
+{
+    struct client *c;
+    struct errmsg em = {0};
+    struct polled whole = {.n_tokens = 0}, cut = {.cancel_at = 4};
+    struct client_request q;
+    int waits = 0;
+    if (client_open(address, &c, &em) < 0) return;
+    client_request_init(&q);
+    q.prompt = "Hello";
+    q.ignore_eos = true;
+    q.max_tokens = 24;
+    int rc = client_start(c, &q, &whole.call, on_reply, on_end, &whole, &em);
+    q.max_tokens = 900;
+    if (rc == 0) rc = client_start(c, &q, &cut.call, on_reply, on_end, &cut, &em);
+    do {
+        struct pollfd p = {.fd = client_fd(c), .events = POLLIN};
+        int ms = client_wait_ms(c);
+        if (ms) (void)poll(&p, 1, ms);
+        waits += ms != 0;
+    } while (client_turn(c, 0) && rc == 0);
+    client_close(c);
+    (void)printf("poll_loop %d %u tokens%s\n", (int)whole.end.status, whole.n_tokens,
+                 waits < 1000 ? "" : ", and it spins");
+    (void)printf("poll_loop_cancelled %d %s\n", (int)cut.end.status,
+                 cut.n_tokens < 900 ? "early" : "late");
+}
+
 int main(int argc, char **argv)
 {
     struct client *c;
@@ -117,5 +168,6 @@ int main(int argc, char **argv)
         (void)printf("tokenize 0 %u\n", n);
     sampling(c);
     client_close(c);
+    poll_loop(argv[1]);
     return 0;
 }

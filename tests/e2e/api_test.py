@@ -24,11 +24,13 @@ class Api(unittest.TestCase):
                     "other_model": ("5", "model"), "resume": ("3", "from_index"),
                     "received": ("0", ""), "received_foreign": ("3", "received"), "samples_17": ("3", "samples"),
                     "priority_4": ("3", "priority"),
-                    "foreign_token": ("3", "prompt_tokens"), "tokenize": ("0", "3")}
+                    "foreign_token": ("3", "prompt_tokens"), "tokenize": ("0", "3"),
+                    "poll_loop": ("0", "24 tokens"), "poll_loop_cancelled": ("1", "early")}
             self.assertEqual(set(lines), set(want))
             for name, (status, words) in want.items():
                 self.assertEqual(lines[name][0], status, lines[name])
                 self.assertIn(words, lines[name][1] if len(lines[name]) > 1 else "", name)
+            self.assertNotIn("spins", lines["poll_loop"][1])
             self.assertEqual(len(c.generate("still alive", tokens=3, ignore_eos=True)["tokens"]), 3)
 
     def test_noise_on_every_port(self):

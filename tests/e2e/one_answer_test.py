@@ -2,8 +2,9 @@
 
 Base case: the engine alone, one process, the machine's best level. Against it: 1, 2 and 3 workers,
 chunks of 16 and 512, 1 and 2 threads, every level and KV type, alone and among 7 other requests; for
-SmolLM2 and for Gemma 3, whose window is shorter than the longest prompt. The short form varies each axis;
-the long form runs the product, whose cells take the KV types in turn.
+SmolLM2 and for Gemma 3, whose window is shorter than the longest prompt. The short form varies each axis, and
+asks each prompt with one of the two sets of parameters, which take turns from prompt to prompt and from cell to cell;
+the long form runs the product, whose cells take the KV types in turn, with both sets.
 """
 import itertools, os, sys, unittest
 
@@ -30,8 +31,12 @@ PARAMETERS = [dict(temp=0, seed=1), dict(temp=0.8, seed=7)]
 UNHURRIED = ["step_timeout_ms=60000", "worker_timeout_ms=60000"]
 
 
-def requests():
-    return [(p, dict(tokens=TOKENS, ignore_eos=True, **kw)) for kw in PARAMETERS for p in PROMPTS]
+def requests(turn):
+    """(prompt, options): every prompt with both sets of parameters, in the short form with one of them."""
+    sets = [[kw] * len(PROMPTS) for kw in PARAMETERS]
+    if not LONG:
+        sets = [[PARAMETERS[(i + turn) % 2] for i in range(len(PROMPTS))]]
+    return [(p, dict(tokens=TOKENS, ignore_eos=True, **kw)) for s in sets for p, kw in zip(PROMPTS, s)]
 
 
 class OneAnswer(unittest.TestCase):
@@ -46,41 +51,46 @@ class OneAnswer(unittest.TestCase):
         lengths = [len(local(p, model=cls.model, tokens=0)["prompt_tokens"]) for p in PROMPTS]
         assert max(lengths) >= 600, lengths
 
-    def alone(self, kv, **axis):
-        return [local(p, model=self.model, kv=kv, **axis, **kw)["tokens"] for p, kw in requests()]
+    def alone(self, asked, kv, **axis):
+        return [local(p, model=self.model, kv=kv, **axis, **kw)["tokens"] for p, kw in asked]
 
-    def base(self, kv):
-        if kv not in self.bases:
-            self.bases[kv] = self.alone(kv, threads=2, chunk=512)
-        return self.bases[kv]
+    def base(self, asked, kv):
+        """Each is computed once."""
+        keys = [(kv, p, kw["temp"]) for p, kw in asked]
+        for key, one in zip(keys, asked):
+            if key not in self.bases:
+                self.bases[key] = self.alone([one], kv, threads=2, chunk=512)[0]
+        return [self.bases[key] for key in keys]
 
-    def compare(self, results, kv, what):
-        for (prompt, kw), want, got in zip(requests(), self.base(kv), results, strict=True):
+    def compare(self, asked, results, kv, what):
+        for (prompt, kw), want, got in zip(asked, self.base(asked, kv), results, strict=True):
             self.assertEqual(got, want, f"{what}: {prompt[:40]!r} {kw}")
 
     def test_base_is_not_trivial(self):
-        base = self.base(self.kv_types[0])
-        greedy, sampled = base[:8], base[8:]
-        self.assertGreaterEqual(sum(a != b for a, b in zip(greedy, sampled)), 7)
-        self.assertTrue(all(len(t) == TOKENS for t in base))
+        n = len(PROMPTS) if LONG else 4
+        greedy, sampled = ([(p, dict(tokens=TOKENS, ignore_eos=True, **kw)) for p in PROMPTS[:n]] for kw in PARAMETERS)
+        base = [self.base(asked, self.kv_types[0]) for asked in (greedy, sampled)]
+        self.assertGreaterEqual(sum(a != b for a, b in zip(*base)), n - 1)
+        self.assertTrue(all(len(t) == TOKENS for t in base[0] + base[1]))
 
     def test_engine_alone(self):
-        for axis in (dict(chunk=16, threads=2), dict(chunk=512, threads=1)):
-            self.compare(self.alone(self.kv_types[0], **axis), self.kv_types[0], f"alone {axis}")
+        for turn, axis in enumerate((dict(chunk=16, threads=2), dict(chunk=512, threads=1))):
+            asked, kv = requests(turn), self.kv_types[0]
+            self.compare(asked, self.alone(asked, kv, **axis), kv, f"alone {axis}")
 
-    def in_cluster(self, together, workers, isa, kv, **axis):
+    def in_cluster(self, asked, together, workers, isa, kv, **axis):
         what = f"{workers} workers {isa} {kv} {axis} {'together' if together else 'one by one'}"
         with Cluster(model=self.model, workers=workers, isa=isa, kv=kv, kv_tokens=16384, set=UNHURRIED, **axis) as c:
             if together:
                 results = []
-                for kw in PARAMETERS:
-                    running = [c.start(p, tokens=TOKENS, ignore_eos=True, **kw) for p in PROMPTS]
+                for at in range(0, len(asked), len(PROMPTS)):
+                    running = [c.start(p, **kw) for p, kw in asked[at:at + len(PROMPTS)]]
                     results += [r.result() for r in running]
                 self.assertNotIn(None, results, what)
             else:
-                results = [c.generate(p, **kw) for p, kw in requests()]
+                results = [c.generate(p, **kw) for p, kw in asked]
             status, log = c.status(), c.text()[-2000:]
-            self.compare([r["tokens"] for r in results], kv, what)
+            self.compare(asked, [r["tokens"] for r in results], kv, what)
         replica = status["replicas"][0]
         for w in replica["workers"]:
             self.assertEqual(w["isa"], isa, what)
@@ -94,9 +104,9 @@ class OneAnswer(unittest.TestCase):
             product = itertools.product([False, True], [1, 2, 3], levels(), [16, 512], [1, 2])
             cells = [(*cell, kv) for cell, kv in zip(product, itertools.cycle(self.kv_types))]
         most, mixed = 0, 0
-        for together, workers, isa, chunk, threads, kv in cells:
+        for turn, (together, workers, isa, chunk, threads, kv) in enumerate(cells):
             with self.subTest(together=together, workers=workers, isa=isa, chunk=chunk, threads=threads, kv=kv):
-                r = self.in_cluster(together, workers, isa, kv, chunk=chunk, threads=threads)
+                r = self.in_cluster(requests(turn), together, workers, isa, kv, chunk=chunk, threads=threads)
                 most, mixed = max(most, r["sequences_max"]), mixed + r["steps_mixed"]
         # Without these the comparison above would have compared nothing.
         self.assertGreaterEqual(most, 4, "no Step carried four sequences")

@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 struct fake_net fake = {.now_ns = 1000 * NS_PER_S};
 
@@ -23,7 +25,8 @@ struct net {
 struct net_sock {
     uint32_t number;
     enum net_kind kind;
-    bool open, monitor;
+    bool open, monitor, has_fd;
+    int fd; /* an eventfd, where it was asked for */
     struct net_limits limits;
     char endpoint[NET_ENDPOINT_MAX];
     struct arrival *first;
@@ -104,6 +107,11 @@ enum net_kind fake_kind(uint32_t sock)
     return sockets[sock].kind;
 }
 
+int fake_fd(uint32_t sock)
+{
+    return net_fd(&sockets[sock]);
+}
+
 const char *fake_endpoint(uint32_t sock)
 {
     return sockets[sock].endpoint;
@@ -145,7 +153,8 @@ void net_sock_close(struct net_sock *s)
 {
     if (!s) return;
     if (!s->monitor) drop_arrivals(s);
-    s->open = false;
+    if (s->has_fd) (void)close(s->fd);
+    s->open = s->has_fd = false;
 }
 
 void net_sock_drain(struct net_sock *s, int ms)
@@ -270,7 +279,7 @@ static bool look(struct net_poll *items, unsigned n, uint64_t *next_ns)
     bool any = false;
     for (unsigned i = 0; i < n; i++) {
         items[i].readable = items[i].sock && readable(items[i].sock, next_ns);
-        items[i].writable = items[i].sock && items[i].want_write;
+        items[i].writable = items[i].sock && items[i].want_write && !fake.full;
         any |= items[i].readable || items[i].writable;
     }
     return any;
@@ -284,6 +293,19 @@ int net_poll(struct net_poll *items, unsigned n, long timeout_ms)
     fake.now_ns = next_ns;
     (void)look(items, n, &next_ns);
     return 0;
+}
+
+int net_fd(struct net_sock *s)
+{
+    if (!s->has_fd) s->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->has_fd = true;
+    return s->fd;
+}
+
+bool net_ready(struct net_sock *s, bool want_write)
+{
+    fake.next_ns = UINT64_MAX;
+    return (want_write && !fake.full) || readable(s, &fake.next_ns);
 }
 
 uint64_t net_files_max(void)

@@ -17,6 +17,8 @@ struct fake_net {
     void (*on_poll)(void);
     uint32_t n_sockets; /* opened so far; a socket's number is its place in that order, from 0 */
     uint32_t n_sends, n_recvs;
+    bool full;        /* no socket has room for a message, as net_poll and net_ready say */
+    uint64_t next_ns; /* when the next message arrives at a socket that net_ready was asked of */
     uint32_t fail_send, fail_recv; /* the how-manieth fails once; 0: none */
     int send_error, recv_error;    /* with which code */
     int lookup_rc;                 /* what net_lookup says */
@@ -35,6 +37,7 @@ void fake_arrive(uint32_t sock, uint64_t delay_ns, const struct net_frame *frame
 void fake_event(uint32_t sock, enum net_event event);
 bool fake_is_open(uint32_t sock);
 enum net_kind fake_kind(uint32_t sock);
+int fake_fd(uint32_t sock); /* what net_fd says: an eventfd that the test may make readable */
 const char *fake_endpoint(uint32_t sock); /* that it was bound or connected to last */
 const struct net_limits *fake_limits(uint32_t sock);
 

@@ -15,6 +15,7 @@ MAY = {
     "coordinator": ["common", "proto"],
     "worker": ["common", "proto"],
     "tests": ["common", "proto", "coordinator", "worker"],
+    "deploy": [],  # an example for those who have flotilla installed
 }
 # The pure parts: base, the plain messages, the rules of order, and their siblings.
 PURE = {"core.c", "core.h", "core_state.h", "requests.c", "replica.c", "fleet.c", "watch.c", "verdict.c", "queue.c", "sched.c", "pages.h", "pages.c",
@@ -42,7 +43,7 @@ MANY_MODULES = {"utf8proc.h": {"common/text/nfc.c"},
                 "cpuid.h": {"common/engine/cpu.c"},
                 # The test changes what goes into the ring.
                 "liburing.h": {"common/io/ring.c", "tests/unit/ring_test.c"},
-                "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests", "malloc.h": "tests"}
+                "flotilla/client.h": "deploy", "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests", "malloc.h": "tests"}
 
 
 def sources():
@@ -128,13 +129,20 @@ class Tidy(unittest.TestCase):
     def test_sources_are_listed(self):
         lists = read("CMakeLists.txt") + read("tests/CMakeLists.txt")
         for path in sources():
-            if path.endswith(".c"):
+            if path.endswith(".c") and layer(path) != "deploy":
                 self.assertIn(os.path.basename(path), lists, f"{path} is not built")
 
     def test_readmes(self):
         folders = {os.path.dirname(p) for p in sources() if not p.startswith("tests/")} | {"deploy", "tests"}
         for folder in folders:
             self.assertTrue(os.path.exists(os.path.join(ROOT, folder, "README.md")), f"{folder} has no README.md")
+
+    def test_readme_lines(self):
+        for folder, _, names in os.walk(ROOT):
+            rel = os.path.relpath(folder, ROOT)
+            for n in [] if rel.startswith((".git", "build")) else filter(lambda n: n.endswith(".md"), names):
+                for i, line in enumerate(read(os.path.join(rel, n)).splitlines(), 1):
+                    self.assertLessEqual(len(line), 120, f"{rel}/{n}:{i}")
 
     def test_sizes(self):
         for path in sources():

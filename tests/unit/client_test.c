@@ -6,10 +6,13 @@
 #include "proto/wire.h"
 #include "tests/lib/fake_net.h"
 
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 
 #include <cmocka.h>
 
@@ -32,6 +35,9 @@ static struct server {
     uint64_t seed;
     uint32_t n_generates, n_pings, n_unary, n_cancels;
     uint64_t pinged[CALLS_MAX], deadline_ms; /* how often each call was; of the last Generate */
+    uint64_t cancelled;                      /* the last call that was */
+    char prompt[32], stop[32];               /* of the last Generate */
+    int32_t bias_id;
     uint32_t from_index, n_received;
     bool has_seed;
     uint64_t asked_seed;
@@ -80,6 +86,9 @@ static void on_generate(uint32_t sock, const struct msg_call *h, struct net_fram
     server.deadline_ms = h->deadline_ms;
     server.from_index = g.from_index;
     server.n_received = g.n_received;
+    (void)snprintf(server.prompt, sizeof server.prompt, "%s", g.prompt);
+    (void)snprintf(server.stop, sizeof server.stop, "%s", g.n_stops ? g.stops[0] : "");
+    server.bias_id = g.sampling.n_bias ? g.sampling.bias_ids[0] : -1;
     server.has_seed = g.has_seed;
     server.asked_seed = g.sampling.seed;
     if (server.refuses) {
@@ -120,13 +129,19 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
     struct errmsg em = {0};
     assert_int_equal(n, 2);
     assert_int_equal(wire_get_call(f[0].data, f[0].bytes, &arena, &h, &em), 0);
+    if (fake.full) return ERR_AGAIN;
     if (server.dead || (server.swallows && sock == server.swallowing)) return 0;
     if (strcmp(h.method, "Generate") == 0) {
         on_generate(sock, &h, f[1]);
     } else if (strcmp(h.method, "Ping") == 0) {
         on_ping(sock, &h, f[1]);
     } else if (strcmp(h.method, "Cancel") == 0) {
+        assert_int_equal(
+            wire_get_cancel(f[1].data, f[1].bytes, &body_arena, &server.cancelled, &em), 0);
         server.n_cancels++;
+        reply(
+            sock, MS,
+            &(struct msg_reply){.call = server.cancelled, .end = true, .status = STATUS_CANCELLED});
     } else {
         server.n_unary++;
         wire_put_models("demo", &body);
@@ -135,30 +150,41 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
     return 0;
 }
 
-/* One call's side of the client. */
+/* One call's side of the client. Tests have them static: on_end may come from the teardown. */
 struct seen {
+    struct client_call *call;
     int32_t tokens[TOKENS_MAX];
     uint32_t n, n_ends;
     struct client_end end;
+    uint32_t cancel_at; /* it cancels when it has so many tokens; 0: never */
+    /* What it does at the end. */
+    void (*at_end)(struct seen *s);
+    struct client *client;
+    struct seen *next;
 };
 
-static bool on_reply(void *arg, const struct msg_generate_reply *r)
+static void on_reply(void *arg, struct client_call *call, const struct client_reply *r)
 {
     struct seen *s = arg;
+    assert_ptr_equal(call, s->call);
+    assert_int_equal(s->n_ends, 0);
     for (uint32_t i = 0; i < r->n_tokens && s->n < TOKENS_MAX; i++)
         s->tokens[s->n++] = r->tokens[i];
-    return true;
+    if (s->cancel_at && s->n >= s->cancel_at) client_cancel(call);
 }
 
-static void on_end(void *arg, const struct client_end *end)
+static void on_end(void *arg, struct client_call *call, const struct client_end *end)
 {
     struct seen *s = arg;
+    assert_ptr_equal(call, s->call);
+    client_cancel(call); /* of one that ends: nothing */
     s->n_ends++;
     s->end = *end;
+    if (s->at_end) s->at_end(s);
 }
 
-static const struct msg_generate request = {
-    .prompt = "a", .prompt_len = 1, .max_tokens = 20, .sampling = {.top_p = 1, .repetition = 1}};
+static const struct client_request request = {
+    .prompt = "a", .max_tokens = 20, .sampling = {.top_p = 1, .repetition = 1}};
 
 static int setup(void **state)
 {
@@ -186,8 +212,10 @@ static int teardown(void **state)
 static void start(struct client *c, struct seen *s, uint64_t deadline_ms)
 {
     struct errmsg em = {0};
-    *s = (struct seen){.n = 0};
-    assert_int_equal(client_start(c, &request, deadline_ms, on_reply, on_end, s, &em), 0);
+    struct client_request q = request;
+    q.deadline_ms = deadline_ms;
+    *s = (struct seen){.client = c};
+    assert_int_equal(client_start(c, &q, &s->call, on_reply, on_end, s, &em), 0);
 }
 
 /* Until no call runs, at most so many virtual seconds. */
@@ -207,7 +235,7 @@ static void assert_whole(const struct seen *s)
 
 static void test_answer(void **state)
 {
-    struct seen s;
+    static struct seen s;
     start(*state, &s, 0);
     turn_for(*state, 60);
     assert_whole(&s);
@@ -216,7 +244,7 @@ static void test_answer(void **state)
 
 static void test_vanished_coordinator(void **state)
 {
-    struct seen s;
+    static struct seen s;
     server.stop_after = 3;
     start(*state, &s, 0);
     turn_for(*state, 1);
@@ -234,7 +262,7 @@ static void test_vanished_coordinator(void **state)
 static void test_silent_call(void **state)
 {
     /* The connection lives, the call does not speak: it is asked for again. */
-    struct seen s;
+    static struct seen s;
     server.stop_after = 3;
     start(*state, &s, 0);
     turn_for(*state, 1);
@@ -250,7 +278,7 @@ static void test_half_open(void **state)
 {
     /* From now on nothing comes through the connection, in neither direction, and nobody is told.
      */
-    struct seen s;
+    static struct seen s;
     server.stop_after = 3;
     start(*state, &s, 0);
     turn_for(*state, 1);
@@ -267,7 +295,7 @@ static void test_half_open(void **state)
 
 static void test_stopped_client_makes_no_new_connection(void **state)
 {
-    struct seen s;
+    static struct seen s;
     server.each = 1;
     start(*state, &s, 0);
     turn_for(*state, 0);
@@ -287,7 +315,7 @@ static void stand_still_once(void)
 static void test_standstill_is_nobodys_silence(void **state)
 {
     /* Nothing waits when the client goes on: it asks nobody again before it has listened. */
-    struct seen s;
+    static struct seen s;
     server.stop_after = 3;
     start(*state, &s, 0);
     turn_for(*state, 1);
@@ -304,7 +332,7 @@ static void test_standstill_is_nobodys_silence(void **state)
 
 static void test_duplicates_are_taken_once(void **state)
 {
-    struct seen s;
+    static struct seen s;
     server.stop_after = 1;
     server.each = 2;
     start(*state, &s, 0);
@@ -318,7 +346,7 @@ static void test_duplicates_are_taken_once(void **state)
 
 static void test_gap_is_asked_for(void **state)
 {
-    struct seen s;
+    static struct seen s;
     server.stop_after = 1;
     server.each = 2;
     start(*state, &s, 0);
@@ -331,7 +359,7 @@ static void test_gap_is_asked_for(void **state)
 
 static void test_seed_is_kept(void **state)
 {
-    struct seen s;
+    static struct seen s;
     server.stop_after = 5;
     start(*state, &s, 0);
     turn_for(*state, 1);
@@ -357,7 +385,7 @@ static void test_all_calls_are_pinged(void **state)
 
 static void test_deadline_in_the_past(void **state)
 {
-    struct seen s;
+    static struct seen s;
     server.stop_after = 5;
     start(*state, &s, 1500);
     assert_in_range(server.deadline_ms, 1500, 1501);
@@ -396,7 +424,7 @@ static void test_silent_server(void **state)
 
 static void test_a_turn_is_bounded(void **state)
 {
-    struct seen s;
+    static struct seen s;
     server.stop_after = 1;
     start(*state, &s, 0);
     turn_for(*state, 1);
@@ -412,7 +440,7 @@ static void test_a_turn_is_bounded(void **state)
 static void test_restarting(void **state)
 {
     /* The coordinator ends in order, the next one is there three seconds later. */
-    struct seen s;
+    static struct seen s;
     server.stop_after = 4;
     start(*state, &s, 0);
     turn_for(*state, 1);
@@ -431,7 +459,7 @@ static void test_restarting(void **state)
 
 static void test_restarting_for_ever(void **state)
 {
-    struct seen s;
+    static struct seen s;
     uint64_t since = fake.now_ns;
     server.refuses = true;
     start(*state, &s, 0);
@@ -445,7 +473,7 @@ static void test_restarting_for_ever(void **state)
 
 static void test_other_version(void **state)
 {
-    struct seen s;
+    static struct seen s;
     const char *name;
     struct errmsg em = {0};
     uint64_t since = fake.now_ns;
@@ -477,7 +505,7 @@ static void test_no_such_host(void **state)
 static void test_failing_once(void **state)
 {
     static const int errors[] = {ERR_AGAIN, ERR_CLOSED, ERR_IO};
-    struct seen s;
+    static struct seen s;
     uint32_t failed = 0;
     for (uint32_t k = 1; k <= 40; k++)
         for (int e = 0; e < 3; e++) {
@@ -497,6 +525,313 @@ static void test_failing_once(void **state)
             failed += k <= 20 ? fake.n_sends >= sends : fake.n_recvs >= recvs;
         }
     assert_true(failed >= 60);
+}
+
+/* ---- handles, and several calls at once ---- */
+
+static void assert_cancelled(const struct seen *s)
+{
+    assert_int_equal(s->n_ends, 1);
+    assert_int_equal(s->end.lost, 0);
+    assert_int_equal(s->end.status, STATUS_CANCELLED);
+}
+
+static void test_cancel_in_flight(void **state)
+{
+    static struct seen s, other;
+    start(*state, &s, 0);
+    start(*state, &other, 0);
+    s.cancel_at = 3;
+    turn_for(*state, 60);
+    assert_cancelled(&s);
+    assert_int_equal(s.n, 3); /* nothing is handed out behind it, whatever still came */
+    assert_int_equal(server.n_cancels, 1);
+    assert_int_equal(server.cancelled, 2);
+    assert_whole(&other);
+}
+
+static void test_cancel_from_outside(void **state)
+{
+    static struct seen s;
+    server.stop_after = 5;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    client_cancel(s.call);
+    client_cancel(s.call);
+    assert_int_equal(s.n_ends, 0); /* never inside the call */
+    turn_for(*state, 1);
+    assert_cancelled(&s);
+    assert_int_equal(server.n_cancels, 1);
+}
+
+static void test_cancel_is_said_again(void **state)
+{
+    /* The connection takes nothing when it is cancelled. */
+    static struct seen s;
+    server.stop_after = 5;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    fake.full = true;
+    client_cancel(s.call);
+    turn_for(*state, 1);
+    assert_int_equal(s.n_ends, 0);
+    fake.full = false;
+    turn_for(*state, 1);
+    assert_cancelled(&s);
+    assert_int_equal(server.n_cancels, 1);
+}
+
+static void test_cancel_of_a_dead_server(void **state)
+{
+    static struct seen s;
+    server.stop_after = 5;
+    start(*state, &s, 0);
+    turn_for(*state, 1);
+    server.dead = true;
+    client_cancel(s.call);
+    turn_for(*state, CLIENT_SILENT_MS / 1000 + 1); /* without the patience of others */
+    assert_cancelled(&s);
+}
+
+static void test_cancel_before_anybody_is_there(void **state)
+{
+    static struct seen s;
+    fake.full = true;
+    start(*state, &s, 0);
+    client_cancel(s.call);
+    assert_int_equal(client_turn(*state, 0), 0);
+    assert_cancelled(&s);
+    assert_int_equal(server.n_generates + server.n_cancels, 0);
+}
+
+static void test_connection_comes_late(void **state)
+{
+    static struct seen s;
+    fake.full = true;
+    start(*state, &s, 0);
+    turn_for(*state, 2);
+    assert_int_equal(s.n_ends, 0);
+    fake.full = false;
+    turn_for(*state, 10);
+    assert_whole(&s);
+    assert_int_equal(server.n_generates, 1);
+}
+
+static void test_nobody_is_there(void **state)
+{
+    static struct seen s;
+    struct client_end end;
+    struct errmsg em = {0};
+    uint64_t since = fake.now_ns;
+    fake.full = true;
+    start(*state, &s, 0);
+    turn_for(*state, 60);
+    assert_int_equal(s.n_ends, 1);
+    assert_int_equal(s.end.lost, ERR_TIMEOUT);
+    assert_string_equal(s.end.text, "no coordinator answers at tcp://127.0.0.1:7070");
+    assert_in_range((fake.now_ns - since) / MS, CLIENT_CONNECT_MS, CLIENT_CONNECT_MS + 200);
+    assert_int_equal(client_generate(*state, &request, NULL, NULL, &end, &em), ERR_TIMEOUT);
+    assert_string_equal(em.text, s.end.text);
+}
+
+static void test_generate_waits_for_its_own(void **state)
+{
+    /* Another call runs before, meanwhile and afterwards. */
+    static struct seen other;
+    struct client_end end;
+    struct errmsg em = {0};
+    const char *name;
+    server.n_tokens = 400;
+    start(*state, &other, 0);
+    server.n_tokens = 20;
+    assert_int_equal(client_generate(*state, &request, NULL, NULL, &end, &em), 0);
+    assert_int_equal(end.status, STATUS_OK);
+    assert_in_range(other.n, 15, 30);
+    server.unary_delay_ns = NS_PER_S;
+    assert_int_equal(client_models(*state, &name, &em), 0);
+    assert_string_equal(name, "demo");
+    assert_in_range(other.n, 110, 140);
+    turn_for(*state, 60);
+    assert_int_equal(other.n, 400);
+    assert_int_equal(other.n_ends, 1);
+}
+
+static void begin_next(struct seen *s)
+{
+    const char *name;
+    struct errmsg em = {0};
+    struct client_end end;
+    assert_int_equal(client_models(s->client, &name, &em), ERR_RANGE); /* waits: not from here */
+    assert_int_equal(client_generate(s->client, &request, NULL, NULL, &end, &em), ERR_RANGE);
+    assert_int_equal(client_turn(s->client, 100), 0);
+    if (s->next) start(s->client, s->next, 0);
+}
+
+static void test_calls_begin_in_callbacks(void **state)
+{
+    static struct seen first, second;
+    start(*state, &first, 0);
+    first.at_end = begin_next;
+    first.next = &second;
+    turn_for(*state, 60);
+    assert_whole(&first);
+    assert_whole(&second);
+}
+
+static void refuse_next(struct seen *s)
+{
+    struct errmsg em = {0};
+    assert_int_equal(client_start(s->client, &request, NULL, NULL, on_end, s, &em), ERR_CLOSED);
+}
+
+static void test_close_ends_calls(void **state)
+{
+    static struct seen a, b;
+    server.stop_after = 2;
+    start(*state, &a, 0);
+    start(*state, &b, 0);
+    a.at_end = refuse_next;
+    turn_for(*state, 1);
+    client_close(*state);
+    *state = NULL;
+    assert_cancelled(&a);
+    assert_cancelled(&b);
+    assert_string_equal(b.end.text, "the client was closed");
+    assert_int_equal(server.n_cancels, 2);
+}
+
+static void test_request_is_copied(void **state)
+{
+    char prompt[] = "once upon", stop[] = "the end";
+    const char *stops[] = {stop};
+    int32_t bias_ids[] = {7};
+    float bias[] = {1.0f};
+    struct seen s = {.n = 0};
+    struct errmsg em = {0};
+    struct client_request q = request;
+    q.prompt = prompt;
+    q.stops = stops;
+    q.n_stops = 1;
+    q.sampling.bias_ids = bias_ids;
+    q.sampling.bias = bias;
+    q.sampling.n_bias = 1;
+    server.stop_after = 3;
+    assert_int_equal(client_start(*state, &q, &s.call, on_reply, on_end, &s, &em), 0);
+    turn_for(*state, 1);
+    memset(prompt, 'x', sizeof prompt - 1);
+    memset(stop, 'x', sizeof stop - 1);
+    bias_ids[0] = 8;
+    server.stop_after = 0;
+    turn_for(*state, 20);
+    assert_whole(&s);
+    assert_int_equal(server.n_generates, 2);
+    assert_string_equal(server.prompt, "once upon");
+    assert_string_equal(server.stop, "the end");
+    assert_int_equal(server.bias_id, 7);
+}
+
+static void test_requests_that_no_server_takes(void **state)
+{
+    struct seen s = {.n = 0};
+    struct errmsg em = {0};
+    const char *stops[CLIENT_STOPS_MAX + 1];
+    for (size_t i = 0; i <= CLIENT_STOPS_MAX; i++) stops[i] = "s";
+    struct client_request q = request;
+    q.stops = stops;
+    q.n_stops = CLIENT_STOPS_MAX + 1;
+    assert_int_equal(client_start(*state, &q, &s.call, on_reply, on_end, &s, &em), ERR_LIMIT);
+    assert_string_equal(em.text, "more than 16 stop texts");
+    char *prompt = malloc(LIMIT_CLIENT_BYTES + 1);
+    memset(prompt, 'a', LIMIT_CLIENT_BYTES);
+    prompt[LIMIT_CLIENT_BYTES] = 0;
+    q = request;
+    q.prompt = prompt;
+    assert_int_equal(client_start(*state, &q, &s.call, on_reply, on_end, &s, &em), ERR_LIMIT);
+    free(prompt);
+    assert_non_null(strstr(em.text, "servers take 17825792"));
+    assert_int_equal(client_turn(*state, 0), 0);
+    assert_int_equal(s.n_ends + server.n_generates, 0);
+}
+
+/* ---- somebody else's poll loop ---- */
+
+/* Waits as client_wait_ms says, until no call runs or so many virtual seconds have passed. Returns
+ * how often it woke up. */
+static uint32_t poll_for(struct client *c, uint64_t seconds)
+{
+    uint64_t end = fake.now_ns + seconds * NS_PER_S;
+    uint32_t n = 0;
+    for (size_t running = 1; running && fake.now_ns < end; n++) {
+        int ms = client_wait_ms(c);
+        assert_true(ms >= 0 && n < 10000); /* a call runs; it does not spin */
+        uint64_t due = fake.now_ns + (uint64_t)ms * MS;
+        if (ms) fake.now_ns = fake.next_ns < due ? fake.next_ns : due;
+        running = client_turn(c, 0);
+    }
+    return n;
+}
+
+static void test_poll_loop(void **state)
+{
+    static struct seen s, t;
+    start(*state, &s, 0);
+    start(*state, &t, 0);
+    uint32_t n = poll_for(*state, 60);
+    assert_whole(&s);
+    assert_whole(&t);
+    assert_in_range(n, 20, 50); /* 20 replies each, together or apart, and a ping */
+    assert_int_equal(client_wait_ms(*state), -1);
+}
+
+static void test_poll_loop_does_not_spin(void **state)
+{
+    /* It wakes up to ping twice a second, whatever it waits for. */
+    static struct seen s;
+    server.stop_after = 3;
+    start(*state, &s, 0);
+    uint32_t n = poll_for(*state, 60);
+    assert_int_equal(s.n_ends, 1);
+    assert_in_range(n, 70, 300);
+    assert_in_range(server.n_pings, 65, 75);
+    start(*state, &s, 0);
+    (void)poll_for(*state, 1);
+    fake.full = true; /* it is lost, and no connection takes that it is asked for again */
+    n = poll_for(*state, 60);
+    assert_int_equal(s.n_ends, 1);
+    assert_in_range(n, 60, 300);
+    uint64_t since = fake.now_ns;
+    start(*state, &s, 0);
+    n = poll_for(*state, 60);
+    assert_int_equal(s.end.lost, ERR_TIMEOUT);
+    assert_in_range((fake.now_ns - since) / MS, CLIENT_CONNECT_MS, CLIENT_CONNECT_MS + 200);
+    assert_in_range(n, 5, 50);
+}
+
+static bool is_readable(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, 0) == 1;
+}
+
+static void test_descriptor_follows_the_connection(void **state)
+{
+    static struct seen s;
+    int fd = client_fd(*state);
+    assert_false(is_readable(fd));
+    assert_int_equal(eventfd_write(fake_fd(0), 1), 0);
+    assert_true(is_readable(fd));
+    eventfd_t ignored;
+    assert_int_equal(eventfd_read(fake_fd(0), &ignored), 0);
+    server.stop_after = 3;
+    start(*state, &s, 0);
+    (void)poll_for(*state, 1);
+    server.swallows = true; /* a half-open connection: another one is made */
+    (void)poll_for(*state, 10);
+    assert_int_equal(fake.n_sockets, 2);
+    assert_int_equal(client_fd(*state), fd);
+    assert_false(is_readable(fd));
+    assert_int_equal(eventfd_write(fake_fd(1), 1), 0);
+    assert_true(is_readable(fd));
 }
 
 int main(void)
@@ -522,6 +857,21 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_other_version, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_such_host, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failing_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cancel_in_flight, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cancel_from_outside, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cancel_is_said_again, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cancel_of_a_dead_server, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cancel_before_anybody_is_there, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_connection_comes_late, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nobody_is_there, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_generate_waits_for_its_own, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_calls_begin_in_callbacks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_close_ends_calls, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_request_is_copied, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_requests_that_no_server_takes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_poll_loop, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_poll_loop_does_not_spin, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_descriptor_follows_the_connection, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

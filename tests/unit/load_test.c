@@ -22,8 +22,6 @@ static void test_samples(void **state)
     assert_int_equal(s.n, 0);
     const double four[] = {10, 12, 11, 50};
     for (int i = 0; i < 4; i++) samples_add(&s, four[i]);
-    assert_true(near(samples_median(&s), 11.5, 0));
-    assert_true(near(samples_sd(&s), 19.517086531208154, 1e-12));
     assert_true(near(samples_percentile(&s, 99), 50, 0));
     assert_true(near(samples_percentile(&s, 99.9), 50, 0));
     samples_close(&s);
@@ -31,8 +29,6 @@ static void test_samples(void **state)
         samples_add(&s, i);
         samples_add(&reversed, 1001 - i);
     }
-    assert_true(near(samples_median(&s), 500.5, 0));
-    assert_true(near(samples_sd(&s), 288.8194360456, 288.8 * 1e-9));
     assert_true(near(samples_percentile(&s, 99), 990, 0));
     assert_true(near(samples_percentile(&s, 99.9), 999, 0));
     for (double p = -5; p < 110; p += 2.5)
@@ -42,8 +38,6 @@ static void test_samples(void **state)
     samples_close(&s);
     samples_close(&reversed);
     samples_add(&s, 7);
-    assert_true(near(samples_median(&s), 7, 0));
-    assert_true(near(samples_sd(&s), 0, 0));
     samples_add(&s, NAN);
     samples_add(&s, INFINITY);
     samples_add(&s, -1);

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -429,6 +430,53 @@ static void test_slow_name_hinders_nobody(void **state)
     (void)pthread_mutex_unlock(&slow);
 }
 
+/* ---- somebody else's poll loop ---- */
+
+/* Waits as such a loop does: asks first, since the descriptor tells of changes only. */
+static void await_ready(struct net_sock *s, bool want_write)
+{
+    while (!net_ready(s, want_write)) {
+        struct pollfd p = {.fd = net_fd(s), .events = POLLIN};
+        assert_int_equal(poll(&p, 1, 30000), 1);
+    }
+}
+
+static void test_descriptor(void **state)
+{
+    struct net_sock *client;
+    struct errmsg em = {0};
+    struct net_msg m;
+    struct net_frame f[2] = {{"q", 1}, {"a", 1}};
+    char named[NET_ENDPOINT_MAX];
+    (void)state;
+    listen_as(NET_ROUTER, (struct net_limits){.hwm = 16, .frame_max = 1024}, "tcp://127.0.0.1:*");
+    assert_int_equal(net_socket(net, NET_DEALER, (struct net_limits){.hwm = 16, .frame_max = 1024},
+                                &client, &em),
+                     0);
+    (void)pthread_mutex_lock(&slow);
+    (void)snprintf(named, sizeof named, "tcp://slow%s", strrchr(endpoint, ':'));
+    assert_int_equal(net_connect(client, named, &em), 0);
+    int of_lookup = net_fd(client);
+    assert_false(net_ready(client, true));
+    (void)pthread_mutex_unlock(&slow);
+    await_ready(client, false); /* the look-up has ended */
+    assert_int_equal(net_lookup(client, &em), 0);
+    assert_int_not_equal(net_fd(client), of_lookup);
+    await_ready(client, true); /* it is connected */
+    assert_int_equal(net_send(client, f, 1), 0);
+    assert_true(receive(&m, 30000));
+    f[0] = net_msg_frame(&m, 0);
+    for (int i = 0; i < 3; i++) assert_int_equal(net_send(server, f, 2), 0);
+    net_msg_close(&m);
+    for (int i = 0; i < 3; i++) { /* also those for which the descriptor told nothing more */
+        await_ready(client, false);
+        assert_int_equal(net_recv(client, &m), 0);
+        net_msg_close(&m);
+    }
+    assert_false(net_ready(client, false));
+    net_sock_close(client);
+}
+
 static void test_look_ups_are_bounded(void **state)
 {
     struct lookup *l[LOOKUPS_MAX + 1];
@@ -512,6 +560,7 @@ int main(void)
         cmocka_unit_test(test_who_makes_room),
         cmocka_unit_test_teardown(test_names, teardown),
         cmocka_unit_test_teardown(test_slow_name_hinders_nobody, teardown),
+        cmocka_unit_test_teardown(test_descriptor, teardown),
         cmocka_unit_test(test_look_ups_are_bounded),
         cmocka_unit_test_teardown(test_v6, teardown),
         cmocka_unit_test(test_listen_address),

@@ -1,0 +1,99 @@
+/* The inside of a client: what client.c (the connection), call.c (Generate) and unary.c (calls with
+ * one reply) share. */
+#ifndef FLOTILLA_CLIENT_CLIENT_STATE_H
+#define FLOTILLA_CLIENT_CLIENT_STATE_H
+
+#include "common/base/addr.h"
+#include "common/base/arena.h"
+#include "common/base/buf.h"
+#include "common/base/clock.h"
+#include "common/client/client.h"
+#include "common/io/net.h"
+#include "proto/msg.h"
+
+#define CLIENT_PING_NS (500 * NS_PER_MS)
+
+/* A call with one reply, for as long as somebody waits for it. */
+struct unary {
+    uint64_t id;
+    uint32_t version;
+    const char *method;
+    const void *body;
+    size_t body_bytes;
+    bool sent;  /* on the present connection */
+    bool asked; /* on any connection */
+    bool done;
+    struct client_end *end;
+};
+
+struct client {
+    struct net *net;
+    struct net_sock *sock; /* NULL where no new connection could be made */
+    int epoll;             /* client_fd: has in it, */
+    int watched;           /* the socket's own descriptor, which is another after a while; or -1 */
+    char endpoint[ADDR_TEXT_BYTES];
+    struct instance instance;
+    uint64_t next_call, ping_call, pinged_ns;
+    uint64_t said_ns;     /* the server's last word */
+    uint64_t heard_ns;    /* the same, or when its connection was begun */
+    uint64_t again_ns;    /* silence after which there will be a new connection */
+    uint64_t listened_ns; /* when the last turn ended, */
+    uint64_t due_ns;      /* and when the next one was to begin */
+    bool in_turn;         /* a callback may be running */
+    bool blocked;         /* the connection takes nothing more in this turn */
+    bool closing;
+    struct client_call **calls; /* running Generates, n_calls of room_calls */
+    size_t n_calls, room_calls;
+    struct unary *unary; /* or NULL */
+    struct arena header_arena, body_arena;
+    struct buf header, body; /* of the message that is being sent */
+    struct buf reply;        /* body of the last unary reply */
+};
+
+/* A running Generate. */
+struct client_call {
+    struct client *c;
+    struct msg_generate request; /* what is asked for, from the next token on */
+    void *copies;                /* what `request` points to */
+    uint64_t id, deadline_ns;
+    client_reply_fn on_reply;
+    client_end_fn on_end;
+    void *arg;
+    bool asked;                   /* the server was asked at least once */
+    bool to_ask;                  /* it is to be asked as soon as a connection takes it */
+    bool cancelled, cancel_waits; /* cancel_waits: the server is not told yet */
+    struct buf received;          /* int32_t: tokens that were handed out */
+    uint64_t heard_ns;            /* the server's last word of this call; before it is asked, */
+    uint64_t asked_ns;            /* its begin. asked_ns: when it was asked last */
+    uint64_t lost_ns;             /* since when it is lost; 0: it is not */
+    int lost_code;                /* why, and in words: the last that the server said of it, */
+    char lost_why[128];           /* or its silence */
+};
+
+/* client.c */
+/* Sends header and body, now or not at all. ERR_AGAIN: there is no connection that takes them. */
+int client__send(struct client *c, const struct msg_call *h, const void *body, size_t body_bytes);
+struct msg_call client__header(const struct client *c, const char *method, uint64_t call);
+/* Something is about to be asked: silence counts from now, unless something was asked before. */
+void client__expect(struct client *c, uint64_t now);
+/* True, and how that ends a call: the reply is of a server of another protocol version. */
+bool client__other_version(const struct msg_reply *h, struct client_end *ret);
+int client__nobody(const struct client *c, struct errmsg *em);
+
+/* call.c */
+void call__take_reply(struct client_call *r, const struct msg_reply *h, struct net_frame body);
+/* It is lost for now: it will be asked for again, or ends. */
+void call__lose(struct client_call *r, int code, const char *why);
+void call__end(struct client_call *r, const struct client_end *end);
+/* Does what time demands of it. */
+void call__look_after(struct client_call *r, uint64_t now);
+/* When that will be. */
+uint64_t call__due_ns(const struct client_call *r);
+/* Whether it has something to say that no connection took. */
+bool call__wants_to_send(const struct client_call *r);
+
+/* unary.c */
+void unary__take_reply(struct client *c, const struct msg_reply *h, struct net_frame body);
+void unary__send(struct client *c);
+
+#endif

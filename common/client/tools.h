@@ -1,0 +1,16 @@
+/* What this project's own tools ask beside client.h: the whole status, and calls as they stand on
+ * the wire. Not installed: these structures change with the cluster's insides. */
+#ifndef FLOTILLA_CLIENT_TOOLS_H
+#define FLOTILLA_CLIENT_TOOLS_H
+
+#include "common/client/client.h"
+#include "proto/msg.h"
+
+/* As client_models. */
+int client_status(struct client *c, struct msg_status *ret, struct errmsg *em);
+
+/* A call of any method, version and body: waits for the reply that ends it and says how it did. */
+int client_raw(struct client *c, uint32_t version, const char *method, const void *body,
+               size_t body_bytes, struct client_end *ret_end, struct errmsg *em);
+
+#endif
