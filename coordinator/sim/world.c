@@ -135,13 +135,32 @@ static void send_step(struct world *w, const struct msg_step *m)
     wire_put_step(m, &o->bytes);
 }
 
-static uint64_t fold(uint64_t digest, const struct action *a)
+static uint64_t fold_bytes(uint64_t digest, const struct buf *b)
 {
-    uint64_t x = (uint64_t)a->type;
-    if (a->type == ACT_STEP) x = check__mix(x, a->step->number * 4096 + a->step->rows);
-    if (a->type == ACT_TOKENS) x = check__mix(x, (uint64_t)a->tokens.tokens[0] + a->tokens.request);
-    if (a->type == ACT_END) x = check__mix(x, a->end.request * 64 + (uint64_t)a->end.status);
-    return check__mix(digest, x);
+    return check__mix(digest, hash_bytes(b->data, b->len, 0));
+}
+
+/* All that an action says, but for the texts of notes and ends. */
+static uint64_t fold(struct world *w, uint64_t digest, const struct action *a)
+{
+    digest = check__mix(digest, (uint64_t)a->type);
+    switch (a->type) {
+    case ACT_TO_WORKER:
+        wire_put_to_worker(a->to_worker.msg, &w->folded);
+        digest = check__mix(digest, a->to_worker.instance.lo);
+        return fold_bytes(digest, &w->folded);
+    case ACT_LINK_OPEN:
+    case ACT_LINK_CLOSE: return check__mix(digest, a->link.epoch.generation);
+    case ACT_STEP: wire_put_step(a->step, &w->folded); return fold_bytes(digest, &w->folded);
+    case ACT_TOKENS:
+        digest = check__mix(digest, a->tokens.request + a->tokens.first_index);
+        for (uint32_t i = 0; i < a->tokens.n; i++)
+            digest = check__mix(digest, (uint64_t)a->tokens.tokens[i]);
+        return check__mix(digest, a->tokens.queued_ns);
+    case ACT_END: return check__mix(digest, a->end.request * 64 + (uint64_t)a->end.status);
+    case ACT_NOTE: break;
+    }
+    return check__mix(digest, a->loss);
 }
 
 static void carry_out(struct world *w, struct actions actions)
@@ -150,7 +169,7 @@ static void carry_out(struct world *w, struct actions actions)
         world__fail(w, "%zu actions of one event", actions.n);
     for (size_t i = 0; i < actions.n && !w->failed; i++) {
         const struct action *a = &actions.items[i];
-        w->report->digest = fold(w->report->digest, a);
+        w->report->digest = fold(w, w->report->digest, a);
         check__action(w, a);
         switch (a->type) {
         case ACT_TO_WORKER: send_control(w, a); break;
@@ -433,6 +452,7 @@ static void close_world(struct world *w)
         buf_close(&w->workers[i].outgoing);
     }
     mem_free(w->heap);
+    buf_close(&w->folded);
     arena_close(&w->arena);
     core_close(w->core);
     mem_free(w);

@@ -204,7 +204,8 @@ struct world {
     uint64_t last_link_ns, next_life, stalled_until_ns, next_tick_ns;
     bool link_cut;
     struct arena arena;
-    uint64_t row_ns; /* a stage's time for a row */
+    struct buf folded; /* an action as on the wire, for the digest */
+    uint64_t row_ns;   /* a stage's time for a row */
     int32_t blocks[WORLD_BLOCKS][LIMIT_PAGE];
     uint8_t families[WORLD_FAMILIES][WORLD_TOKENS_MAX / LIMIT_PAGE]; /* numbers of blocks */
     struct world_page pages[WORLD_PAGES_MAX];
