@@ -6,7 +6,7 @@
 #include "common/base/machine.h"
 #include "common/engine/engine.h"
 #include "coordinator/config.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 
 /* What the core is told of the model; all borrowed. */
 struct setup_model {

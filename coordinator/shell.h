@@ -8,7 +8,7 @@
 #include "common/io/net.h"
 #include "coordinator/answer.h"
 #include "coordinator/config.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 #include "coordinator/manifest.h"
 #include "coordinator/metrics.h"
 #include "coordinator/model_file.h"

@@ -5,7 +5,7 @@
 #include "common/base/arena.h"
 #include "common/base/buf.h"
 #include "common/base/rng.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 #include "coordinator/sim/sim.h"
 #include "proto/gate.h"
 

@@ -2,7 +2,7 @@
  * tokens, half of them alike, come, decode 64 tokens and go; the stages answer at once.
  *
  *   core_bench [LIVE]       prints {"events": N, "us_per_event": X, "us_most": X} */
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"

@@ -4,7 +4,7 @@
 #define FLOTILLA_TESTS_READY_CORE_H
 
 #include "common/base/clock.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,7 +3,7 @@
 #ifndef FLOTILLA_TESTS_CORE_FIXTURE_H
 #define FLOTILLA_TESTS_CORE_FIXTURE_H
 
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 
 #include "common/base/clock.h"
 

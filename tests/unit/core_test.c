@@ -1,5 +1,5 @@
 /* The core's answers, event by event: what the simulator's random worlds do not ask for by name. */
-#include "coordinator/cost.h"
+#include "coordinator/core/cost.h"
 #include "tests/unit/core_fixture.h"
 
 /* The linker leads the core's calls of cost_predict through here, to be counted. */

@@ -1,8 +1,8 @@
 /* Pages and the prefix index: counts, sharing, eviction, and the longest prefix. */
-#include "coordinator/pages.h"
+#include "coordinator/core/pages.h"
 
 #include "common/base/rng.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

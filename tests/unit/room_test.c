@@ -1,7 +1,7 @@
 /* How large the KV pool may be: by what the workers tell of their memory, and what the core does
  * with it when a generation begins. */
-#include "coordinator/core.h"
-#include "coordinator/room.h"
+#include "coordinator/core/core.h"
+#include "coordinator/core/room.h"
 
 #include "common/base/clock.h"
 #include "common/base/machine.h"

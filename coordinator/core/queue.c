@@ -3,7 +3,7 @@
  * fixed. A running request that is less urgent gives its pages, or its turn, to one that is more
  * urgent by the class it asked for, and is computed again later: so the most urgent one can always
  * take every page, and who was preempted waits towards an admission that lasts. */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include "common/base/clock.h"
 

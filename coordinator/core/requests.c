@@ -1,5 +1,5 @@
 /* Requests: submitted, ended, and given their tokens, each exactly once by its position. */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include "common/base/mem.h"
 

@@ -1,4 +1,4 @@
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include "common/base/mem.h"
 

@@ -3,12 +3,12 @@
  *
  * A pool that its workers hold already is kept while it fits, even where a little more or less
  * would fit now: another size means that they load their slices again. */
-#include "coordinator/room.h"
+#include "coordinator/core/room.h"
 
 #include "common/base/clock.h"
 #include "common/base/machine.h"
 #include "common/base/mem.h"
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* The replica's generations: how one begins, when it is ready, and what ends it. fleet.c knows the
  * workers, watch.c what does not move. */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include "common/base/addr.h"
 #include "common/base/clock.h"

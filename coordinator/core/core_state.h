@@ -12,13 +12,13 @@
  *   PROBING --------->|
  *     | digest right  |
  *   READY ------------+                                                                      */
-#ifndef FLOTILLA_COORDINATOR_CORE_STATE_H
-#define FLOTILLA_COORDINATOR_CORE_STATE_H
+#ifndef FLOTILLA_CORE_CORE_STATE_H
+#define FLOTILLA_CORE_CORE_STATE_H
 
 #include "common/base/arena.h"
 #include "common/base/hash.h"
-#include "coordinator/core.h"
-#include "coordinator/cost.h"
+#include "coordinator/core/core.h"
+#include "coordinator/core/cost.h"
 
 #define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
 #define NO_WORKER UINT32_MAX

@@ -12,8 +12,8 @@
  * through.
  *
  * Pure, owned by one thread, allocates when opened only. */
-#ifndef FLOTILLA_COORDINATOR_PAGES_H
-#define FLOTILLA_COORDINATOR_PAGES_H
+#ifndef FLOTILLA_CORE_PAGES_H
+#define FLOTILLA_CORE_PAGES_H
 
 #include "common/base/hash.h"
 

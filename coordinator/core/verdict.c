@@ -8,7 +8,7 @@
  * processes that computed it are not all there to do so again, or did and computed another: a
  * cluster whose first worker was broken must not stand still once that one is gone, mended or
  * caught. A digest that was agreed on gives way only to another that is. */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include "common/base/clock.h"
 

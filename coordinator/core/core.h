@@ -8,11 +8,11 @@
  *
  * Owned by one thread. Pointers in actions and in core_status are valid until the next core_step.
  */
-#ifndef FLOTILLA_COORDINATOR_CORE_H
-#define FLOTILLA_COORDINATOR_CORE_H
+#ifndef FLOTILLA_CORE_CORE_H
+#define FLOTILLA_CORE_CORE_H
 
-#include "coordinator/pages.h"
-#include "coordinator/room.h"
+#include "coordinator/core/pages.h"
+#include "coordinator/core/room.h"
 #include "proto/msg.h"
 
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* Composing Steps. First come decodes, in turn; then, by urgency, chunks of prompts, as many rows
  * as the Step's predicted time allows. Pages are taken as rows are issued; a prompt's pages that
  * the prefix index has are not computed again. */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"

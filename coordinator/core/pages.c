@@ -1,6 +1,6 @@
 /* Every page has a record; free pages are a stack, hash buckets and the leaves that may be evicted
  * are lists threaded through the records. The leaves lie in the order of their last use. */
-#include "coordinator/pages.h"
+#include "coordinator/core/pages.h"
 
 #include "common/base/mem.h"
 

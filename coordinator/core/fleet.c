@@ -11,7 +11,7 @@
  * A worker that is to blame FLEET_LOSSES times in ten minutes is held down: it is not planned with
  * for a while, which doubles each time. So it is tried again for ever, but never in a tight loop.
  */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include "common/base/clock.h"
 

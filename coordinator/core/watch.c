@@ -5,7 +5,7 @@
  * that moves while a Step is computed means patience, up to a hard cap; one that stands still means
  * a hung compute thread; a worker that turns idly and still lacks a Step that the one before it has
  * passed on means a broken link. */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include "common/base/clock.h"
 
