@@ -27,7 +27,7 @@ ONE_MODULE = {
     "microhttpd.h": "common/io/http.c",
 }
 SYSTEM = {
-    "arpa/inet.h", "cpuid.h", "ctype.h", "dirent.h", "errno.h", "float.h", "fcntl.h", "ifaddrs.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h",
+    "arpa/inet.h", "cpuid.h", "ctype.h", "dirent.h", "errno.h", "execinfo.h", "float.h", "fcntl.h", "ifaddrs.h", "immintrin.h", "inttypes.h", "limits.h", "linux/futex.h",
     "linux/sockios.h", "linux/tcp.h", "math.h", "net/if.h", "netdb.h", "netinet/in.h", "poll.h", "pthread.h",
     "sched.h", "signal.h", "stdarg.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h",
     "string.h", "sys/epoll.h", "sys/eventfd.h", "sys/ioctl.h", "sys/mman.h", "sys/prctl.h", "sys/random.h",
