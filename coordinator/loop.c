@@ -6,6 +6,7 @@
 #include "coordinator/shell.h"
 
 #include "common/base/addr.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/cores.h"
 #include "common/base/log.h"
@@ -34,9 +35,9 @@
 #define VERSION_TOLD_NS (10 * NS_PER_S)
 /* Open files: this process's own, then connections of each kind. */
 #define OWN_FILES 48u
-#define WORKER_PEERS (4 * LIMIT_WORKERS)
+#define PEERS_A_WORKER 4u     /* connections and routes, for each worker that the core may know */
 #define WORKER_PEERS_LEAST 8u /* beside those that the file asks for */
-#define RESULT_PEERS 8u
+#define RESULT_PEERS 8u       /* of a replica: its last stage, and those of earlier generations */
 #define CLIENT_PEERS_LEAST 16u
 
 static atomic_uint signals; /* SIGTERM and SIGINT that came */
@@ -47,6 +48,19 @@ static void on_signal(int number)
     atomic_fetch_add(&signals, 1);
 }
 
+/* ---- tables ---- */
+
+enum { POLL_RESULTS, POLL_WORKERS, POLL_TEXTS, POLL_CLIENTS, POLL_LINKS }; /* then two a link */
+
+void shell__open_tables(struct shell *s, uint32_t n_replicas, uint32_t max_workers)
+{
+    s->n_links = n_replicas;
+    s->links = mem_zalloc(n_replicas * sizeof *s->links);
+    s->polls = mem_zalloc((POLL_LINKS + 2 * n_replicas) * sizeof *s->polls);
+    s->n_routes = PEERS_A_WORKER * max_workers;
+    s->routes = mem_zalloc(s->n_routes * sizeof *s->routes);
+}
+
 /* ---- routes to workers ---- */
 
 /* The route of an instance: its own, or the one that was heard least recently of those that have
@@ -54,7 +68,7 @@ static void on_signal(int number)
 static struct worker_route *route_for(struct shell *s, struct instance instance)
 {
     struct worker_route *least = NULL;
-    for (uint32_t i = 0; i < LIMIT_ROUTES; i++) {
+    for (uint32_t i = 0; i < s->n_routes; i++) {
         struct worker_route *x = &s->routes[i];
         if (instance_eq(x->instance, instance)) return x;
         bool gives_way = !x->proved || s->now_ns >= x->heard_ns + ROUTE_KEPT_NS;
@@ -90,7 +104,7 @@ static void put_assign(struct shell *s, const struct msg_to_worker *m)
 
 static void send_to_worker(struct shell *s, struct instance to, const struct msg_to_worker *m)
 {
-    for (uint32_t i = 0; i < LIMIT_ROUTES; i++) {
+    for (uint32_t i = 0; i < s->n_routes; i++) {
         struct worker_route *w = &s->routes[i];
         if (!instance_eq(w->instance, to) || !w->route.n) continue;
         if (m->type == TO_CONNECT) w->linked = m->epoch;
@@ -104,11 +118,12 @@ static void send_to_worker(struct shell *s, struct instance to, const struct msg
     }
 }
 
-/* The generation is ready: a token has gone through each of its workers. */
-static void prove_routes(struct shell *s)
+/* A replica's generation is ready: a token has gone through each of its workers. */
+static void prove_routes(struct shell *s, struct first_link *l)
 {
-    for (uint32_t i = 0; i < LIMIT_ROUTES; i++)
-        s->routes[i].proved |= epoch_eq(s->routes[i].linked, s->link_epoch);
+    l->proved = true;
+    for (uint32_t i = 0; i < s->n_routes; i++)
+        s->routes[i].proved |= epoch_eq(s->routes[i].linked, l->epoch);
 }
 
 void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version)
@@ -119,20 +134,37 @@ void shell__tell_version(struct shell *s, const char *who, const char *peer, uin
               peer, version, PROTO_VERSION);
 }
 
-/* ---- the link to the first stage ---- */
+/* ---- the links to the first stages ---- */
 
-static void close_link(struct shell *s)
+static struct first_link *link_of(struct shell *s, struct epoch epoch)
 {
-    net_monitor_close(s->link, s->link_monitor);
-    net_sock_close(s->link);
-    s->link = s->link_monitor = NULL;
-    s->link_up = false;
-    s->step_n = 0;
+    CHECK(epoch.replica < s->n_links);
+    return &s->links[epoch.replica];
 }
 
-static void link_event(struct shell *s, bool up)
+static void close_link(struct first_link *l)
 {
-    struct event e = {.type = up ? EV_LINK_UP : EV_LINK_LOST, .link = {s->link_epoch}};
+    net_monitor_close(l->sock, l->monitor);
+    net_sock_close(l->sock);
+    l->sock = l->monitor = NULL;
+    l->up = false;
+    l->n = 0;
+}
+
+void shell__close_tables(struct shell *s)
+{
+    for (uint32_t k = 0; k < s->n_links; k++) {
+        close_link(&s->links[k]);
+        for (uint32_t i = 0; i < LIMIT_WINDOW; i++) buf_close(&s->links[k].queue[i]);
+    }
+    mem_free(s->links);
+    mem_free(s->polls);
+    mem_free(s->routes);
+}
+
+static void link_event(struct shell *s, const struct first_link *l, bool up)
+{
+    struct event e = {.type = up ? EV_LINK_UP : EV_LINK_LOST, .link = {l->epoch}};
     shell__event(s, &e);
 }
 
@@ -140,54 +172,61 @@ static void open_link(struct shell *s, struct epoch epoch, const char *endpoint)
 {
     struct errmsg em = {0};
     struct net_limits limits = {.hwm = (int)LIMIT_WINDOW + 2, .frame_max = 1 << 20};
-    close_link(s);
-    s->link_epoch = epoch;
-    int rc = net_socket(s->net, NET_PUSH, limits, &s->link, &em);
-    if (rc == 0) rc = net_monitor(s->net, s->link, &s->link_monitor, &em);
-    if (rc == 0) rc = net_connect(s->link, endpoint, &em);
+    struct first_link *l = link_of(s, epoch);
+    close_link(l);
+    l->epoch = epoch;
+    l->proved = false;
+    int rc = net_socket(s->net, NET_PUSH, limits, &l->sock, &em);
+    if (rc == 0) rc = net_monitor(s->net, l->sock, &l->monitor, &em);
+    if (rc == 0) rc = net_connect(l->sock, endpoint, &em);
     if (rc < 0) {
         log_error("%s", em.text);
-        close_link(s);
-        s->link_failed = true; /* told in the next turn: the core's actions are being walked */
+        close_link(l);
+        l->failed = true; /* told in the next turn: the core's actions are being walked */
     }
 }
 
-static void watch_link(struct shell *s)
+static void watch_link(struct shell *s, struct first_link *l)
 {
-    if (s->link_failed) {
-        s->link_failed = false;
-        link_event(s, false);
+    if (l->failed) {
+        l->failed = false;
+        link_event(s, l, false);
     }
     enum net_event e;
-    while (s->link_monitor && (e = net_monitor_next(s->link_monitor)) != NET_EVENT_NONE) {
-        if (e == NET_EVENT_CONNECTED && !s->link_up) {
-            s->link_up = true;
-            link_event(s, true);
+    while (l->monitor && (e = net_monitor_next(l->monitor)) != NET_EVENT_NONE) {
+        if (e == NET_EVENT_CONNECTED && !l->up) {
+            l->up = true;
+            link_event(s, l, true);
         } else if (e == NET_EVENT_LOST) {
-            close_link(s);
-            link_event(s, false);
+            close_link(l);
+            link_event(s, l, false);
         }
     }
 }
 
-static void flush_steps(struct shell *s)
+static void flush_steps(struct first_link *l)
 {
-    while (s->step_n && s->link) {
-        struct buf *b = &s->step_queue[s->step_at];
+    while (l->n && l->sock) {
+        struct buf *b = &l->queue[l->at];
         struct net_frame f = {b->data, b->len};
-        if (net_send(s->link, &f, 1) < 0) return;
-        s->step_at = (s->step_at + 1) % LIMIT_WINDOW;
-        s->step_n--;
+        if (net_send(l->sock, &f, 1) < 0) return;
+        l->at = (l->at + 1) % LIMIT_WINDOW;
+        l->n--;
     }
 }
 
-/* No send blocks; the core has at most a window of Steps in flight, so the queue holds them all. */
+/* No send blocks: what the connection does not take waits in the queue, which holds a window. */
 static void send_step(struct shell *s, const struct msg_step *m)
 {
-    struct buf *b = &s->step_queue[(s->step_at + s->step_n) % LIMIT_WINDOW];
-    wire_put_step(m, b);
-    s->step_n++;
-    flush_steps(s);
+    struct first_link *l = link_of(s, m->epoch);
+    if (l->n == LIMIT_WINDOW) { /* a worker answers Steps that it was not sent */
+        close_link(l);
+        l->failed = true;
+        return;
+    }
+    wire_put_step(m, &l->queue[(l->at + l->n) % LIMIT_WINDOW]);
+    l->n++;
+    flush_steps(l);
 }
 
 /* ---- actions ---- */
@@ -203,11 +242,11 @@ void shell__event(struct shell *s, struct event *e)
         switch (a->type) {
         case ACT_TO_WORKER: send_to_worker(s, a->to_worker.instance, a->to_worker.msg); break;
         case ACT_LINK_OPEN: open_link(s, a->link.epoch, a->link.endpoint); break;
-        case ACT_LINK_CLOSE: close_link(s); break;
+        case ACT_LINK_CLOSE: close_link(link_of(s, a->link.epoch)); break;
         case ACT_STEP: send_step(s, a->step); break;
         case ACT_TOKENS:
-            if (calls__tokens(s, a) && n_stops < LIMIT_STEP_RUNS)
-                stops[n_stops++] = a->tokens.request;
+            CHECK(n_stops < LIMIT_STEP_RUNS);
+            if (calls__tokens(s, a)) stops[n_stops++] = a->tokens.request;
             break;
         case ACT_END: calls__end(s, a); break;
         case ACT_NOTE: (a->loss ? log_warn : log_info)("%s", a->note); break;
@@ -288,30 +327,44 @@ static void tell_status(struct shell *s)
         s->published_ns = s->now_ns;
         metrics_publish(s->metrics, &s->count, &m);
     }
-    if (m.ready && !s->was_ready) {
-        prove_routes(s);
-        log_stdout("ready client=%s", s->client_endpoint);
-    }
+    for (uint32_t i = 0; i < s->n_links && i < m.n_replicas; i++)
+        if (m.replicas[i].ready && !s->links[i].proved) prove_routes(s, &s->links[i]);
+    if (m.ready && !s->was_ready) log_stdout("ready client=%s", s->client_endpoint);
     s->was_ready = m.ready;
+}
+
+static void wait_for_input(struct shell *s, long wait_ms)
+{
+    struct net_poll *items = s->polls;
+    items[POLL_RESULTS] = (struct net_poll){.sock = s->results};
+    items[POLL_WORKERS] = (struct net_poll){.sock = s->workers};
+    items[POLL_TEXTS] = (struct net_poll){.sock = textjobs_socket(s->text)};
+    items[POLL_CLIENTS] = (struct net_poll){.sock = s->clients};
+    for (uint32_t i = 0; i < s->n_links; i++) {
+        const struct first_link *l = &s->links[i];
+        items[POLL_LINKS + 2 * i] = (struct net_poll){.sock = l->monitor};
+        items[POLL_LINKS + 2 * i + 1] =
+            (struct net_poll){.sock = l->n ? l->sock : NULL, .want_write = true};
+    }
+    (void)net_poll(items, POLL_LINKS + 2 * s->n_links, wait_ms);
 }
 
 void shell__turn(struct shell *s, uint64_t *next_tick_ns)
 {
-    struct net_poll items[] = {
-        {.sock = s->results},      {.sock = s->workers},
-        {.sock = s->link_monitor}, {.sock = textjobs_socket(s->text)},
-        {.sock = s->clients},      {.sock = s->step_n ? s->link : NULL, .want_write = true}};
+    const struct net_poll *items = s->polls;
     uint64_t before = clock_ns();
     long wait_ms = *next_tick_ns > before ? (long)((*next_tick_ns - before) / NS_PER_MS) + 1 : 0;
-    (void)net_poll(items, 6, wait_ms);
+    wait_for_input(s, wait_ms);
     s->now_ns = clock_ns();
     uint64_t late = s->now_ns > *next_tick_ns ? s->now_ns - *next_tick_ns : 0;
-    if (items[5].writable) flush_steps(s);
-    if (items[0].readable) take_results(s);
-    if (items[1].readable) take_workers(s);
-    if (items[2].readable || s->link_failed) watch_link(s);
-    if (items[3].readable) take_texts(s);
-    if (items[4].readable) calls__take(s);
+    for (uint32_t i = 0; i < s->n_links; i++)
+        if (items[POLL_LINKS + 2 * i + 1].writable) flush_steps(&s->links[i]);
+    if (items[POLL_RESULTS].readable) take_results(s);
+    if (items[POLL_WORKERS].readable) take_workers(s);
+    for (uint32_t i = 0; i < s->n_links; i++)
+        if (items[POLL_LINKS + 2 * i].readable || s->links[i].failed) watch_link(s, &s->links[i]);
+    if (items[POLL_TEXTS].readable) take_texts(s);
+    if (items[POLL_CLIENTS].readable) calls__take(s);
     if (s->now_ns >= *next_tick_ns) {
         /* Pending input was taken: what is still silent was so while this loop ran. */
         struct event e = {.type = EV_TICK, .tick = {late > STALL_NS ? late : 0}};
@@ -360,6 +413,7 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
 {
     const struct config *c = s->config;
     uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS;
+    uint64_t most = PEERS_A_WORKER * setup_max_workers(c);
     if (c->metrics) fixed += HTTP_CONNECTIONS;
     uint64_t least = c->workers + WORKER_PEERS_LEAST;
     if (max < fixed + least + CLIENT_PEERS_LEAST)
@@ -367,8 +421,8 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
                        "this process may open %" PRIu64 " files, and needs %" PRIu64 " for %" PRIu32
                        " workers and %u clients: raise the limit (ulimit -n)",
                        max, fixed + least + CLIENT_PEERS_LEAST, c->workers, CLIENT_PEERS_LEAST);
-    bool room = max >= fixed + WORKER_PEERS + c->connections;
-    uint64_t workers = room ? WORKER_PEERS : least, left = max - fixed - workers;
+    bool room = max >= fixed + most + c->connections;
+    uint64_t workers = room ? most : least, left = max - fixed - workers;
     s->clients_max = left < c->connections ? (uint32_t)left : c->connections;
     if (s->clients_max < c->connections)
         log_info("open files are limited to %" PRIu64 ": at most %" PRIu32
@@ -446,6 +500,7 @@ static int open_core(struct shell *s, const char *results_endpoint, uint64_t inc
         if (vocab_is_eog(m->vocab, (int32_t)i)) eog[model.n_eog++] = (int32_t)i;
     model.eog = eog;
     struct core_config k = setup_core(s->config, &model, incarnation, results_endpoint);
+    shell__open_tables(s, k.n_replicas, k.max_workers);
     s->core = core_open(&k);
     mem_free(eog);
     mem_free((void *)(uintptr_t)model.costs.layer_bytes);
@@ -491,7 +546,7 @@ static int open_all(struct shell *s, struct errmsg *em)
 static void close_all(struct shell *s)
 {
     metrics_close(s->metrics);
-    close_link(s);
+    shell__close_tables(s);
     calls__close(s);
     core_close(s->core);
     textjobs_close(s->text);
@@ -500,7 +555,6 @@ static void close_all(struct shell *s)
     net_sock_close(s->results);
     net_close(s->net);
     net_close(s->client_net);
-    for (uint32_t i = 0; i < LIMIT_WINDOW; i++) buf_close(&s->step_queue[i]);
     buf_close(&s->out);
     buf_close(&s->body);
     arena_close(&s->arena);

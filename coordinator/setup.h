@@ -27,6 +27,9 @@ int setup_costs(const struct config *c, const struct gguf *gguf, const struct ar
 /* The longest sequence, in tokens, that the model and the file allow; the pool may allow less. */
 uint32_t setup_context(const struct config *c, const struct arch_dims *dims);
 
+/* How many workers the core may know at once. */
+uint32_t setup_max_workers(const struct config *c);
+
 /* The file's keys in the core's terms. incarnation and results_endpoint (borrowed) are the
  * caller's. */
 struct core_config setup_core(const struct config *c, const struct setup_model *m,

@@ -15,8 +15,6 @@
 #include "coordinator/textjob.h"
 
 #define ROUTE_BYTES 32u
-#define LIMIT_ROUTES (4 * LIMIT_WORKERS) /* more than the core knows: strangers have some as well  \
-                                          */
 
 /* A ROUTER's name for a peer's connection. */
 struct route {
@@ -61,6 +59,16 @@ struct worker_route {
     bool proved;         /* it was part of a generation that became ready */
 };
 
+/* To the first stage of a replica, in one of its generations. */
+struct first_link {
+    struct net_sock *sock, *monitor; /* NULL: there is no connection */
+    struct epoch epoch;
+    bool up, failed;
+    bool proved; /* the generation became ready, and its workers' routes are kept */
+    struct buf queue[LIMIT_WINDOW]; /* Steps that the connection did not take yet */
+    uint32_t at, n;
+};
+
 struct shell {
     const struct config *config;
     const struct model_file *model;
@@ -68,14 +76,13 @@ struct shell {
     const char *name; /* of the model, as served */
     struct net *net, *client_net;
     struct net_sock *clients, *workers, *results;
-    struct net_sock *link, *link_monitor; /* to the first stage, in one generation */
-    struct epoch link_epoch;
-    bool link_up, link_failed;
-    struct buf step_queue[LIMIT_WINDOW]; /* Steps that the link did not take yet */
-    uint32_t step_at, step_n;
+    struct first_link *links; /* n_links: one for each replica, by its id */
+    uint32_t n_links;
+    struct net_poll *polls; /* what a turn waits for */
     struct core *core;
     struct textjobs *text;
-    struct worker_route routes[LIMIT_ROUTES];
+    struct worker_route *routes; /* n_routes: more than the core knows, since strangers have some */
+    uint32_t n_routes;
     struct metrics *metrics; /* or NULL */
     struct counters count;
     uint64_t published_ns;
@@ -103,6 +110,11 @@ struct shell {
 void shell__event(struct shell *s, struct event *e);
 /* Logs, not too often, that a peer ("client" or "worker") speaks another protocol version. */
 void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version);
+
+/* loop.c: the tables whose sizes follow from the number of replicas, and of workers that the core
+ * may know. */
+void shell__open_tables(struct shell *s, uint32_t n_replicas, uint32_t max_workers);
+void shell__close_tables(struct shell *s);
 
 /* loop.c: one turn; next_tick_ns is when the core and the calls are told the time again. */
 void shell__turn(struct shell *s, uint64_t *next_tick_ns);

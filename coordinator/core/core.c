@@ -1,18 +1,17 @@
 #include "coordinator/core/core_state.h"
 
+#include "common/base/check.h"
 #include "common/base/mem.h"
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Actions of one event hold Steps and texts of a bounded number; this bounds their bytes. */
 #define STEP_ARENA_BYTES ((size_t)256 << 20)
 
-struct core *core_open(const struct core_config *config)
+static void copy_config(struct core *c, const struct core_config *config)
 {
-    struct core *c = mem_zalloc(sizeof *c);
     c->cfg = *config;
     (void)snprintf(c->model_path, sizeof c->model_path, "%s", config->model_path);
     (void)snprintf(c->results_endpoint, sizeof c->results_endpoint, "%s", config->results_endpoint);
@@ -21,28 +20,37 @@ struct core *core_open(const struct core_config *config)
     c->eog = mem_zalloc((config->n_eog + 1) * sizeof *c->eog);
     if (config->n_eog) memcpy(c->eog, config->eog, config->n_eog * sizeof *c->eog);
     c->cfg.eog = c->eog;
-    c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
-    c->running = mem_zalloc(config->max_live * sizeof *c->running);
-    c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
-    c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
-    for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
-    c->closed = mem_zalloc(2 * config->max_live * sizeof *c->closed);
-    c->fixed_pages = config->n_pages;
-    c->ctx_most = config->ctx;
     if (config->costs.layer_bytes) {
         c->layer_bytes = mem_alloc(config->n_layers * sizeof *c->layer_bytes);
         memcpy(c->layer_bytes, config->costs.layer_bytes,
                config->n_layers * sizeof *c->layer_bytes);
     }
     c->cfg.costs.layer_bytes = c->layer_bytes;
-    room__set_pages(c, c->layer_bytes ? 0 : config->n_pages); /* or when the first plan is made */
-    c->arena.budget = STEP_ARENA_BYTES;
-    for (uint32_t i = 0; i < LIMIT_STAGES; i++) c->replica.stage[i] = NO_WORKER;
+}
+
+struct core *core_open(const struct core_config *config)
+{
+    CHECK(config->n_replicas > 0 && config->n_stages > 0 && config->n_stages <= LIMIT_STAGES);
+    CHECK(config->max_workers / config->n_stages >= config->n_replicas);
+    CHECK(config->window > 0 && config->window <= LIMIT_WINDOW && config->page > 0);
+    struct core *c = mem_zalloc(sizeof *c);
+    copy_config(c, config);
+    c->workers = mem_zalloc(config->max_workers * sizeof *c->workers);
+    c->n_records = NAMES_A_WORKER * config->max_workers;
+    c->records = mem_zalloc(c->n_records * sizeof *c->records);
+    c->verdict_names = config->n_replicas * LIMIT_STAGES;
+    for (uint32_t i = 0; i < VERDICTS; i++)
+        c->verdicts[i].names = mem_zalloc(c->verdict_names * sizeof *c->verdicts[i].names);
     c->standing = VERDICTS;
-    c->asked = mem_zalloc((size_t)config->window * LIMIT_STEP_RUNS * sizeof *c->asked);
-    c->status_text = mem_zalloc(LIMIT_TEXT_BYTES);
-    (void)snprintf(c->replica.why, sizeof c->replica.why, "waiting for %u worker%s",
-                   config->n_stages, config->n_stages == 1 ? "" : "s");
+    c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
+    c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
+    c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
+    for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
+    c->arena.budget = STEP_ARENA_BYTES;
+    c->replicas = mem_zalloc(config->n_replicas * sizeof *c->replicas);
+    c->status = mem_zalloc(config->n_replicas * sizeof *c->status);
+    c->staff = mem_zalloc((size_t)config->n_replicas * config->n_stages * sizeof *c->staff);
+    for (uint32_t i = 0; i < config->n_replicas; i++) replica__open(c, &c->replicas[i], i);
     return c;
 }
 
@@ -55,21 +63,37 @@ void core_close(struct core *c)
         mem_free((void *)(uintptr_t)c->requests[i].sampling.bias_ids);
         mem_free((void *)(uintptr_t)c->requests[i].sampling.bias);
     }
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) replica__close(&c->replicas[i]);
+    for (uint32_t i = 0; i < VERDICTS; i++) mem_free(c->verdicts[i].names);
     imap_close(&c->by_id);
     arena_close(&c->arena);
+    mem_free(c->workers);
+    mem_free(c->records);
+    mem_free(c->replicas);
     mem_free(c->requests);
-    mem_free(c->running);
     mem_free(c->queued);
     mem_free(c->free_slots);
-    mem_free(c->closed);
-    mem_free(c->asked);
-    mem_free(c->status_text);
-    pages_close(c->pages);
-    mem_free(c->twice);
+    mem_free(c->status);
+    mem_free(c->staff);
     mem_free(c->layer_bytes);
     mem_free(c->actions);
     mem_free(c->eog);
     mem_free(c);
+}
+
+bool core__ready(const struct core *c)
+{
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].state == REPLICA_READY) return true;
+    return false;
+}
+
+uint32_t core__ctx(const struct core *c)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].ctx > most) most = c->replicas[i].ctx;
+    return most;
 }
 
 struct action *core__act(struct core *c, enum action_type type)
@@ -86,7 +110,7 @@ struct action *core__act(struct core *c, enum action_type type)
 void *core__alloc(struct core *c, size_t bytes)
 {
     void *p = arena_alloc(&c->arena, bytes);
-    if (!p) abort(); /* bounded by limits.h: more is a fault of ours */
+    CHECK(p != NULL); /* what one event asks for is bounded by limits.h */
     return p;
 }
 
@@ -106,12 +130,13 @@ const char *core__text(struct core *c, const char *format, ...)
     return text;
 }
 
+/* None serves: the first one's reasons stand for all. */
 const char *core__no_replica(struct core *c)
 {
-    const struct replica *r = &c->replica;
+    const struct replica *r = &c->replicas[0];
     char held[LIMIT_TEXT_BYTES];
     bool more = r->lost[0] && strcmp(r->lost, r->why) != 0;
-    fleet__held(c, held, sizeof held);
+    fleet__held(c, r->why, held, sizeof held);
     return core__text(c, "no replica is ready: %.200s%s%.200s%s%s", r->why,
                       more ? "; before that: " : "", more ? r->lost : "", held[0] ? "; " : "",
                       held);
@@ -145,7 +170,7 @@ struct actions core_step(struct core *c, const struct event *e)
     case EV_LINK_UP: replica__link(c, e->link.epoch, true); break;
     case EV_LINK_LOST: replica__link(c, e->link.epoch, false); break;
     case EV_RESULT:
-        if (replica__result(c, e->result)) request__results(c, e->result);
+        if (flight__result(c, e->result)) request__results(c, e->result);
         break;
     case EV_SUBMIT: request__submit(c, e); break;
     case EV_CANCEL:
@@ -156,82 +181,101 @@ struct actions core_step(struct core *c, const struct event *e)
         replica__tick(c, e->tick.lost_ns);
         request__tick(c);
         break;
-    case EV_COMPOSE: sched__compose(c); break;
+    case EV_COMPOSE:
+        for (uint32_t i = 0; i < c->cfg.n_replicas; i++) sched__compose(c, &c->replicas[i]);
+        break;
     }
-    if (c->replica.n_flight == 0 && c->n_running == 0) c->replica.rested = true;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        struct replica *rep = &c->replicas[i];
+        if (rep->flight.n == 0 && rep->n_running == 0) rep->flight.rested = true;
+    }
     return (struct actions){c->actions, c->n_actions};
 }
 
 static const char *const state_names[] = {"waiting", "loading", "linking", "probing", "ready"};
 
 /* What is waited for, and who is held down. */
-static const char *why_of(const struct core *c)
+static const char *why_of(const struct core *c, struct replica *r)
 {
-    const char *why = c->replica.why;
     char held[LIMIT_TEXT_BYTES];
-    fleet__held(c, held, sizeof held);
-    (void)snprintf(c->status_text, LIMIT_TEXT_BYTES, "%.200s%s%.300s", why,
-                   why[0] && held[0] ? "; " : "", held);
-    return c->status_text;
+    fleet__held(c, r->why, held, sizeof held);
+    (void)snprintf(r->told, sizeof r->told, "%.200s%s%.300s", r->why,
+                   r->why[0] && held[0] ? "; " : "", held);
+    return r->told;
 }
 
-static const char *worker_state(const struct core *c, const struct worker *w)
+static const char *worker_state(const struct replica *r, const struct worker *w)
 {
-    if (c->replica.state == REPLICA_READY || c->replica.state == REPLICA_PROBING) return "serving";
+    if (r->state == REPLICA_READY || r->state == REPLICA_PROBING) return "serving";
     return w->linked ? "linked" : w->ready ? "loaded" : "loading";
 }
 
-void core_status(const struct core *c, struct msg_status *ret)
+static struct msg_worker_status worker_status(struct core *c, const struct replica *r, uint32_t i)
 {
-    const struct replica *r = &c->replica;
-    *ret = (struct msg_status){
-        .ready = r->state == REPLICA_READY, .model = c->model_path, .messages_dropped = c->dropped};
-    struct pages_stats pages = pages_stats(c->pages);
+    const struct worker *w = replica__at(c, r, i);
+    return (struct msg_worker_status){.name = w->hello.name,
+                                      .state = worker_state(r, w),
+                                      .isa = w->hello.isa,
+                                      .pid = w->hello.pid,
+                                      .threads = w->hello.threads,
+                                      .layer_first = r->first[i],
+                                      .layer_last = r->last[i],
+                                      .heartbeat = w->heartbeat,
+                                      .load_done = w->load_done,
+                                      .load_total = w->load_total,
+                                      .compute_ns = w->compute_ns,
+                                      .idle_ns = w->idle_ns,
+                                      .cpu_waiting = w->waiting,
+                                      .faults = c->records[w->record].faults};
+}
+
+static void replica_status(struct core *c, struct replica *r, struct msg_replica_status *ret)
+{
+    struct msg_worker_status *workers = c->staff + (size_t)r->id * c->cfg.n_stages;
+    struct pages_stats pages = pages_stats(r->pages);
     uint64_t unused = 0;
-    for (uint32_t i = 0; i < c->n_running; i++) {
-        const struct request *x = &c->requests[c->running[i]];
+    for (uint32_t i = 0; i < r->n_running; i++) {
+        const struct request *x = &c->requests[r->running[i]];
         unused += (uint64_t)x->n_pages * c->cfg.page - x->n_issued;
     }
-    ret->running = c->n_running;
-    ret->queued = c->n_queued;
-    ret->replica = (struct msg_replica_status){.name = "a",
-                                               .state = state_names[r->state],
-                                               .why = why_of(c),
-                                               .generation = r->generation,
-                                               .pages_total = c->cfg.n_pages,
-                                               .pages_free = pages.n_free + pages.n_cached,
-                                               .sequences_max = r->sequences_max,
-                                               .steps = r->steps,
-                                               .steps_mixed = r->steps_mixed,
-                                               .wire_ns = r->wire_sum_ns,
-                                               .queue_ns = r->queue_sum_ns,
-                                               .cache = {.pages_cached = pages.n_cached,
-                                                         .pages_held = pages.n_held,
-                                                         .positions_unused = unused,
-                                                         .lookups = c->prefix_lookups,
-                                                         .hits = c->prefix_hits,
-                                                         .tokens_saved = c->tokens_saved,
-                                                         .tokens_computed = c->tokens_computed,
-                                                         .evicted = pages.evicted,
-                                                         .preemptions = c->preemptions}};
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
-        if (r->stage[i] == NO_WORKER) continue;
-        const struct worker *w = &c->workers[r->stage[i]];
-        ret->replica.workers[ret->replica.n_workers++] =
-            (struct msg_worker_status){.name = w->hello.name,
-                                       .state = worker_state(c, w),
-                                       .isa = w->hello.isa,
-                                       .pid = w->hello.pid,
-                                       .threads = w->hello.threads,
-                                       .layer_first = r->first[i],
-                                       .layer_last = r->last[i],
-                                       .heartbeat = w->heartbeat,
-                                       .load_done = w->load_done,
-                                       .load_total = w->load_total,
-                                       .compute_ns = w->compute_ns,
-                                       .idle_ns = w->idle_ns,
-                                       .cpu_waiting = w->waiting,
-                                       .faults = c->records[w->record].faults};
+    *ret = (struct msg_replica_status){.name = r->name,
+                                       .state = state_names[r->state],
+                                       .why = why_of(c, r),
+                                       .ready = r->state == REPLICA_READY,
+                                       .workers = workers,
+                                       .generation = r->generation,
+                                       .pages_total = r->n_pages,
+                                       .pages_free = pages.n_free + pages.n_cached,
+                                       .sequences_max = r->sequences_max,
+                                       .steps = r->steps,
+                                       .steps_mixed = r->steps_mixed,
+                                       .wire_ns = r->flight.wire_sum_ns,
+                                       .queue_ns = r->flight.queue_sum_ns,
+                                       .cache = {.pages_cached = pages.n_cached,
+                                                 .pages_held = pages.n_held,
+                                                 .positions_unused = unused,
+                                                 .lookups = r->prefix_lookups,
+                                                 .hits = r->prefix_hits,
+                                                 .tokens_saved = r->tokens_saved,
+                                                 .tokens_computed = r->tokens_computed,
+                                                 .evicted = pages.evicted,
+                                                 .preemptions = r->preemptions}};
+    if (r->state == REPLICA_WAITING) return;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) workers[i] = worker_status(c, r, i);
+    ret->n_workers = c->cfg.n_stages;
+}
+
+void core_status(struct core *c, struct msg_status *ret)
+{
+    *ret = (struct msg_status){.ready = core__ready(c),
+                               .model = c->model_path,
+                               .queued = c->n_queued,
+                               .messages_dropped = c->dropped,
+                               .n_replicas = c->cfg.n_replicas,
+                               .replicas = c->status};
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        ret->running += c->replicas[i].n_running;
+        replica_status(c, &c->replicas[i], &c->status[i]);
     }
 }
 
@@ -242,33 +286,47 @@ uint64_t core_dropped(const struct core *c)
 
 uint32_t core_n_sequences(const struct core *c)
 {
-    return c->n_running + c->n_queued;
+    uint32_t n = c->n_queued;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) n += c->replicas[i].n_running;
+    return n;
+}
+
+static uint32_t slot_at(const struct core *c, uint32_t idx)
+{
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        const struct replica *r = &c->replicas[i];
+        if (idx < r->n_running) return r->running[idx];
+        idx -= r->n_running;
+    }
+    CHECK(idx < c->n_queued);
+    return c->queued[idx];
 }
 
 struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
 {
-    uint32_t slot = idx < c->n_running ? c->running[idx] : c->queued[idx - c->n_running];
-    const struct request *r = &c->requests[slot];
+    const struct request *r = &c->requests[slot_at(c, idx)];
     return (struct core_sequence){.request = r->id,
-                                  .running = r->running,
-                                  .class = r->running ? r->class : r->asked,
+                                  .running = r->replica != NULL,
+                                  .replica = r->replica ? r->replica->id : 0,
+                                  .class = r->replica ? r->class : r->asked,
                                   .n_pages = r->n_pages,
                                   .n_issued = r->n_issued,
+                                  .n_right = r->n_right,
                                   .arrival = r->arrival,
                                   .pages = r->pages};
 }
 
-struct pages_stats core_pages(const struct core *c)
+struct pages_stats core_pages(const struct core *c, uint32_t replica)
 {
-    return pages_stats(c->pages);
+    return pages_stats(c->replicas[replica].pages);
 }
 
-struct page_view core_page_at(const struct core *c, uint32_t page)
+struct page_view core_page_at(const struct core *c, uint32_t replica, uint32_t page)
 {
-    return pages_view(c->pages, page);
+    return pages_view(c->replicas[replica].pages, page);
 }
 
-uint32_t core_in_flight(const struct core *c)
+uint32_t core_in_flight(const struct core *c, uint32_t replica)
 {
-    return c->replica.n_flight;
+    return c->replicas[replica].flight.n;
 }

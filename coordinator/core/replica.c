@@ -1,57 +1,111 @@
-/* The replica's generations: how one begins, when it is ready, and what ends it. fleet.c knows the
- * workers, watch.c what does not move. */
+/* A replica's generations: how one begins, when it is ready, and what ends it. fleet.c knows the
+ * workers, flight.c the Steps. */
 #include "coordinator/core/core_state.h"
 
 #include "common/base/addr.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
+#include "common/base/mem.h"
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define PAUSE_FIRST_NS (100 * NS_PER_MS)
 #define PAUSE_MOST_NS (10 * NS_PER_S)
 #define PROBED_PAUSE_NS (2 * NS_PER_S) /* at the most, where only the probe's digest was wrong */
+#define LINK_MOST_NS (5 * NS_PER_S)    /* a link that is not up by then will not be */
+#define HUNG_NS (10 * NS_PER_S)        /* a compute thread without a move does not take an Assign */
+#define LOAD_STILL_NS (120 * NS_PER_S) /* loading without a sign of progress */
+#define ASK_AGAIN_NS (1 * NS_PER_S)    /* an Assign that nobody speaks of is sent again */
 
-struct epoch replica__epoch(const struct core *c)
+/* "a", "b", ... "z", "aa", "ab", ... */
+static void make_name(uint32_t id, char *ret)
 {
-    return (struct epoch){c->cfg.incarnation, 0, c->replica.generation};
+    char reversed[8];
+    uint32_t n = 0;
+    for (uint64_t left = (uint64_t)id + 1; left; left = (left - 1) / 26)
+        reversed[n++] = (char)('a' + (left - 1) % 26);
+    for (uint32_t i = 0; i < n; i++) ret[i] = reversed[n - 1 - i];
+    ret[n] = 0;
 }
 
-uint32_t replica__stage_of(const struct core *c, const struct worker *w)
+void replica__open(struct core *c, struct replica *r, uint32_t id)
 {
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        if (c->replica.stage[i] != NO_WORKER && &c->workers[c->replica.stage[i]] == w) return i;
-    return NO_WORKER;
+    const struct core_config *cfg = &c->cfg;
+    r->id = id;
+    make_name(id, r->name);
+    for (uint32_t i = 0; i < LIMIT_STAGES; i++) r->stage[i] = NO_WORKER;
+    r->running = mem_zalloc(cfg->max_live * sizeof *r->running);
+    r->closed = mem_zalloc(2 * cfg->max_live * sizeof *r->closed);
+    r->flight.asked = mem_zalloc((size_t)cfg->window * LIMIT_STEP_RUNS * sizeof *r->flight.asked);
+    room__set_pages(c, r, c->layer_bytes ? 0 : cfg->n_pages); /* or when the first plan is made */
+    (void)snprintf(r->why, sizeof r->why, "waiting for %u worker%s", cfg->n_stages,
+                   cfg->n_stages == 1 ? "" : "s");
 }
 
-struct worker *replica__at(struct core *c, uint32_t stage)
+void replica__close(struct replica *r)
 {
-    return &c->workers[c->replica.stage[stage]];
+    pages_close(r->pages);
+    mem_free(r->twice);
+    mem_free(r->running);
+    mem_free(r->closed);
+    mem_free(r->flight.asked);
+}
+
+struct epoch replica__epoch(const struct core *c, const struct replica *r)
+{
+    return (struct epoch){c->cfg.incarnation, r->id, r->generation};
+}
+
+struct replica *replica__of(struct core *c, struct epoch epoch)
+{
+    if (epoch.replica >= c->cfg.n_replicas) return NULL;
+    struct replica *r = &c->replicas[epoch.replica];
+    return epoch_eq(epoch, replica__epoch(c, r)) ? r : NULL;
+}
+
+struct worker *replica__at(struct core *c, const struct replica *r, uint32_t stage)
+{
+    CHECK(r->stage[stage] != NO_WORKER);
+    return &c->workers[r->stage[stage]];
 }
 
 static struct msg_to_worker *to_worker(struct core *c, struct instance instance,
                                        enum to_worker type)
 {
     struct msg_to_worker *m = core__alloc(c, sizeof *m);
-    *m = (struct msg_to_worker){.version = PROTO_VERSION, .type = type, .epoch = replica__epoch(c)};
+    *m = (struct msg_to_worker){.version = PROTO_VERSION, .type = type};
     struct action *a = core__act(c, ACT_TO_WORKER);
     a->to_worker.instance = instance;
     a->to_worker.msg = m;
     return m;
 }
 
+static struct msg_to_worker *to_stage(struct core *c, const struct replica *r, uint32_t stage,
+                                      enum to_worker type)
+{
+    struct msg_to_worker *m = to_worker(c, replica__at(c, r, stage)->instance, type);
+    m->epoch = replica__epoch(c, r);
+    return m;
+}
+
+/* Its present or last generation, for the log: where there are several replicas, with its name. */
+static const char *generation_of(struct core *c, const struct replica *r)
+{
+    if (c->cfg.n_replicas == 1) return core__text(c, "generation %" PRIu32, r->generation);
+    return core__text(c, "replica %s: generation %" PRIu32, r->name, r->generation);
+}
+
 /* ---- the end of a generation ---- */
 
-void replica__lose(struct core *c, bool suspicious, const char *why)
+void replica__lose(struct core *c, struct replica *r, bool suspicious, const char *why)
 {
-    struct replica *r = &c->replica;
     if (r->state == REPLICA_WAITING) return;
     bool was_ready = r->state == REPLICA_READY;
     (void)snprintf(r->why, sizeof r->why, "%s", why);
     (void)snprintf(r->lost, sizeof r->lost, "%s", why);
-    core__note_loss(c, "generation %" PRIu32 " ended: %s", r->generation, why);
+    core__note_loss(c, "%s ended: %s", generation_of(c, r), why);
     if (was_ready || r->pause_ns == 0)
         r->pause_ns = PAUSE_FIRST_NS;
     else if (r->pause_ns < PAUSE_MOST_NS)
@@ -59,33 +113,37 @@ void replica__lose(struct core *c, bool suspicious, const char *why)
     r->retry_ns = c->now_ns + r->pause_ns;
     r->state = REPLICA_WAITING;
     r->link_up = false;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) r->stage[i] = NO_WORKER;
-    core__act(c, ACT_LINK_CLOSE)->link.epoch = replica__epoch(c);
-    request__generation_lost(c, was_ready, suspicious, why);
-    r->n_flight = 0;
+    fleet__dismiss(c, r);
+    core__act(c, ACT_LINK_CLOSE)->link.epoch = replica__epoch(c, r);
+    request__generation_lost(c, r, was_ready, suspicious, why);
+    r->flight.n = 0;
 }
 
-/* A fault of the worker at a stage, and of nobody else. */
-static void lose_to(struct core *c, uint32_t stage, const char *why)
+void replica__lose_to(struct core *c, struct worker *w, const char *why)
 {
-    fleet__blame(c, replica__at(c, stage), why);
-    replica__lose(c, true, why);
+    CHECK(w->replica != NULL);
+    fleet__blame(c, w, why);
+    replica__lose(c, w->replica, true, why);
 }
 
-void replica__link_failed(struct core *c, uint32_t stage, const char *why)
+static void lose_to(struct core *c, struct replica *r, uint32_t stage, const char *why)
+{
+    replica__lose_to(c, replica__at(c, r, stage), why);
+}
+
+void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, const char *why)
 {
     if (stage == 0 || stage == c->cfg.n_stages) /* no other coordinator could be tried */
-        fleet__blame(c, replica__at(c, stage ? stage - 1 : 0), why);
+        fleet__blame(c, replica__at(c, r, stage ? stage - 1 : 0), why);
     else
-        fleet__doubt(c, replica__at(c, stage - 1), replica__at(c, stage), why);
-    replica__lose(c, true, why);
+        fleet__doubt(c, replica__at(c, r, stage - 1), replica__at(c, r, stage), why);
+    replica__lose(c, r, true, why);
 }
 
 /* ---- the beginning of one ---- */
 
-static void cut_layers(struct core *c)
+static void cut_layers(const struct core *c, struct replica *r)
 {
-    struct replica *r = &c->replica;
     uint32_t each = c->cfg.n_layers / c->cfg.n_stages, more = c->cfg.n_layers % c->cfg.n_stages;
     for (uint32_t i = 0, at = 0; i < c->cfg.n_stages; i++) {
         r->first[i] = at;
@@ -94,75 +152,79 @@ static void cut_layers(struct core *c)
     }
 }
 
-void replica__assign(struct core *c, uint32_t stage)
+static void send_assign(struct core *c, const struct replica *r, uint32_t stage)
 {
-    struct worker *w = replica__at(c, stage);
-    w->assigned_ns = c->now_ns;
-    struct msg_assign *a = &to_worker(c, w->instance, TO_ASSIGN)->assign;
+    replica__at(c, r, stage)->assigned_ns = c->now_ns;
+    struct msg_assign *a = &to_stage(c, r, stage, TO_ASSIGN)->assign;
     (void)snprintf(a->model_path, sizeof a->model_path, "%s", c->model_path);
     a->model_digest = c->cfg.model_digest;
-    a->layer_first = c->replica.first[stage];
-    a->layer_last = c->replica.last[stage];
+    a->layer_first = r->first[stage];
+    a->layer_last = r->last[stage];
     a->kv_type = c->cfg.kv_type;
-    a->n_pages = c->cfg.n_pages;
-    a->ctx = c->cfg.ctx;
+    a->n_pages = r->n_pages;
+    a->ctx = r->ctx;
     a->rows_max = c->cfg.rows_max;
     a->logits_max = c->cfg.logits_max;
     a->window = c->cfg.window;
     a->plaintext = c->cfg.plaintext;
 }
 
-static void assign(struct core *c, uint32_t stage)
+static void assign(struct core *c, const struct replica *r, uint32_t stage)
 {
-    struct worker *w = replica__at(c, stage);
+    struct worker *w = replica__at(c, r, stage);
     w->ready = w->linked = w->knows = false;
     w->heartbeat = (struct msg_heartbeat){0};
     w->load_done = w->load_total = w->compute_ns = w->idle_ns = 0;
     w->loaded_ns = w->passed_ns = c->now_ns;
     w->doubt = NO_WORKER;
-    replica__assign(c, stage);
+    send_assign(c, r, stage);
 }
 
-static void enter(struct core *c, enum replica_state state, const char *why)
+/* The only moves are those to the next state; a loss, which leads back, is replica__lose. */
+static void enter(const struct core *c, struct replica *r, enum replica_state state,
+                  const char *why)
 {
-    struct replica *r = &c->replica;
+    CHECK(state == r->state + 1);
     r->state = state;
     r->since_ns = c->now_ns;
     (void)snprintf(r->why, sizeof r->why, "%s", why);
 }
 
-static void begin(struct core *c)
+static void begin(struct core *c, struct replica *r)
 {
-    struct replica *r = &c->replica;
     if (r->state != REPLICA_WAITING || c->now_ns < r->retry_ns) return;
-    cut_layers(c);
-    if (!fleet__plan(c) || !room__plan(c)) return;
-    r->generation++;
+    cut_layers(c, r);
+    if (!fleet__plan(c, r) || !room__plan(c, r)) return;
+    r->generation = ++c->generations;
     r->began_ns = c->now_ns;
-    r->next_number = 1;
     r->prefilled = 0;
-    r->n_flight = 0;
-    enter(c, REPLICA_LOADING, "workers are loading");
-    core__note(c, "generation %" PRIu32 " begins with %" PRIu32 " worker%s", r->generation,
-               c->cfg.n_stages, c->cfg.n_stages == 1 ? "" : "s");
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) assign(c, i);
+    flight__begin(&r->flight);
+    enter(c, r, REPLICA_LOADING, "workers are loading");
+    core__note(c, "%s begins with %" PRIu32 " worker%s", generation_of(c, r), c->cfg.n_stages,
+               c->cfg.n_stages == 1 ? "" : "s");
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) assign(c, r, i);
 }
 
-static bool all(struct core *c, bool linked)
+static void begin_all(struct core *c)
+{
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) begin(c, &c->replicas[i]);
+}
+
+static bool all(struct core *c, const struct replica *r, bool linked)
 {
     for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        if (!(linked ? replica__at(c, i)->linked : replica__at(c, i)->ready)) return false;
+        if (!(linked ? replica__at(c, r, i)->linked : replica__at(c, r, i)->ready)) return false;
     return true;
 }
 
 /* "tcp://HOST:PORT" as stage's upstream neighbour must dial it: the worker may leave HOST empty,
  * and is then where the coordinator sees it. */
-static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
+static int dial(struct core *c, struct replica *r, uint32_t stage, char *ret, size_t size)
 {
-    const struct worker *w = replica__at(c, stage);
+    const struct worker *w = replica__at(c, r, stage);
     struct addr its;
     if (!addr_split(w->endpoint, &its) || its.port == 0) {
-        lose_to(c, stage, core__text(c, "worker %s gave no data endpoint", w->hello.name));
+        lose_to(c, r, stage, core__text(c, "worker %s gave no data endpoint", w->hello.name));
         return -1;
     }
     char host[LIMIT_TEXT_BYTES];
@@ -170,195 +232,139 @@ static int dial(struct core *c, uint32_t stage, char *ret, size_t size)
         addr_format_host(&its, host, sizeof host);
     else
         (void)snprintf(host, sizeof host, "%s", w->address);
-    const char *dialler = stage ? replica__at(c, stage - 1)->address : w->address;
+    const char *dialler = stage ? replica__at(c, r, stage - 1)->address : w->address;
     if (addr_is_loopback(host) && !(addr_is_loopback(dialler) && addr_is_loopback(w->address))) {
-        lose_to(c, stage,
+        lose_to(c, r, stage,
                 core__text(c,
                            "worker %s advertises %s, which %s cannot reach: start it with "
                            "--listen and --advertise HOST:PORT",
                            w->hello.name, host,
-                           stage ? replica__at(c, stage - 1)->hello.name : "the coordinator"));
+                           stage ? replica__at(c, r, stage - 1)->hello.name : "the coordinator"));
         return -1;
     }
     if (snprintf(ret, size, "tcp://%s:%u", host, its.port) < (int)size) return 0;
-    lose_to(c, stage, core__text(c, "worker %s gave too long an endpoint", w->hello.name));
+    lose_to(c, r, stage, core__text(c, "worker %s gave too long an endpoint", w->hello.name));
     return -1;
 }
 
-static int send_connect(struct core *c, uint32_t stage)
+static int send_connect(struct core *c, struct replica *r, uint32_t stage)
 {
     char next[LIMIT_TEXT_BYTES];
     if (stage + 1 == c->cfg.n_stages)
         (void)snprintf(next, sizeof next, "%s", c->results_endpoint);
-    else if (dial(c, stage + 1, next, sizeof next) < 0)
+    else if (dial(c, r, stage + 1, next, sizeof next) < 0)
         return -1;
-    struct msg_to_worker *m = to_worker(c, replica__at(c, stage)->instance, TO_CONNECT);
+    struct msg_to_worker *m = to_stage(c, r, stage, TO_CONNECT);
     memcpy(m->text, next, sizeof m->text);
     return 0;
 }
 
-static void link_stages(struct core *c)
+static void link_stages(struct core *c, struct replica *r)
 {
-    struct replica *r = &c->replica;
-    if (r->state != REPLICA_LOADING || !all(c, false)) return;
-    enter(c, REPLICA_LINKING, "stages are being linked");
+    if (r->state != REPLICA_LOADING || !all(c, r, false)) return;
+    enter(c, r, REPLICA_LINKING, "stages are being linked");
     char *endpoint = core__alloc(c, LIMIT_TEXT_BYTES);
-    if (dial(c, 0, endpoint, LIMIT_TEXT_BYTES) < 0) return;
+    if (dial(c, r, 0, endpoint, LIMIT_TEXT_BYTES) < 0) return;
     for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        if (send_connect(c, i) < 0) return;
+        if (send_connect(c, r, i) < 0) return;
     struct action *a = core__act(c, ACT_LINK_OPEN);
-    a->link.epoch = replica__epoch(c);
+    a->link.epoch = replica__epoch(c, r);
     a->link.endpoint = endpoint;
 }
 
-static void probe_when_linked(struct core *c)
+static void probe_when_linked(struct core *c, struct replica *r)
 {
-    struct replica *r = &c->replica;
-    if (r->state != REPLICA_LINKING || !r->link_up || !all(c, true)) return;
-    enter(c, REPLICA_PROBING, "a probe token is on its way");
-    sched__probe(c);
+    if (r->state != REPLICA_LINKING || !r->link_up || !all(c, r, true)) return;
+    enter(c, r, REPLICA_PROBING, "a probe token is on its way");
+    sched__probe(c, r);
 }
 
 void replica__link(struct core *c, struct epoch epoch, bool up)
 {
-    struct replica *r = &c->replica;
-    if (!epoch_eq(epoch, replica__epoch(c)) || r->state < REPLICA_LINKING) return;
+    struct replica *r = replica__of(c, epoch);
+    if (!r || r->state < REPLICA_LINKING) return;
     r->link_up = up;
     if (up) {
-        probe_when_linked(c);
+        probe_when_linked(c, r);
         return;
     }
-    replica__at(c, 0)->suspect = true;
-    replica__link_failed(
-        c, 0, core__text(c, "worker %s lost: its data link closed", replica__at(c, 0)->hello.name));
+    struct worker *first = replica__at(c, r, 0);
+    first->suspect = true;
+    replica__link_failed(c, r, 0,
+                         core__text(c, "worker %s lost: its data link closed", first->hello.name));
 }
 
-/* ---- results ---- */
-
-/* What the stages took for a Step: the slowest, and all together. */
-struct took {
-    uint64_t slowest_ns, all_ns;
-};
-
-static struct took take_timings(struct core *c, const struct msg_result *m,
-                                const struct in_flight *f)
+void replica__probed(struct core *c, struct replica *r, uint64_t digest)
 {
-    struct took took = {0, 0};
-    for (uint32_t i = 0; i < m->n_timings; i++) {
-        if (m->timings[i].stage >= c->cfg.n_stages) continue;
-        struct worker *w = replica__at(c, m->timings[i].stage);
-        w->heard_ns = w->moved_ns = c->now_ns; /* it has just computed: it lives */
-        w->compute_ns += m->timings[i].compute_ns;
-        if (!f->first) w->idle_ns += m->timings[i].idle_ns;
-        if (m->timings[i].compute_ns > took.slowest_ns) took.slowest_ns = m->timings[i].compute_ns;
-        took.all_ns += m->timings[i].compute_ns;
-    }
-    return took;
-}
-
-/* What composing goes by: a Step's time on its slowest stage, and how many of those a Step is under
- * way when it meets no other. */
-static void learn_cost(struct core *c, const struct in_flight *f, struct took took)
-{
-    struct replica *r = &c->replica;
-    uint64_t trip_ns = c->now_ns - f->issued_ns;
-    uint64_t beside_ns = trip_ns > took.all_ns ? trip_ns - took.all_ns : 0;
-    if (took.slowest_ns == 0 || r->state == REPLICA_PROBING) return;
-    cost_learn(&r->cost, f->work, took.slowest_ns);
-    if (f->alone) r->wire_ns = r->wire_ns ? (r->wire_ns * 7 + beside_ns) / 8 : beside_ns;
-    uint64_t wire_ns = beside_ns < r->wire_ns ? beside_ns : r->wire_ns;
-    r->wire_sum_ns += wire_ns;
-    r->queue_sum_ns += beside_ns - wire_ns;
-    if (!f->alone) return;
-    double trips = (double)trip_ns / (double)took.slowest_ns;
-    r->trips = r->trips == 0.0 ? trips : r->trips + (trips - r->trips) / 8.0;
-}
-
-/* A result's run is what the Step's run asked for: the same request, and one token of the
- * vocabulary at the right place, with log-probabilities exactly if they are wanted, or an error. */
-static bool is_answer(const struct core *c, const struct asked *a, const struct msg_run_result *x)
-{
-    if (x->request != a->request || x->attempt != a->attempt || x->sample != a->sample || x->dead)
-        return false;
-    if (x->error && x->error[0]) return true;
-    if (x->first_pos != a->first_pos || x->n_tokens != 1 || x->tokens[0] < 0 ||
-        (uint32_t)x->tokens[0] >= c->cfg.vocab)
-        return false;
-    if (!a->logprobs || !x->logprobs.chosen) return !a->logprobs && !x->logprobs.chosen;
-    if (x->logprobs.n_top != a->n_top) return false;
-    for (uint32_t i = 0; i < a->n_top; i++)
-        if (x->logprobs.top_ids[i] < 0 || (uint32_t)x->logprobs.top_ids[i] >= c->cfg.vocab)
-            return false;
-    return true;
-}
-
-/* One for each run that wants a token, in their order. */
-static bool is_what_was_asked(const struct core *c, const struct msg_result *m,
-                              const struct in_flight *f)
-{
-    const struct asked *asked = c->asked + f->number % c->cfg.window * LIMIT_STEP_RUNS;
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < f->n_asked; i++) {
-        if (!asked[i].token) continue;
-        if (n == m->n_runs || !is_answer(c, &asked[i], &m->runs[n])) return false;
-        n++;
-    }
-    return n == m->n_runs;
-}
-
-static void probed(struct core *c, uint64_t digest)
-{
-    struct replica *r = &c->replica;
-    const char *why = verdict__probe(c, digest);
+    const char *why = verdict__probe(c, r, digest);
     if (why) {
-        replica__lose(c, false, why);
+        replica__lose(c, r, false, why);
         /* All could load and link: other workers are tried soon, and the wrong one is found. */
         if (r->pause_ns > PROBED_PAUSE_NS) r->pause_ns = PROBED_PAUSE_NS;
         r->retry_ns = c->now_ns + r->pause_ns;
         return;
     }
-    enter(c, REPLICA_READY, "");
+    enter(c, r, REPLICA_READY, "");
     r->pause_ns = 0;
     r->lost[0] = 0;
-    fleet__ready(c);
-    core__note(c, "generation %" PRIu32 " is ready", r->generation);
+    fleet__ready(c, r);
+    core__note(c, "%s is ready", generation_of(c, r));
 }
 
-bool replica__result(struct core *c, const struct msg_result *m)
+/* ---- beginnings that stand still ---- */
+
+/* False: the worker does not load, and the generation is over. */
+static bool check_load(struct core *c, const struct replica *r, uint32_t stage)
 {
-    struct replica *r = &c->replica;
-    if (!epoch_eq(m->epoch, replica__epoch(c)) || r->state < REPLICA_PROBING) {
-        c->dropped++;
+    struct worker *w = replica__at(c, r, stage);
+    if (w->ready) return true;
+    if (!w->knows && c->now_ns - r->since_ns >= HUNG_NS && c->now_ns - w->moved_ns >= HUNG_NS) {
+        replica__lose_to(c, w,
+                         core__text(c,
+                                    "worker %s does not take its layers: its compute thread hangs",
+                                    w->hello.name));
         return false;
     }
-    uint64_t oldest = r->n_flight ? r->flight[0].number : r->next_number;
-    if (m->number < oldest) {
-        c->dropped++;
-        return false;
-    }
-    struct in_flight f = r->flight[0];
-    uint32_t last = c->cfg.n_stages - 1;
-    if (m->number != oldest || r->n_flight == 0) {
-        replica__link_failed(c, last + 1,
-                             core__text(c, "the result of Step %" PRIu64 " of worker %s is missing",
-                                        oldest, replica__at(c, last)->hello.name));
-        return false;
-    }
-    if (!is_what_was_asked(c, m, &f)) {
-        lose_to(c, last,
-                core__text(c,
-                           "the result of Step %" PRIu64 " of worker %s is not what was asked for",
-                           oldest, replica__at(c, last)->hello.name));
-        return false;
-    }
-    watch__learn(r, c->now_ns - watch__begun_ns(r, &f), f.work.rows);
-    r->moved_ns = c->now_ns;
-    learn_cost(c, &f, take_timings(c, m, &f));
-    r->n_flight--;
-    memmove(&r->flight[0], &r->flight[1], r->n_flight * sizeof r->flight[0]);
-    if (r->state != REPLICA_PROBING) return true;
-    probed(c, m->digest);
+    if (c->now_ns - w->loaded_ns < LOAD_STILL_NS) return true;
+    replica__lose_to(c, w, core__text(c, "worker %s does not load its layers", w->hello.name));
     return false;
+}
+
+static void check_links(struct core *c, struct replica *r)
+{
+    if (c->now_ns - r->since_ns < LINK_MOST_NS) return;
+    if (!r->link_up) {
+        replica__link_failed(c, r, 0,
+                             core__text(c, "the coordinator does not reach worker %s",
+                                        replica__at(c, r, 0)->hello.name));
+        return;
+    }
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        const char *name = replica__at(c, r, i)->hello.name;
+        if (replica__at(c, r, i)->linked) continue;
+        if (i + 1 < c->cfg.n_stages)
+            replica__link_failed(c, r, i + 1,
+                                 core__text(c, "worker %s does not reach worker %s", name,
+                                            replica__at(c, r, i + 1)->hello.name));
+        else
+            replica__link_failed(c, r, i + 1,
+                                 core__text(c, "worker %s does not reach the coordinator", name));
+        return;
+    }
+}
+
+/* A generation that does not get up: what was lost on the way is sent again, what does not move is
+ * given up. */
+static void check_beginning(struct core *c, struct replica *r)
+{
+    if (r->state != REPLICA_LOADING && r->state != REPLICA_LINKING) return;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        const struct worker *w = replica__at(c, r, i);
+        if (!w->knows && c->now_ns - w->assigned_ns >= ASK_AGAIN_NS) send_assign(c, r, i);
+    }
+    for (uint32_t i = 0; i < c->cfg.n_stages && r->state == REPLICA_LOADING; i++)
+        if (!check_load(c, r, i)) return;
+    if (r->state == REPLICA_LINKING) check_links(c, r);
 }
 
 /* ---- workers ---- */
@@ -366,25 +372,26 @@ bool replica__result(struct core *c, const struct msg_result *m)
 static void hello(struct core *c, const struct msg_from_worker *m, const char *address)
 {
     if (fleet__hello(c, m, address))
-        begin(c);
+        begin_all(c);
     else /* the table is full: it will say Hello again when it is asked who it is */
         c->dropped++;
 }
 
 static void fault(struct core *c, struct worker *w, const struct msg_from_worker *m)
 {
-    uint32_t stage = replica__stage_of(c, w);
-    if (stage == NO_WORKER || !epoch_eq(m->epoch, replica__epoch(c))) return;
+    struct replica *r = w->replica;
+    uint32_t stage = w->stage;
+    if (!r || !epoch_eq(m->epoch, replica__epoch(c, r))) return;
     if (!m->downstream) {
-        lose_to(c, stage, core__text(c, "worker %s: %s", w->hello.name, m->text));
+        lose_to(c, r, stage, core__text(c, "worker %s: %s", w->hello.name, m->text));
     } else if (stage + 1 == c->cfg.n_stages) {
         replica__link_failed(
-            c, stage + 1,
+            c, r, stage + 1,
             core__text(c, "worker %s: the coordinator's end: %s", w->hello.name, m->text));
     } else {
-        struct worker *next = replica__at(c, stage + 1);
+        struct worker *next = replica__at(c, r, stage + 1);
         next->suspect = true;
-        replica__link_failed(c, stage + 1,
+        replica__link_failed(c, r, stage + 1,
                              core__text(c, "worker %s lost: %s, says worker %s", next->hello.name,
                                         m->text, w->hello.name));
     }
@@ -394,8 +401,8 @@ static void fault(struct core *c, struct worker *w, const struct msg_from_worker
 static void goodbye(struct core *c, struct worker *w)
 {
     const char *text = core__text(c, "worker %s lost: it said goodbye", w->hello.name);
-    if (replica__stage_of(c, w) != NO_WORKER)
-        replica__lose(c, false, text);
+    if (w->replica)
+        replica__lose(c, w->replica, false, text);
     else
         core__note_loss(c, "%s", text);
     w->used = false;
@@ -403,7 +410,8 @@ static void goodbye(struct core *c, struct worker *w)
 
 static void of_this_epoch(struct core *c, struct worker *w, const struct msg_from_worker *m)
 {
-    if (!epoch_eq(m->epoch, replica__epoch(c)) || replica__stage_of(c, w) == NO_WORKER) {
+    struct replica *r = w->replica;
+    if (!r || !epoch_eq(m->epoch, replica__epoch(c, r))) {
         c->dropped++;
         return;
     }
@@ -416,21 +424,19 @@ static void of_this_epoch(struct core *c, struct worker *w, const struct msg_fro
         break;
     case FROM_READY:
         if (w->ready) { /* said again: its Connect may be lost */
-            if (c->replica.state == REPLICA_LINKING && !w->linked)
-                (void)send_connect(c, replica__stage_of(c, w));
+            if (r->state == REPLICA_LINKING && !w->linked) (void)send_connect(c, r, w->stage);
             break;
         }
         w->ready = true;
         w->hello.holds = true;
         w->hello.holding =
-            (struct msg_holding){c->cfg.model_digest, c->replica.first[replica__stage_of(c, w)],
-                                 c->replica.last[replica__stage_of(c, w)]};
+            (struct msg_holding){c->cfg.model_digest, r->first[w->stage], r->last[w->stage]};
         memcpy(w->endpoint, m->endpoint, sizeof w->endpoint);
-        link_stages(c);
+        link_stages(c, r);
         break;
     case FROM_LINKED:
         w->linked = true;
-        probe_when_linked(c);
+        probe_when_linked(c, r);
         break;
     default: break;
     }
@@ -455,7 +461,7 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
         w->heard_ns = c->now_ns;
         w->suspect = false;
         switch (m->type) {
-        case FROM_HEARTBEAT: watch__heartbeat(c, w, m); break;
+        case FROM_HEARTBEAT: fleet__heartbeat(c, w, m); break;
         case FROM_FAULT: fault(c, w, m); break;
         case FROM_GOODBYE: goodbye(c, w); break;
         default: of_this_epoch(c, w, m); break;
@@ -465,6 +471,14 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
 
 void replica__tick(struct core *c, uint64_t lost_ns)
 {
-    watch__tick(c, lost_ns);
-    begin(c);
+    fleet__tick(c, lost_ns);
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        struct replica *r = &c->replicas[i];
+        flight__forgive(c, &r->flight, lost_ns);
+        fleet__forgive(c, &r->since_ns, lost_ns);
+        flight__check_overdue(c, r);
+        check_beginning(c, r);
+        fleet__served(c, r);
+    }
+    begin_all(c);
 }

@@ -3,6 +3,7 @@
  * the prefix index has are not computed again. */
 #include "coordinator/core/core_state.h"
 
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 
@@ -15,22 +16,22 @@
 #define CHUNK_LEAST 2u
 #define TURNS 8u /* prompts for which a more urgent one leaves time */
 
-/* While nothing decodes, a Step is cut so that all stages have work; and the Steps in flight take
- * no longer together than FLIGHT_MOST_NS, so that who comes soon has a turn, or each than
- * STEP_MOST_ROWS times one row, so that weights are read for many rows; a part of that while one is
- * about to decode. */
+/* While nothing decodes, a Step is cut so that all stages have work. The Steps in flight together
+ * take at most FLIGHT_MOST_NS, so that a request that comes soon has its turn; but one Step may
+ * always take STEP_MOST_ROWS times as long as a one-row Step, so that weights are read for many
+ * rows. While a request is about to decode, both are divided by SOON_PARTS. */
 #define SHARE_LEAST 128u /* rows that it has nevertheless */
 #define FLIGHT_MOST_NS (150 * NS_PER_MS)
 #define STEP_MOST_ROWS 8u
 #define SOON_PARTS 4u
 
-struct draft {
-    struct msg_step *step;
+/* A Step that is being composed. rep->n_chosen is also of it: decodes that were chosen for it and
+ * are not added yet. */
+struct step_build {
     struct msg_run *runs;
     uint64_t number;
     uint32_t n_runs;
-    uint32_t n_decodes; /* chosen and not added yet */
-    uint32_t n_pages;   /* in tables of runs, chosen ones included */
+    uint32_t n_pages; /* in tables of runs, chosen decodes' included */
     struct cost_work work;
     uint64_t limit_ns;  /* what it should take; 0: no limit */
     uint32_t chunk;     /* rows of prompts that it may still take */
@@ -53,9 +54,9 @@ static bool decoding(const struct request *r)
     return r->n_issued >= r->n_prompt && rows_due(r) <= 1;
 }
 
-static struct request *running(const struct core *c, uint32_t i)
+static struct request *running(const struct core *c, const struct replica *rep, uint32_t i)
 {
-    return &c->requests[c->running[i]];
+    return &c->requests[rep->running[i]];
 }
 
 /* ---- what runs at this time ---- */
@@ -68,11 +69,11 @@ struct load {
     uint32_t n_prompts;         /* and of how many requests */
 };
 
-static struct load load_of(const struct core *c)
+static struct load load_of(const struct core *c, const struct replica *rep)
 {
     struct load l = {0};
-    for (uint32_t i = 0; i < c->n_running; i++) {
-        const struct request *r = running(c, i);
+    for (uint32_t i = 0; i < rep->n_running; i++) {
+        const struct request *r = running(c, rep, i);
         if (decoding(r)) {
             if (r->n_tokens == r->n_prompt) {
                 l.soon |= r->max_new > 1;
@@ -90,60 +91,62 @@ static struct load load_of(const struct core *c)
 }
 
 /* Steps that must be in flight to keep every stage busy. */
-static uint32_t steps_wanted(const struct core *c)
+static uint32_t steps_wanted(const struct core *c, const struct replica *rep)
 {
-    uint32_t n = (uint32_t)(c->replica.trips + 0.5);
+    uint32_t n = (uint32_t)(rep->flight.trips + 0.5);
     if (n > c->cfg.window) n = c->cfg.window;
     return n > c->cfg.n_stages ? n : c->cfg.n_stages;
 }
 
 /* Sequences that start together would otherwise clump into one Step and leave the rest of the
  * chain empty. */
-static uint32_t decodes_a_step(const struct core *c, const struct load *l)
+static uint32_t decodes_a_step(const struct core *c, const struct replica *rep,
+                               const struct load *l)
 {
-    uint32_t n = steps_wanted(c);
+    uint32_t n = steps_wanted(c, rep);
     return (l->n_decoding + n - 1) / n;
 }
 
 /* Most predicted time of one Step without decodes. */
-static uint64_t most_alone(const struct core *c)
+static uint64_t most_alone(const struct core *c, const struct replica *rep)
 {
-    uint64_t rows = STEP_MOST_ROWS * cost_predict(&c->replica.cost, (struct cost_work){1, 1, 0});
+    uint64_t rows = STEP_MOST_ROWS * cost_predict(&rep->flight.cost, (struct cost_work){1, 1, 0});
     uint64_t share = FLIGHT_MOST_NS / c->cfg.window;
     return share > rows ? share : rows;
 }
 
 /* While sequences decode, the limit is for the Steps of a round trip together. */
-static uint64_t limit_beside_decodes(const struct core *c, const struct load *l)
+static uint64_t limit_beside_decodes(const struct core *c, const struct replica *rep,
+                                     const struct load *l)
 {
-    const struct replica *r = &c->replica;
-    uint32_t n = decodes_a_step(c, l);
+    const struct flight *f = &rep->flight;
+    uint32_t n = decodes_a_step(c, rep, l);
     struct cost_work decodes = {n, n, l->depth * n / l->n_decoding};
-    uint64_t each = cost_predict(&r->cost, decodes), prefill = each * PREFILL_PERCENT / 100;
-    uint64_t crowd = prefill * l->n_prompts / l->n_decoding, most = most_alone(c) / SOON_PARTS;
+    uint64_t each = cost_predict(&f->cost, decodes), prefill = each * PREFILL_PERCENT / 100;
+    uint64_t crowd = prefill * l->n_prompts / l->n_decoding, most = most_alone(c, rep) / SOON_PARTS;
     if (crowd > most) crowd = most;
     if (prefill < crowd) prefill = crowd;
     each = c->cfg.step_ns ? c->cfg.step_ns : each + prefill;
-    uint64_t all = each * steps_wanted(c), under_way = 0;
-    for (uint32_t i = 0; i < r->n_flight; i++)
-        under_way += cost_predict(&r->cost, r->flight[i].work);
+    uint64_t all = each * steps_wanted(c, rep), under_way = 0;
+    for (uint32_t i = 0; i < f->n; i++) under_way += cost_predict(&f->cost, f->steps[i].work);
     return under_way >= all ? 1 : all - under_way < each ? all - under_way : each;
 }
 
 /* The Step's limits in predicted time (0: nothing is measured yet) and in rows of one prompt. */
-static void set_limits(const struct core *c, const struct load *l, struct draft *d)
+static void set_limits(const struct core *c, const struct replica *rep, const struct load *l,
+                       struct step_build *b)
 {
-    d->limit_ns = 0;
-    d->chunk = c->cfg.rows_max;
+    b->limit_ns = 0;
+    b->chunk = c->cfg.rows_max;
     if (l->n_decoding == 0 && c->cfg.n_stages > 1) {
-        uint32_t parts = 2 * steps_wanted(c);
+        uint32_t parts = 2 * steps_wanted(c, rep);
         uint64_t share = (l->prefill + parts - 1) / parts;
         if (share < SHARE_LEAST) share = SHARE_LEAST;
-        if (share < d->chunk) d->chunk = (uint32_t)share;
+        if (share < b->chunk) b->chunk = (uint32_t)share;
     }
-    if (c->replica.cost.n == 0) return;
-    d->limit_ns =
-        l->n_decoding ? limit_beside_decodes(c, l) : most_alone(c) / (l->soon ? SOON_PARTS : 1);
+    if (rep->flight.cost.n == 0) return;
+    b->limit_ns = l->n_decoding ? limit_beside_decodes(c, rep, l)
+                                : most_alone(c, rep) / (l->soon ? SOON_PARTS : 1);
 }
 
 /* ---- runs ---- */
@@ -163,28 +166,40 @@ static bool take_pages(struct core *c, struct request *r, uint32_t end)
     return true;
 }
 
-/* Full pages whose rows are all issued may be shared from the next Step on. */
-static void enter_pages(struct core *c, struct draft *d, struct request *r)
+/* Full pages whose rows are all issued, and with the right tokens, may be shared from the next Step
+ * on. */
+static void enter_pages(struct core *c, const struct step_build *b, struct request *r)
 {
-    uint32_t page = c->cfg.page, issued = r->n_issued;
-    while ((r->n_walked + 1) * page <= issued && (r->n_walked + 1) * page <= r->n_tokens &&
-           r->n_walked < r->n_pages) {
+    struct replica *rep = r->replica;
+    uint32_t page = c->cfg.page;
+    CHECK(r->n_right <= r->n_issued && r->n_right <= r->n_tokens);
+    while ((r->n_walked + 1) * page <= r->n_right) {
+        CHECK(r->n_walked < r->n_pages);
         uint32_t mine = r->pages[r->n_walked];
         uint32_t kept =
-            pages_enter(c->pages, &r->walk, r->tokens + r->n_walked * page, d->number, mine);
-        if (kept != mine) c->twice[c->n_twice++] = mine;
+            pages_enter(rep->pages, &r->walk, r->tokens + r->n_walked * page, b->number, mine);
+        CHECK(rep->n_twice < rep->n_pages);
+        if (kept != mine) rep->twice[rep->n_twice++] = mine;
         r->pages[r->n_walked++] = kept;
     }
 }
 
-static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t n)
+/* The pages that the index had already are let go of when the Step is composed: until then its rows
+ * still go there. */
+static void drop_twice(struct replica *rep)
+{
+    while (rep->n_twice) pages_drop(rep->pages, rep->twice[--rep->n_twice]);
+}
+
+static void add_run(struct core *c, struct step_build *b, struct request *r, uint32_t n)
 {
     uint32_t end = r->n_issued + n, n_pages = table_of(c, end);
     bool decode = decoding(r);
+    CHECK(n > 0 && end <= r->n_tokens && n_pages <= r->n_pages && b->n_runs < LIMIT_STEP_RUNS);
     uint32_t *pages =
         core__alloc(c, n_pages * sizeof *pages); /* the table may change before it is sent */
     memcpy(pages, r->pages, n_pages * sizeof *pages);
-    struct msg_run *run = &d->runs[d->n_runs++];
+    struct msg_run *run = &b->runs[b->n_runs++];
     *run = (struct msg_run){.request = r->id,
                             .attempt = r->attempt,
                             .sample = r->sample,
@@ -196,63 +211,65 @@ static void add_run(struct core *c, struct draft *d, struct request *r, uint32_t
                             .tokens = r->tokens + r->n_issued,
                             .pages = pages};
     if (run->n_logits && !r->opened) {
-        run->has_open = r->opened = true;
+        run->has_open = true;
+        r->opened = r->replica;
         run->open = r->sampling;
     }
-    for (uint32_t i = 0; i < n; i++) d->work.depth += r->n_issued + i;
-    r->n_issued = end;
-    r->put_in = c->draft;
+    for (uint32_t i = 0; i < n; i++) b->work.depth += r->n_issued + i;
+    r->n_issued = r->n_right = end; /* no token here is a guess */
+    r->put_in = r->replica->step_build;
     if (!r->begun_ns) r->begun_ns = c->now_ns;
-    d->work.rows += n;
-    d->work.logits += run->n_logits;
-    d->decodes |= decode;
-    d->prefills |= !decode;
+    b->work.rows += n;
+    b->work.logits += run->n_logits;
+    b->decodes |= decode;
+    b->prefills |= !decode;
     if (!decode) {
-        c->tokens_computed += n;
-        d->chunk -= n;
+        r->replica->tokens_computed += n;
+        b->chunk -= n;
     }
-    enter_pages(c, d, r);
+    enter_pages(c, b, r);
 }
 
 /* ---- decodes ---- */
 
-static bool choose(struct core *c, struct draft *d, uint32_t i)
+static bool choose(struct core *c, struct replica *rep, struct step_build *b, uint32_t i)
 {
-    struct request *r = running(c, i);
+    struct request *r = running(c, rep, i);
     uint32_t n_pages = table_of(c, r->n_issued + 1);
-    if (n_pages > LIMIT_STEP_PAGES - d->n_pages) return false;
-    r->chosen_in = c->draft;
-    d->n_pages += n_pages;
-    d->n_decodes++;
-    c->decode_from = i + 1;
+    if (n_pages > LIMIT_STEP_PAGES - b->n_pages) return false;
+    r->chosen_in = rep->step_build;
+    b->n_pages += n_pages;
+    rep->n_chosen++;
+    rep->decode_from = i + 1;
     return true;
 }
 
 /* Whether one of `most` is kept for a prompt: where it is the only one, for the most urgent only.
  */
-static bool left_for_prefill(const struct core *c, const struct load *l, uint32_t most)
+static bool left_for_prefill(const struct request *most_urgent, const struct load *l, uint32_t most)
 {
-    return l->prefill > 0 && (most > 1 || !decoding(running(c, 0)));
+    return l->prefill > 0 && (most > 1 || !decoding(most_urgent));
 }
 
 /* The most urgent request always, the others in turn, beginning behind the last one served. */
-static void choose_decodes(struct core *c, struct draft *d, const struct load *l)
+static void choose_decodes(struct core *c, struct replica *rep, struct step_build *b,
+                           const struct load *l)
 {
-    const struct request *first = running(c, 0);
-    uint32_t most = decodes_a_step(c, l), start = c->decode_from;
-    uint32_t rows = c->cfg.rows_max - (left_for_prefill(c, l, c->cfg.rows_max) ? 1 : 0);
-    uint32_t logits = c->cfg.logits_max - (left_for_prefill(c, l, c->cfg.logits_max) ? 1 : 0);
+    const struct request *first = running(c, rep, 0);
+    uint32_t most = decodes_a_step(c, rep, l), start = rep->decode_from;
+    uint32_t rows = c->cfg.rows_max - (left_for_prefill(first, l, c->cfg.rows_max) ? 1 : 0);
+    uint32_t logits = c->cfg.logits_max - (left_for_prefill(first, l, c->cfg.logits_max) ? 1 : 0);
     uint32_t runs = LIMIT_STEP_RUNS - (l->prefill > 0 ? 1 : 0);
     if (most > rows) most = rows;
     if (most > logits) most = logits;
     if (most > runs) most = runs;
     if (l->n_due == 0 || most == 0) return;
-    if (decoding(first) && rows_due(first) && choose(c, d, 0)) c->decode_from = start;
-    for (uint32_t i = 0; i < c->n_running && d->n_decodes < most; i++) {
-        uint32_t at = (start + i) % c->n_running;
-        const struct request *r = running(c, at);
-        if (!decoding(r) || !rows_due(r) || r->chosen_in == c->draft) continue;
-        if (!choose(c, d, at)) return;
+    if (decoding(first) && rows_due(first) && choose(c, rep, b, 0)) rep->decode_from = start;
+    for (uint32_t i = 0; i < rep->n_running && rep->n_chosen < most; i++) {
+        uint32_t at = (start + i) % rep->n_running;
+        const struct request *r = running(c, rep, at);
+        if (!decoding(r) || !rows_due(r) || r->chosen_in == rep->step_build) continue;
+        if (!choose(c, rep, b, at)) return;
     }
 }
 
@@ -265,11 +282,12 @@ static bool knows_next_page(const struct core *c, const struct request *r)
 }
 
 /* Whether r's next page is the one that another request has begun to compute in this Step. */
-static bool another_begins(struct core *c, const struct draft *d, struct request *r)
+static bool another_begins(const struct core *c, const struct step_build *b,
+                           const struct request *r)
 {
     size_t bytes = c->cfg.page * sizeof *r->tokens;
-    for (uint32_t i = 0; i < d->n_growing && c->cfg.share; i++) {
-        const struct request *x = d->growing[i];
+    for (uint32_t i = 0; i < b->n_growing && c->cfg.share; i++) {
+        const struct request *x = b->growing[i];
         if (x->walk.serial == r->walk.serial && x->tenant == r->tenant &&
             memcmp(x->tokens + x->n_walked * c->cfg.page, r->tokens + r->n_walked * c->cfg.page,
                    bytes) == 0)
@@ -280,80 +298,81 @@ static bool another_begins(struct core *c, const struct draft *d, struct request
 
 /* Walks over the pages that others have computed, but for the last row's. False: the next one is
  * being computed in this very Step, and r rides behind. */
-static bool find_prefix(struct core *c, struct draft *d, struct request *r)
+static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
 {
+    struct replica *rep = r->replica;
     uint32_t page = c->cfg.page, n_hits = 0;
     enum pages_found found = PAGES_HIT;
     if (r->n_issued != r->n_walked * page) return true;
-    while (r->n_pages > r->n_walked) pages_drop(c->pages, r->pages[--r->n_pages]);
+    while (r->n_pages > r->n_walked) pages_drop(rep->pages, r->pages[--r->n_pages]);
     while (found == PAGES_HIT && r->n_issued + page < r->n_tokens) {
-        found = pages_find(c->pages, &r->walk, r->tokens + r->n_issued, d->number,
+        found = pages_find(rep->pages, &r->walk, r->tokens + r->n_issued, b->number,
                            &r->pages[r->n_pages]);
         if (found != PAGES_HIT) break;
         r->n_pages++;
         r->n_walked++;
-        r->n_issued += page;
+        r->n_issued = r->n_right += page;
         n_hits++;
     }
-    c->prefix_lookups += !r->looked;
-    c->prefix_hits += !r->looked && n_hits;
-    c->tokens_saved += (uint64_t)n_hits * page;
+    rep->prefix_lookups += !r->looked;
+    rep->prefix_hits += !r->looked && n_hits;
+    rep->tokens_saved += (uint64_t)n_hits * page;
     r->looked = true;
-    if (found == PAGES_NONE && knows_next_page(c, r) && another_begins(c, d, r)) return false;
+    if (found == PAGES_NONE && knows_next_page(c, r) && another_begins(c, b, r)) return false;
     return found != PAGES_SOON;
 }
 
 /* What the Step takes with n rows more of a prompt, the first one at position pos. */
-static uint64_t time_with(const struct core *c, const struct draft *d, uint32_t pos, uint32_t n)
+static uint64_t time_with(const struct replica *rep, const struct step_build *b, uint32_t pos,
+                          uint32_t n)
 {
-    struct cost_work w = d->work;
-    w.rows += n + d->n_decodes;
-    w.logits += d->n_decodes;
+    struct cost_work w = b->work;
+    w.rows += n + rep->n_chosen;
+    w.logits += rep->n_chosen;
     w.depth += (uint64_t)n * pos + (uint64_t)n * n / 2;
-    return cost_predict(&c->replica.cost, w);
+    return cost_predict(&rep->flight.cost, w);
 }
 
 /* Half of the time that is left, while others wait; and the time of CHUNK_LEAST first rows is left
  * for each of them, up to TURNS. The last one has all of it. */
-static uint64_t time_for(const struct core *c, const struct draft *d)
+static uint64_t time_for(const struct replica *rep, const struct step_build *b)
 {
-    uint64_t before = time_with(c, d, 0, 0), least = time_with(c, d, 0, CHUNK_LEAST) - before;
-    if (d->n_prompts == 0 || d->limit_ns <= before) return d->limit_ns;
-    uint64_t left = d->limit_ns - before;
-    uint64_t kept = least * (d->n_prompts < TURNS ? d->n_prompts : TURNS);
+    uint64_t before = time_with(rep, b, 0, 0), least = time_with(rep, b, 0, CHUNK_LEAST) - before;
+    if (b->n_prompts == 0 || b->limit_ns <= before) return b->limit_ns;
+    uint64_t left = b->limit_ns - before;
+    uint64_t kept = least * (b->n_prompts < TURNS ? b->n_prompts : TURNS);
     uint64_t share = left > kept + least ? left - kept : least;
     if (share > left / 2 && left / 2 >= least) share = left / 2;
-    return share < left ? before + share : d->limit_ns;
+    return share < left ? before + share : b->limit_ns;
 }
 
 /* Where there is no time for a prompt's first row, there is none for any row; but the most urgent
  * one may have some nevertheless. */
-static bool is_full(const struct core *c, const struct draft *d)
+static bool is_full(const struct core *c, const struct replica *rep, const struct step_build *b)
 {
-    if (d->work.rows + d->n_decodes >= c->cfg.rows_max || d->chunk == 0) return true;
-    return d->limit_ns && d->seen_first && time_with(c, d, 0, 1) > d->limit_ns;
+    if (b->work.rows + rep->n_chosen >= c->cfg.rows_max || b->chunk == 0) return true;
+    return b->limit_ns && b->seen_first && time_with(rep, b, 0, 1) > b->limit_ns;
 }
 
 /* Whether the first prompt of a Step has rows even where there is no time for them: where nothing
  * else would go on, and each window + 1 Steps. */
-static bool must_go_on(const struct core *c, const struct draft *d)
+static bool must_go_on(const struct core *c, const struct replica *rep, const struct step_build *b)
 {
-    const struct replica *r = &c->replica;
-    bool empty = !d->n_decodes && !d->decodes;
-    return (empty && r->n_flight == 0) || d->number - r->prefilled > c->cfg.window;
+    bool empty = !rep->n_chosen && !b->decodes;
+    return (empty && rep->flight.n == 0) || b->number - rep->prefilled > c->cfg.window;
 }
 
 /* How many of at most n rows of r the Step's time allows. */
-static uint32_t rows_in_time(const struct core *c, const struct draft *d, const struct request *r,
-                             uint32_t n)
+static uint32_t rows_in_time(const struct step_build *b, const struct request *r, uint32_t n)
 {
-    if (!d->limit_ns) return n;
-    uint64_t limit = time_for(c, d);
-    if (time_with(c, d, r->n_issued, 1) > limit) return 0;
+    const struct replica *rep = r->replica;
+    if (!b->limit_ns) return n;
+    uint64_t limit = time_for(rep, b);
+    if (time_with(rep, b, r->n_issued, 1) > limit) return 0;
     uint32_t low = 0, most = n;
     while (low < most) {
         uint32_t mid = (low + most + 1) / 2;
-        if (time_with(c, d, r->n_issued, mid) <= limit)
+        if (time_with(rep, b, r->n_issued, mid) <= limit)
             low = mid;
         else
             most = mid - 1;
@@ -361,22 +380,25 @@ static uint32_t rows_in_time(const struct core *c, const struct draft *d, const 
     return low;
 }
 
-static void add_prefill(struct core *c, struct draft *d, struct request *r)
+static void add_prefill(struct core *c, struct step_build *b, struct request *r)
 {
+    struct replica *rep = r->replica;
     uint32_t page = c->cfg.page;
-    d->n_prompts--;
-    if (!find_prefix(c, d, r)) return;
-    uint32_t room = c->cfg.rows_max - d->work.rows - d->n_decodes, n = rows_due(r);
-    if (room > d->chunk) room = d->chunk;
-    if (d->n_prompts > 0) room = (room + 1) / 2; /* the others' */
-    if (n <= room && d->work.logits + d->n_decodes >= c->cfg.logits_max)
+    CHECK(b->n_prompts > 0);
+    b->n_prompts--;
+    if (!find_prefix(c, b, r)) return;
+    CHECK(b->work.rows + rep->n_chosen <= c->cfg.rows_max);
+    uint32_t room = c->cfg.rows_max - b->work.rows - rep->n_chosen, n = rows_due(r);
+    if (room > b->chunk) room = b->chunk;
+    if (b->n_prompts > 0) room = (room + 1) / 2; /* the others' */
+    if (n <= room && b->work.logits + rep->n_chosen >= c->cfg.logits_max)
         n--; /* its last row waits */
     if (n > room) n = room;
-    bool first = !d->seen_first;
-    d->seen_first = true;
+    bool first = !b->seen_first;
+    b->seen_first = true;
     if (n == 0) return;
-    uint32_t least = first && must_go_on(c, d) ? CHUNK_LEAST : 0;
-    uint32_t in_time = rows_in_time(c, d, r, n);
+    uint32_t least = first && must_go_on(c, rep, b) ? CHUNK_LEAST : 0;
+    uint32_t in_time = rows_in_time(b, r, n);
     if (in_time < least) in_time = least;
     if (n > in_time) n = in_time;
     uint32_t past = (r->n_issued + n) % page;
@@ -387,153 +409,116 @@ static void add_prefill(struct core *c, struct draft *d, struct request *r)
         n = have > r->n_issued ? have - r->n_issued : 0;
     }
     uint32_t n_pages = table_of(c, r->n_issued + n);
-    if (n == 0 || n_pages > LIMIT_STEP_PAGES - d->n_pages) return;
-    d->n_pages += n_pages;
-    if (first) c->replica.prefilled = d->number;
-    add_run(c, d, r, n);
+    if (n == 0 || n_pages > LIMIT_STEP_PAGES - b->n_pages) return;
+    b->n_pages += n_pages;
+    if (first) rep->prefilled = b->number;
+    add_run(c, b, r, n);
     if (knows_next_page(c, r) && r->n_issued > r->n_walked * page)
-        d->growing[d->n_growing++] = r; /* at most one for each run */
+        b->growing[b->n_growing++] = r; /* at most one for each run */
 }
 
 /* ---- Steps ---- */
 
-static struct draft new_draft(struct core *c)
+static struct step_build new_build(struct core *c, struct replica *rep)
 {
-    c->draft++;
-    struct draft d = {.step = core__alloc(c, sizeof *d.step),
-                      .runs = core__alloc(c, LIMIT_STEP_RUNS * sizeof *d.runs),
-                      .number = c->replica.next_number};
-    return d;
+    rep->step_build++;
+    rep->n_chosen = 0;
+    return (struct step_build){.runs = core__alloc(c, LIMIT_STEP_RUNS * sizeof(struct msg_run)),
+                               .number = rep->flight.next_number};
 }
 
-/* What the Step's result must hold; a probe's is its digest. */
-static uint32_t note_asked(struct core *c, const struct draft *d)
+static void issue(struct core *c, struct replica *rep, const struct step_build *b)
 {
-    struct asked *asked = c->asked + d->number % c->cfg.window * LIMIT_STEP_RUNS;
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < d->n_runs; i++) {
-        const struct msg_run *x = &d->runs[i];
-        if (x->kind == RUN_PROBE) continue;
-        const struct msg_sampling *s =
-            &c->requests[*(const uint32_t *)imap_get(&c->by_id, x->request)].sampling;
-        asked[n++] =
-            (struct asked){.request = x->request,
-                           .attempt = x->attempt,
-                           .sample = x->sample,
-                           .first_pos = x->first_pos + x->n_rows,
-                           .n_top = s->top_logprobs < c->cfg.vocab ? s->top_logprobs : c->cfg.vocab,
-                           .token = x->n_logits > 0,
-                           .logprobs = s->logprobs};
+    struct msg_step *step = core__alloc(c, sizeof *step);
+    *step = (struct msg_step){.epoch = replica__epoch(c, rep),
+                              .number = b->number,
+                              .rows = b->work.rows,
+                              .width = c->cfg.width,
+                              .n_runs = b->n_runs,
+                              .runs = b->runs};
+    CHECK(b->work.rows <= c->cfg.rows_max);
+    if (rep->n_closed) {
+        uint64_t *closed = core__alloc(c, rep->n_closed * sizeof *closed);
+        memcpy(closed, rep->closed, rep->n_closed * sizeof *closed);
+        step->closed = closed;
+        step->n_closed = rep->n_closed;
+        rep->n_closed = 0;
     }
-    return n;
-}
-
-static void issue(struct core *c, struct draft *d)
-{
-    struct replica *r = &c->replica;
-    *d->step = (struct msg_step){.epoch = replica__epoch(c),
-                                 .number = r->next_number++,
-                                 .rows = d->work.rows,
-                                 .width = c->cfg.width,
-                                 .n_runs = d->n_runs,
-                                 .runs = d->runs};
-    if (c->n_closed) {
-        uint64_t *closed = core__alloc(c, c->n_closed * sizeof *closed);
-        memcpy(closed, c->closed, c->n_closed * sizeof *closed);
-        d->step->closed = closed;
-        d->step->n_closed = c->n_closed;
-        c->n_closed = 0;
-    }
-    r->flight[r->n_flight] = (struct in_flight){.number = d->number,
-                                                .issued_ns = c->now_ns,
-                                                .work = d->work,
-                                                .n_asked = note_asked(c, d),
-                                                .alone = r->n_flight == 0,
-                                                .first = r->rested};
-    r->rested = false;
-    r->n_flight++;
-    core__act(c, ACT_STEP)->step = d->step;
-}
-
-/* Decodes chosen for this Step, from place i on: a more urgent request may have preempted some. */
-static uint32_t chosen_from(const struct core *c, uint32_t i)
-{
-    uint32_t n = 0;
-    for (; i < c->n_running; i++) n += running(c, i)->chosen_in == c->draft;
-    return n;
+    flight__add(c, rep, step, b->work);
+    core__act(c, ACT_STEP)->step = step;
 }
 
 /* By urgency, so that pages go to the more urgent first. */
-static void fill(struct core *c, struct draft *d)
+static void fill(struct core *c, struct replica *rep, struct step_build *b)
 {
-    struct load l = load_of(c);
-    d->n_prompts = l.n_prompts;
-    set_limits(c, &l, d);
-    choose_decodes(c, d, &l);
-    d->full = is_full(c, d);
-    uint64_t preemptions = c->preemptions;
-    for (uint32_t i = 0; i < c->n_running && d->n_runs < LIMIT_STEP_RUNS; i++) {
-        struct request *r = running(c, i);
-        if (c->preemptions != preemptions) {
-            preemptions = c->preemptions;
-            d->n_decodes = chosen_from(c, i);
-            d->full = is_full(c, d);
+    struct load l = load_of(c, rep);
+    b->n_prompts = l.n_prompts;
+    set_limits(c, rep, &l, b);
+    choose_decodes(c, rep, b, &l);
+    b->full = is_full(c, rep, b);
+    uint64_t preemptions = rep->preemptions;
+    for (uint32_t i = 0; i < rep->n_running && b->n_runs < LIMIT_STEP_RUNS; i++) {
+        struct request *r = running(c, rep, i);
+        if (rep->preemptions != preemptions) { /* maybe of a decode that was chosen */
+            preemptions = rep->preemptions;
+            b->full = is_full(c, rep, b);
         }
-        if (r->chosen_in == c->draft) {
-            d->n_decodes--;
-            if (take_pages(c, r, r->n_issued + 1)) add_run(c, d, r, 1);
-        } else if (!d->full && !decoding(r) && rows_due(r)) {
-            add_prefill(c, d, r);
-            d->full = is_full(c, d);
+        if (r->chosen_in == rep->step_build) {
+            CHECK(rep->n_chosen > 0);
+            rep->n_chosen--;
+            r->chosen_in = 0;
+            if (take_pages(c, r, r->n_issued + 1)) add_run(c, b, r, 1);
+        } else if (!b->full && !decoding(r) && rows_due(r)) {
+            add_prefill(c, b, r);
+            b->full = is_full(c, rep, b);
         }
     }
-    while (c->n_twice) pages_drop(c->pages, c->twice[--c->n_twice]);
+    drop_twice(rep);
 }
 
 /* The decodes that were chosen found no page, and left no time to prompts: without a Step in flight
  * nothing would change that. The most urgent prompt goes on. */
-static void fill_with_a_prompt(struct core *c, struct draft *d)
+static void fill_with_a_prompt(struct core *c, struct replica *rep, struct step_build *b)
 {
-    d->seen_first = false;
-    for (uint32_t i = 0; i < c->n_running && d->n_runs == 0; i++) {
-        struct request *r = running(c, i);
+    b->seen_first = false;
+    for (uint32_t i = 0; i < rep->n_running && b->n_runs == 0; i++) {
+        struct request *r = running(c, rep, i);
         if (decoding(r) || !rows_due(r)) continue;
-        d->n_prompts = 1;
-        add_prefill(c, d, r);
+        b->n_prompts = 1;
+        add_prefill(c, b, r);
     }
-    while (c->n_twice) pages_drop(c->pages, c->twice[--c->n_twice]);
+    drop_twice(rep);
 }
 
-void sched__compose(struct core *c)
+void sched__compose(struct core *c, struct replica *rep)
 {
-    struct replica *r = &c->replica;
-    while (r->state == REPLICA_READY && r->n_flight < c->cfg.window) {
-        queue__admit(c);
-        if (c->n_running == 0) return;
-        struct draft d = new_draft(c);
-        fill(c, &d);
-        if (d.n_runs == 0 && r->n_flight == 0) fill_with_a_prompt(c, &d);
-        if (d.n_runs == 0) return;
-        issue(c, &d);
-        r->steps++;
-        r->steps_mixed += d.decodes && d.prefills;
-        if (d.n_runs > r->sequences_max) r->sequences_max = d.n_runs;
+    while (rep->state == REPLICA_READY && rep->flight.n < c->cfg.window) {
+        queue__admit(c, rep);
+        if (rep->n_running == 0) return;
+        struct step_build b = new_build(c, rep);
+        fill(c, rep, &b);
+        if (b.n_runs == 0 && rep->flight.n == 0) fill_with_a_prompt(c, rep, &b);
+        if (b.n_runs == 0) return;
+        issue(c, rep, &b);
+        rep->steps++;
+        rep->steps_mixed += b.decodes && b.prefills;
+        if (b.n_runs > rep->sequences_max) rep->sequences_max = b.n_runs;
     }
 }
 
 /* One row through every stage of a new generation. Its page goes back at once: whatever is written
  * there next is written by a later Step. */
-void sched__probe(struct core *c)
+void sched__probe(struct core *c, struct replica *rep)
 {
     static const int32_t token = 0;
     static const uint32_t page = 0;
-    struct draft d = new_draft(c);
-    d.work.rows = d.n_runs = 1;
-    d.runs[0] = (struct msg_run){.kind = RUN_PROBE,
+    struct step_build b = new_build(c, rep);
+    b.work.rows = b.n_runs = 1;
+    b.runs[0] = (struct msg_run){.kind = RUN_PROBE,
                                  .n_rows = 1,
                                  .n_logits = 1,
                                  .n_pages = 1,
                                  .tokens = &token,
                                  .pages = &page};
-    issue(c, &d);
+    issue(c, rep, &b);
 }

@@ -101,7 +101,9 @@ int main(int argc, char **argv)
 {
     uint32_t live = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1000;
     struct core_config k = {.incarnation = 1,
+                            .n_replicas = 1,
                             .n_stages = 1,
+                            .max_workers = LIMIT_WORKERS,
                             .n_layers = 4,
                             .width = 8,
                             .vocab = 40000,

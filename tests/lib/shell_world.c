@@ -487,10 +487,10 @@ static void open_shell(struct world *w)
     s->workers = sock(&workers_sock);
     s->results = sock(&results_sock);
     static const int32_t eog = WORLD_EOS;
-    struct setup_model m = {
-        .dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
+    struct setup_model m = {.dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
     w->core = setup_core(s->config, &m, 77, "tcp://:9");
     w->message_bytes = calls__message_bytes(s, w->core.ctx);
+    shell__open_tables(s, w->core.n_replicas, w->core.max_workers);
     s->core = core_open(&w->core);
     calls__open(s);
     assert_int_equal(textjobs_open(s->net, w->model.vocab, &s->text, &em), 0);
@@ -530,7 +530,7 @@ void world_close(struct world *w)
     core_close(s->core);
     textjobs_close(s->text);
     net_close(s->net);
-    for (uint32_t i = 0; i < LIMIT_WINDOW; i++) buf_close(&s->step_queue[i]);
+    shell__close_tables(s);
     buf_close(&s->out);
     buf_close(&s->body);
     arena_close(&s->arena);
@@ -683,7 +683,7 @@ void world_expect_idle(struct world *w)
     const struct msg_status *m = world_status(w);
     assert_int_equal(m->running + m->queued, 0);
     assert_int_equal(w->s->n_free_calls, w->s->n_calls);
-    assert_int_equal(m->replica.cache.pages_held, 0);
+    assert_int_equal(m->replicas[0].cache.pages_held, 0);
     assert_int_equal(w->s->by_client.used, 0);
     assert_int_equal(w->s->by_request.used, 0);
     assert_int_equal(w->s->by_name.used, 0);
