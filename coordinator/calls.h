@@ -11,7 +11,7 @@
 #include "common/base/buf.h"
 #include "common/io/net.h"
 #include "coordinator/answer.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 #include "coordinator/texts.h"
 
 struct shell;

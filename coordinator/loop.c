@@ -6,6 +6,7 @@
 #include "coordinator/shell.h"
 
 #include "common/base/addr.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/cores.h"
 #include "common/base/log.h"
@@ -34,9 +35,9 @@
 #define VERSION_TOLD_NS (10 * NS_PER_S)
 /* Open files: this process's own, then connections of each kind. */
 #define OWN_FILES 48u
-#define WORKER_PEERS (4 * LIMIT_WORKERS)
+#define PEERS_A_WORKER 4u     /* connections and routes, for each worker that the core may know */
 #define WORKER_PEERS_LEAST 8u /* beside those that the file asks for */
-#define RESULT_PEERS 8u
+#define RESULT_PEERS 8u       /* of a replica: its last stage, and those of earlier generations */
 #define CLIENT_PEERS_LEAST 16u
 
 static atomic_uint signals; /* SIGTERM and SIGINT that came */
@@ -47,6 +48,28 @@ static void on_signal(int number)
     atomic_fetch_add(&signals, 1);
 }
 
+/* ---- tables ---- */
+
+enum { POLL_RESULTS, POLL_WORKERS, POLL_TEXTS, POLL_CLIENTS, POLL_LINKS }; /* then LINK_POLLS a link */
+
+void shell__open_tables(struct shell *s, uint32_t n_replicas, uint32_t max_workers)
+{
+    s->n_links = n_replicas;
+    s->links = mem_zalloc(n_replicas * sizeof *s->links);
+    for (uint32_t i = 0; i < n_replicas; i++) s->links[i].link = link_open(s->net, LIMIT_WINDOW);
+    s->polls = mem_zalloc((POLL_LINKS + LINK_POLLS * n_replicas) * sizeof *s->polls);
+    s->n_routes = PEERS_A_WORKER * max_workers;
+    s->routes = mem_zalloc(s->n_routes * sizeof *s->routes);
+}
+
+void shell__close_tables(struct shell *s)
+{
+    for (uint32_t i = 0; i < s->n_links; i++) link_close(s->links[i].link);
+    mem_free(s->links);
+    mem_free(s->polls);
+    mem_free(s->routes);
+}
+
 /* ---- routes to workers ---- */
 
 /* The route of an instance: its own, or the one that was heard least recently of those that have
@@ -54,7 +77,7 @@ static void on_signal(int number)
 static struct worker_route *route_for(struct shell *s, struct instance instance)
 {
     struct worker_route *least = NULL;
-    for (uint32_t i = 0; i < LIMIT_ROUTES; i++) {
+    for (uint32_t i = 0; i < s->n_routes; i++) {
         struct worker_route *x = &s->routes[i];
         if (instance_eq(x->instance, instance)) return x;
         bool gives_way = !x->proved || s->now_ns >= x->heard_ns + ROUTE_KEPT_NS;
@@ -90,7 +113,7 @@ static void put_assign(struct shell *s, const struct msg_to_worker *m)
 
 static void send_to_worker(struct shell *s, struct instance to, const struct msg_to_worker *m)
 {
-    for (uint32_t i = 0; i < LIMIT_ROUTES; i++) {
+    for (uint32_t i = 0; i < s->n_routes; i++) {
         struct worker_route *w = &s->routes[i];
         if (!instance_eq(w->instance, to) || !w->route.n) continue;
         if (m->type == TO_CONNECT) w->linked = m->epoch;
@@ -104,11 +127,12 @@ static void send_to_worker(struct shell *s, struct instance to, const struct msg
     }
 }
 
-/* The generation is ready: a token has gone through each of its workers. */
-static void prove_routes(struct shell *s)
+/* A replica's generation is ready: a token has gone through each of its workers. */
+static void prove_routes(struct shell *s, struct first_link *l)
 {
-    for (uint32_t i = 0; i < LIMIT_ROUTES; i++)
-        s->routes[i].proved |= epoch_eq(s->routes[i].linked, s->link_epoch);
+    l->proved = true;
+    for (uint32_t i = 0; i < s->n_routes; i++)
+        s->routes[i].proved |= epoch_eq(s->routes[i].linked, l->epoch);
 }
 
 void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version)
@@ -119,21 +143,29 @@ void shell__tell_version(struct shell *s, const char *who, const char *peer, uin
               peer, version, PROTO_VERSION);
 }
 
-/* ---- the link to the first stage ---- */
+/* ---- the links to the first stages ---- */
+
+static struct first_link *link_of(struct shell *s, struct epoch epoch)
+{
+    CHECK(epoch.replica < s->n_links);
+    return &s->links[epoch.replica];
+}
 
 static void open_link(struct shell *s, struct epoch epoch, const char *endpoint)
 {
-    s->link_epoch = epoch;
-    link_connect(s->link, endpoint, (int)LIMIT_WINDOW + 2);
+    struct first_link *l = link_of(s, epoch);
+    l->epoch = epoch;
+    l->proved = false;
+    link_connect(l->link, endpoint, (int)LIMIT_WINDOW + 2);
 }
 
-static void watch_link(struct shell *s, const struct net_poll *items)
+static void watch_link(struct shell *s, struct first_link *l, const struct net_poll *items)
 {
     enum link_event happened;
-    while ((happened = link_turn(s->link, items)) != LINK_QUIET) {
+    while ((happened = link_turn(l->link, items)) != LINK_QUIET) {
         struct event e = {.type = happened == LINK_UP ? EV_LINK_UP : EV_LINK_LOST,
-                          .link = {s->link_epoch}};
-        if (happened == LINK_LOST) log_info("the first stage: %s", link_why(s->link));
+                          .link = {l->epoch}};
+        if (happened == LINK_LOST) log_info("the first stage: %s", link_why(l->link));
         shell__event(s, &e);
     }
 }
@@ -144,7 +176,7 @@ static void send_step(struct shell *s, const struct msg_step *m)
 {
     wire_put_step(m, &s->out);
     struct net_frame f = {s->out.data, s->out.len};
-    link_send(s->link, &f, 1);
+    link_send(link_of(s, m->epoch)->link, &f, 1);
 }
 
 /* ---- actions ---- */
@@ -160,11 +192,11 @@ void shell__event(struct shell *s, struct event *e)
         switch (a->type) {
         case ACT_TO_WORKER: send_to_worker(s, a->to_worker.instance, a->to_worker.msg); break;
         case ACT_LINK_OPEN: open_link(s, a->link.epoch, a->link.endpoint); break;
-        case ACT_LINK_CLOSE: link_disconnect(s->link); break;
+        case ACT_LINK_CLOSE: link_disconnect(link_of(s, a->link.epoch)->link); break;
         case ACT_STEP: send_step(s, a->step); break;
         case ACT_TOKENS:
-            if (calls__tokens(s, a) && n_stops < LIMIT_STEP_RUNS)
-                stops[n_stops++] = a->tokens.request;
+            CHECK(n_stops < LIMIT_STEP_RUNS);
+            if (calls__tokens(s, a)) stops[n_stops++] = a->tokens.request;
             break;
         case ACT_END: calls__end(s, a); break;
         case ACT_NOTE: (a->loss ? log_warn : log_info)("%s", a->note); break;
@@ -245,30 +277,38 @@ static void tell_status(struct shell *s)
         s->published_ns = s->now_ns;
         metrics_publish(s->metrics, &s->count, &m);
     }
-    if (m.ready && !s->was_ready) {
-        prove_routes(s);
-        log_stdout("ready client=%s", s->client_endpoint);
-    }
+    for (uint32_t i = 0; i < s->n_links && i < m.n_replicas; i++)
+        if (m.replicas[i].ready && !s->links[i].proved) prove_routes(s, &s->links[i]);
+    if (m.ready && !s->was_ready) log_stdout("ready client=%s", s->client_endpoint);
     s->was_ready = m.ready;
+}
+
+static void wait_for_input(struct shell *s, long wait_ms)
+{
+    struct net_poll *items = s->polls;
+    items[POLL_RESULTS] = (struct net_poll){.sock = s->results};
+    items[POLL_WORKERS] = (struct net_poll){.sock = s->workers};
+    items[POLL_TEXTS] = (struct net_poll){.sock = offload_socket(s->texts)};
+    items[POLL_CLIENTS] = (struct net_poll){.sock = s->clients};
+    for (uint32_t i = 0; i < s->n_links; i++)
+        link_poll(s->links[i].link, &items[POLL_LINKS + LINK_POLLS * i]);
+    (void)net_poll(items, POLL_LINKS + LINK_POLLS * s->n_links, wait_ms);
 }
 
 void shell__turn(struct shell *s, uint64_t *next_tick_ns)
 {
-    struct net_poll items[4 + LINK_POLLS] = {{.sock = s->results},
-                                             {.sock = s->workers},
-                                             {.sock = offload_socket(s->texts)},
-                                             {.sock = s->clients}};
-    link_poll(s->link, items + 4);
+    const struct net_poll *items = s->polls;
     uint64_t before = clock_ns();
     long wait_ms = *next_tick_ns > before ? (long)((*next_tick_ns - before) / NS_PER_MS) + 1 : 0;
-    (void)net_poll(items, 4 + LINK_POLLS, wait_ms);
+    wait_for_input(s, wait_ms);
     s->now_ns = clock_ns();
     uint64_t late = s->now_ns > *next_tick_ns ? s->now_ns - *next_tick_ns : 0;
-    if (items[0].readable) take_results(s);
-    if (items[1].readable) take_workers(s);
-    watch_link(s, items + 4);
-    if (items[2].readable) take_texts(s);
-    if (items[3].readable) methods__take(s);
+    if (items[POLL_RESULTS].readable) take_results(s);
+    if (items[POLL_WORKERS].readable) take_workers(s);
+    for (uint32_t i = 0; i < s->n_links; i++)
+        watch_link(s, &s->links[i], &items[POLL_LINKS + LINK_POLLS * i]);
+    if (items[POLL_TEXTS].readable) take_texts(s);
+    if (items[POLL_CLIENTS].readable) methods__take(s);
     if (s->now_ns >= *next_tick_ns) {
         /* Pending input was taken: what is still silent was so while this loop ran. */
         struct event e = {.type = EV_TICK, .tick = {late > STALL_NS ? late : 0}};
@@ -319,6 +359,7 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
 {
     const struct config *c = s->config;
     uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS;
+    uint64_t most = PEERS_A_WORKER * setup_max_workers(c);
     if (c->metrics) fixed += HTTP_CONNECTIONS;
     uint64_t least = c->workers + WORKER_PEERS_LEAST;
     if (max < fixed + least + CLIENT_PEERS_LEAST)
@@ -326,8 +367,8 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
                        "this process may open %" PRIu64 " files, and needs %" PRIu64 " for %" PRIu32
                        " workers and %u clients: raise the limit (ulimit -n)",
                        max, fixed + least + CLIENT_PEERS_LEAST, c->workers, CLIENT_PEERS_LEAST);
-    bool room = max >= fixed + WORKER_PEERS + c->connections;
-    uint64_t workers = room ? WORKER_PEERS : least, left = max - fixed - workers;
+    bool room = max >= fixed + most + c->connections;
+    uint64_t workers = room ? most : least, left = max - fixed - workers;
     s->clients_max = left < c->connections ? (uint32_t)left : c->connections;
     if (s->clients_max < c->connections)
         log_info("open files are limited to %" PRIu64 ": at most %" PRIu32
@@ -406,6 +447,7 @@ static int open_core(struct shell *s, const char *results_endpoint, uint64_t inc
         if (vocab_is_eog(m->vocab, (int32_t)i)) eog[model.n_eog++] = (int32_t)i;
     model.eog = eog;
     struct core_config k = setup_core(s->config, &model, incarnation, results_endpoint);
+    shell__open_tables(s, k.n_replicas, k.max_workers);
     s->core = core_open(&k);
     mem_free(eog);
     mem_free((void *)(uintptr_t)model.costs.layer_bytes);
@@ -430,7 +472,6 @@ static int open_all(struct shell *s, struct errmsg *em)
     if (rc == 0) rc = bind_all(s, worker_endpoint, results_endpoint, em);
     if (rc == 0) rc = texts_open(s->net, &s->texts, em);
     if (rc < 0) return rc;
-    s->link = link_open(s->net, LIMIT_WINDOW);
     tell_reachable(s->client_endpoint, sizeof s->client_endpoint);
     tell_reachable(worker_endpoint, sizeof worker_endpoint);
     /* Workers know the host: it is the one under which they reach this process. */
@@ -452,7 +493,7 @@ static int open_all(struct shell *s, struct errmsg *em)
 static void close_all(struct shell *s)
 {
     metrics_close(s->metrics);
-    link_close(s->link);
+    shell__close_tables(s);
     calls__close(s);
     core_close(s->core);
     offload_close(s->texts);

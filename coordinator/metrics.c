@@ -6,7 +6,9 @@
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 struct metrics {
     struct http *http;
@@ -75,65 +77,128 @@ static void put_requests(struct buf *b, const struct counters *c, const struct m
         s->messages_dropped);
 }
 
-static void put_pages(struct buf *b, const struct msg_replica_status *r)
+/* Of one replica: a sample's labels, which begin with its name. */
+static const char *labels_of(const struct msg_replica_status *r, const char *more, char *ret,
+                             size_t size)
 {
-    const struct msg_cache_status *c = &r->cache;
-    const char *name = "flotilla_kv_pages";
-    prom_head(b, name, "gauge", "KV pages of the replica, by state.");
-    prom_int(b, name, "state=\"free\"", r->pages_free - c->pages_cached);
-    prom_int(b, name, "state=\"cached\"", c->pages_cached);
-    prom_int(b, name, "state=\"held\"", c->pages_held);
-    one(b, "flotilla_kv_positions_unused", "gauge", "Positions of pages held that no row is in.",
-        c->positions_unused);
-    one(b, "flotilla_prefix_lookups_total", "counter", "Requests that looked for their prompt.",
-        c->lookups);
-    one(b, "flotilla_prefix_hits_total", "counter", "Of those, that found some of it.", c->hits);
-    one(b, "flotilla_prefix_tokens_saved_total", "counter",
-        "Positions of prompts that were found computed.", c->tokens_saved);
-    one(b, "flotilla_prefill_tokens_total", "counter", "Positions of prompts that were computed.",
-        c->tokens_computed);
-    one(b, "flotilla_pages_evicted_total", "counter", "Cached pages that were given up.",
-        c->evicted);
-    one(b, "flotilla_preemptions_total", "counter", "Requests that gave their pages back.",
-        c->preemptions);
+    char name[96];
+    (void)snprintf(ret, size, "replica=\"%s\"%s%s", prom_label(r->name, name, sizeof name),
+                   more[0] ? "," : "", more);
+    return ret;
 }
 
-static void stage_seconds(struct buf *b, const char *name, const char *help,
-                          const struct msg_replica_status *r, bool idle)
+/* A metric that each replica has: its value is at this offset, as a uint64_t or a uint32_t. */
+struct replica_metric {
+    const char *name, *type, *help;
+    size_t offset;
+    bool wide;
+};
+
+#define WIDE(field) offsetof(struct msg_replica_status, field), true
+#define NARROW(field) offsetof(struct msg_replica_status, field), false
+
+static const struct replica_metric replica_metrics[] = {
+    {"flotilla_generation", "gauge", "Number of the replica's present or last generation.",
+     NARROW(generation)},
+    {"flotilla_steps_total", "counter", "Steps issued.", WIDE(steps)},
+    {"flotilla_kv_positions_unused", "gauge", "Positions of pages held that no row is in.",
+     WIDE(cache.positions_unused)},
+    {"flotilla_prefix_lookups_total", "counter", "Requests that looked for their prompt.",
+     WIDE(cache.lookups)},
+    {"flotilla_prefix_hits_total", "counter", "Of those, that found some of it.", WIDE(cache.hits)},
+    {"flotilla_prefix_tokens_saved_total", "counter",
+     "Positions of prompts that were found computed.", WIDE(cache.tokens_saved)},
+    {"flotilla_prefill_tokens_total", "counter", "Positions of prompts that were computed.",
+     WIDE(cache.tokens_computed)},
+    {"flotilla_pages_evicted_total", "counter", "Cached pages that were given up.",
+     WIDE(cache.evicted)},
+    {"flotilla_preemptions_total", "counter", "Requests that gave their pages back.",
+     WIDE(cache.preemptions)},
+};
+
+static uint64_t value_of(const struct msg_replica_status *r, const struct replica_metric *m)
 {
-    char labels[192], worker[96];
-    prom_head(b, name, "counter", help);
-    for (uint32_t i = 0; i < r->n_workers; i++) {
-        const struct msg_worker_status *w = &r->workers[i];
-        (void)snprintf(labels, sizeof labels, "stage=\"%" PRIu32 "\",worker=\"%s\"", i,
-                       prom_label(w->name, worker, sizeof worker));
-        prom_real(b, name, labels, (double)(idle ? w->idle_ns : w->compute_ns) / 1e9);
+    const char *at = (const char *)r + m->offset;
+    uint64_t wide;
+    uint32_t narrow;
+    if (m->wide) return memcpy(&wide, at, sizeof wide), wide;
+    return memcpy(&narrow, at, sizeof narrow), narrow;
+}
+
+static void put_values(struct buf *b, const struct msg_status *s)
+{
+    char labels[192];
+    for (size_t k = 0; k < sizeof replica_metrics / sizeof *replica_metrics; k++) {
+        const struct replica_metric *m = &replica_metrics[k];
+        prom_head(b, m->name, m->type, m->help);
+        for (uint32_t i = 0; i < s->n_replicas; i++)
+            prom_int(b, m->name, labels_of(&s->replicas[i], "", labels, sizeof labels),
+                     value_of(&s->replicas[i], m));
     }
 }
 
-static void put_replica(struct buf *b, const struct msg_status *s)
+static void put_pages(struct buf *b, const struct msg_status *s)
 {
-    const struct msg_replica_status *r = &s->replica;
-    one(b, "flotilla_ready", "gauge", "1: a token has gone through every stage.", s->ready);
-    one(b, "flotilla_generation", "gauge", "Lives of the replica so far.", r->generation);
-    one(b, "flotilla_steps_total", "counter", "Steps issued.", r->steps);
-    stage_seconds(b, "flotilla_stage_compute_seconds_total", "Computing Steps.", r, false);
-    stage_seconds(b, "flotilla_stage_idle_seconds_total",
-                  "Between Steps while requests run: with compute, the bubble share.", r, true);
-    prom_head(b, "flotilla_step_wire_seconds_total", "counter",
-              "Of Steps' round trips, beside computing, where a Step meets no other.");
-    prom_real(b, "flotilla_step_wire_seconds_total", "", (double)r->wire_ns / 1e9);
-    prom_head(b, "flotilla_step_queue_seconds_total", "counter",
-              "Of Steps' round trips, waiting for those before them.");
-    prom_real(b, "flotilla_step_queue_seconds_total", "", (double)r->queue_ns / 1e9);
+    const char *name = "flotilla_kv_pages";
+    char labels[192];
+    prom_head(b, name, "gauge", "KV pages of the replica, by state.");
+    for (uint32_t i = 0; i < s->n_replicas; i++) {
+        const struct msg_replica_status *r = &s->replicas[i];
+        const struct msg_cache_status *c = &r->cache;
+        prom_int(b, name, labels_of(r, "state=\"free\"", labels, sizeof labels),
+                 r->pages_free - c->pages_cached);
+        prom_int(b, name, labels_of(r, "state=\"cached\"", labels, sizeof labels), c->pages_cached);
+        prom_int(b, name, labels_of(r, "state=\"held\"", labels, sizeof labels), c->pages_held);
+    }
+}
+
+static void put_stages(struct buf *b, const char *name, const char *help,
+                       const struct msg_status *s, bool idle)
+{
+    char labels[288], worker[96], more[144];
+    prom_head(b, name, "counter", help);
+    for (uint32_t k = 0; k < s->n_replicas; k++)
+        for (uint32_t i = 0; i < s->replicas[k].n_workers; i++) {
+            const struct msg_worker_status *w = &s->replicas[k].workers[i];
+            (void)snprintf(more, sizeof more, "stage=\"%" PRIu32 "\",worker=\"%s\"", i,
+                           prom_label(w->name, worker, sizeof worker));
+            prom_real(b, name, labels_of(&s->replicas[k], more, labels, sizeof labels),
+                      (double)(idle ? w->idle_ns : w->compute_ns) / 1e9);
+        }
+}
+
+static void put_trips(struct buf *b, const char *name, const char *help, const struct msg_status *s,
+                      bool queue)
+{
+    char labels[192];
+    prom_head(b, name, "counter", help);
+    for (uint32_t i = 0; i < s->n_replicas; i++) {
+        const struct msg_replica_status *r = &s->replicas[i];
+        prom_real(b, name, labels_of(r, "", labels, sizeof labels),
+                  (double)(queue ? r->queue_ns : r->wire_ns) / 1e9);
+    }
+}
+
+static void put_replicas(struct buf *b, const struct msg_status *s)
+{
+    one(b, "flotilla_ready", "gauge", "1: a token has gone through every stage of a replica.",
+        s->ready);
+    put_values(b, s);
+    put_pages(b, s);
+    put_stages(b, "flotilla_stage_compute_seconds_total", "Computing Steps.", s, false);
+    put_stages(b, "flotilla_stage_idle_seconds_total",
+               "Between Steps while requests run: with compute, the bubble share.", s, true);
+    put_trips(b, "flotilla_step_wire_seconds_total",
+              "Of Steps' round trips, beside computing, where a Step meets no other.", s, false);
+    put_trips(b, "flotilla_step_queue_seconds_total",
+              "Of Steps' round trips, waiting for those before them.", s, true);
 }
 
 void metrics_publish(struct metrics *m, const struct counters *c, const struct msg_status *s)
 {
     buf_drop(&m->next, m->next.len);
-    put_replica(&m->next, s);
+    put_replicas(&m->next, s);
     put_requests(&m->next, c, s);
-    put_pages(&m->next, &s->replica);
     (void)pthread_mutex_lock(&m->lock);
     struct buf old = m->text;
     m->text = m->next;

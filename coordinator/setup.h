@@ -6,7 +6,7 @@
 #include "common/base/machine.h"
 #include "common/engine/engine.h"
 #include "coordinator/config.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 
 /* What the core is told of the model; all borrowed. */
 struct setup_model {
@@ -26,6 +26,9 @@ int setup_costs(const struct config *c, const struct weights *weights, const str
 
 /* The longest sequence, in tokens, that the model and the file allow; the pool may allow less. */
 uint32_t setup_context(const struct config *c, const struct arch_dims *dims);
+
+/* How many workers the core may know at once. */
+uint32_t setup_max_workers(const struct config *c);
 
 /* The file's keys in the core's terms. incarnation and results_endpoint (borrowed) are the
  * caller's. */

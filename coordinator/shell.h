@@ -10,13 +10,10 @@
 #include "common/io/net.h"
 #include "coordinator/calls.h"
 #include "coordinator/config.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 #include "coordinator/manifest.h"
 #include "coordinator/metrics.h"
 #include "coordinator/model_file.h"
-
-/* More than the core knows workers: strangers have some as well. */
-#define LIMIT_ROUTES (4 * LIMIT_WORKERS)
 
 struct worker_route {
     struct instance instance;
@@ -26,6 +23,13 @@ struct worker_route {
     bool proved;         /* it was part of a generation that became ready */
 };
 
+/* To the first stage of a replica, in one of its generations. */
+struct first_link {
+    struct link *link;
+    struct epoch epoch;
+    bool proved; /* the generation became ready, and its workers' routes are kept */
+};
+
 struct shell {
     const struct config *config;
     const struct model_file *model;
@@ -33,11 +37,13 @@ struct shell {
     const char *name; /* of the model, as served */
     struct net *net, *client_net;
     struct net_sock *clients, *workers, *results;
-    struct link *link;       /* to the first stage, */
-    struct epoch link_epoch; /* in this generation */
+    struct first_link *links; /* n_links: one for each replica, by its id */
+    uint32_t n_links;
+    struct net_poll *polls; /* what a turn waits for */
     struct core *core;
-    struct offload *texts; /* that are being tokenised, or wait for it */
-    struct worker_route routes[LIMIT_ROUTES];
+    struct offload *texts;       /* that are being tokenised, or wait for it */
+    struct worker_route *routes; /* n_routes: more than the core knows, since strangers have some */
+    uint32_t n_routes;
     struct metrics *metrics; /* or NULL */
     struct counters count;
     uint64_t published_ns;
@@ -65,6 +71,11 @@ struct shell {
 void shell__event(struct shell *s, struct event *e);
 /* Logs, not too often, that a peer ("client" or "worker") speaks another protocol version. */
 void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version);
+
+/* loop.c: the tables whose sizes follow from the number of replicas, and of workers that the core
+ * may know. */
+void shell__open_tables(struct shell *s, uint32_t n_replicas, uint32_t max_workers);
+void shell__close_tables(struct shell *s);
 
 /* loop.c: one turn; next_tick_ns is when the core and the calls are told the time again. */
 void shell__turn(struct shell *s, uint64_t *next_tick_ns);

@@ -245,11 +245,12 @@ struct msg_cache_status {
 
 struct msg_replica_status {
     const char *name, *state, *why;
+    bool ready;
     uint32_t generation, n_workers, pages_total, pages_free, sequences_max;
     uint64_t steps, steps_mixed;
     uint64_t wire_ns, queue_ns; /* of Steps' round trips, beside the stages' computing */
     struct msg_cache_status cache;
-    struct msg_worker_status workers[LIMIT_STAGES];
+    const struct msg_worker_status *workers; /* n_workers, by stage */
 };
 
 struct msg_status {
@@ -257,7 +258,8 @@ struct msg_status {
     const char *model;
     uint32_t running, queued;
     uint64_t messages_dropped;
-    struct msg_replica_status replica; /* the only one */
+    uint32_t n_replicas;
+    const struct msg_replica_status *replicas;
 };
 
 #endif

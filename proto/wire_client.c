@@ -2,6 +2,7 @@
 #include "proto/wire_pb.h"
 
 #include "common/base/cursor.h"
+#include "common/base/mem.h"
 #include "proto/client.pb-c.h"
 
 #include <string.h>
@@ -450,19 +451,18 @@ static void set_worker(PbWorker *p, const struct msg_worker_status *w)
     SET(p, faults, w->faults);
 }
 
-void wire_put_status(const struct msg_status *m, struct buf *to)
+/* A replica's status as protobuf-c wants it; its arrays are on the heap. */
+struct replica_out {
+    PbReplica r;
+    PbWorker *workers, **pointers;
+};
+
+static void set_replica(struct replica_out *out, const struct msg_replica_status *x)
 {
-    Flotilla__Client__StatusReply s = FLOTILLA__CLIENT__STATUS_REPLY__INIT;
-    PbReplica r = FLOTILLA__CLIENT__REPLICA_STATUS__INIT, *replicas[] = {&r};
-    PbWorker workers[LIMIT_STAGES], *pointers[LIMIT_STAGES];
-    const struct msg_replica_status *x = &m->replica;
-    SET(&s, ready, m->ready);
-    s.model = (char *)(uintptr_t)m->model;
-    SET(&s, running, m->running);
-    SET(&s, queued, m->queued);
-    SET(&s, messages_dropped, m->messages_dropped);
-    s.n_replicas = 1;
-    s.replicas = replicas;
+    uint32_t n = x->n_workers;
+    PbReplica r = FLOTILLA__CLIENT__REPLICA_STATUS__INIT;
+    out->workers = mem_alloc((n + 1) * sizeof *out->workers);
+    out->pointers = mem_alloc((n + 1) * sizeof *out->pointers);
     r.name = (char *)(uintptr_t)x->name;
     r.state = (char *)(uintptr_t)x->state;
     r.why = (char *)(uintptr_t)x->why;
@@ -483,11 +483,37 @@ void wire_put_status(const struct msg_status *m, struct buf *to)
     SET(&r, tokens_computed, x->cache.tokens_computed);
     SET(&r, pages_evicted, x->cache.evicted);
     SET(&r, preemptions, x->cache.preemptions);
-    for (uint32_t i = 0; i < x->n_workers; i++) set_worker(&workers[i], &x->workers[i]);
-    POINTERS(pointers, workers, x->n_workers);
-    r.n_workers = x->n_workers;
-    r.workers = pointers;
+    for (uint32_t i = 0; i < n; i++) set_worker(&out->workers[i], &x->workers[i]);
+    POINTERS(out->pointers, out->workers, n);
+    r.n_workers = n;
+    r.workers = out->pointers;
+    out->r = r;
+}
+
+void wire_put_status(const struct msg_status *m, struct buf *to)
+{
+    Flotilla__Client__StatusReply s = FLOTILLA__CLIENT__STATUS_REPLY__INIT;
+    uint32_t n = m->n_replicas;
+    struct replica_out *out = mem_alloc((n + 1) * sizeof *out);
+    PbReplica **replicas = mem_alloc((n + 1) * sizeof *replicas);
+    SET(&s, ready, m->ready);
+    s.model = (char *)(uintptr_t)m->model;
+    SET(&s, running, m->running);
+    SET(&s, queued, m->queued);
+    SET(&s, messages_dropped, m->messages_dropped);
+    for (uint32_t i = 0; i < n; i++) {
+        set_replica(&out[i], &m->replicas[i]);
+        replicas[i] = &out[i].r;
+    }
+    s.n_replicas = n;
+    s.replicas = replicas;
     wire__pack(&s.base, to);
+    for (uint32_t i = 0; i < n; i++) {
+        mem_free(out[i].workers);
+        mem_free(out[i].pointers);
+    }
+    mem_free(out);
+    mem_free(replicas);
 }
 
 static const char *text_or_empty(const char *s)
@@ -522,6 +548,39 @@ static void get_worker(const PbWorker *p, struct msg_worker_status *w)
     };
 }
 
+static int get_replica(const PbReplica *r, struct arena *a, struct msg_replica_status *ret,
+                       struct errmsg *em)
+{
+    if (r->n_workers > LIMIT_STAGES) return wire__bad(em, "workers");
+    struct msg_worker_status *workers = arena_alloc(a, (r->n_workers + 1) * sizeof *workers);
+    if (!workers) return wire__bad(em, "workers");
+    for (size_t i = 0; i < r->n_workers; i++) get_worker(r->workers[i], &workers[i]);
+    *ret = (struct msg_replica_status){.name = text_or_empty(r->name),
+                                       .state = text_or_empty(r->state),
+                                       .why = text_or_empty(r->why),
+                                       .ready = r->state && strcmp(r->state, "ready") == 0,
+                                       .generation = r->generation,
+                                       .n_workers = (uint32_t)r->n_workers,
+                                       .workers = workers,
+                                       .pages_total = r->pages_total,
+                                       .pages_free = r->pages_free,
+                                       .steps = r->steps,
+                                       .steps_mixed = r->steps_mixed,
+                                       .wire_ns = r->wire_ns,
+                                       .queue_ns = r->queue_ns,
+                                       .sequences_max = r->sequences_max,
+                                       .cache = {.pages_cached = r->pages_cached,
+                                                 .pages_held = r->pages_held,
+                                                 .positions_unused = r->positions_unused,
+                                                 .lookups = r->prefix_lookups,
+                                                 .hits = r->prefix_hits,
+                                                 .tokens_saved = r->tokens_saved,
+                                                 .tokens_computed = r->tokens_computed,
+                                                 .evicted = r->pages_evicted,
+                                                 .preemptions = r->preemptions}};
+    return 0;
+}
+
 int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_status *ret,
                     struct errmsg *em)
 {
@@ -533,30 +592,13 @@ int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_stat
                                .running = s->running,
                                .queued = s->queued,
                                .messages_dropped = s->messages_dropped};
-    if (!s->n_replicas) return 0;
-    const PbReplica *r = s->replicas[0];
-    if (r->n_workers > LIMIT_STAGES) return wire__bad(em, "workers");
-    ret->replica = (struct msg_replica_status){.name = text_or_empty(r->name),
-                                               .state = text_or_empty(r->state),
-                                               .why = text_or_empty(r->why),
-                                               .generation = r->generation,
-                                               .n_workers = (uint32_t)r->n_workers,
-                                               .pages_total = r->pages_total,
-                                               .pages_free = r->pages_free,
-                                               .steps = r->steps,
-                                               .steps_mixed = r->steps_mixed,
-                                               .wire_ns = r->wire_ns,
-                                               .queue_ns = r->queue_ns,
-                                               .sequences_max = r->sequences_max,
-                                               .cache = {.pages_cached = r->pages_cached,
-                                                         .pages_held = r->pages_held,
-                                                         .positions_unused = r->positions_unused,
-                                                         .lookups = r->prefix_lookups,
-                                                         .hits = r->prefix_hits,
-                                                         .tokens_saved = r->tokens_saved,
-                                                         .tokens_computed = r->tokens_computed,
-                                                         .evicted = r->pages_evicted,
-                                                         .preemptions = r->preemptions}};
-    for (size_t i = 0; i < r->n_workers; i++) get_worker(r->workers[i], &ret->replica.workers[i]);
+    struct msg_replica_status *replicas = arena_alloc(a, (s->n_replicas + 1) * sizeof *replicas);
+    if (!replicas) return wire__bad(em, "replicas");
+    for (size_t i = 0; i < s->n_replicas; i++) {
+        int rc = get_replica(s->replicas[i], a, &replicas[i], em);
+        if (rc < 0) return rc;
+    }
+    ret->n_replicas = (uint32_t)s->n_replicas;
+    ret->replicas = replicas;
     return 0;
 }

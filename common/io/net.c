@@ -527,12 +527,18 @@ static struct net_sock *looking_up(const struct net_poll *item)
     return s && s->watches ? s->watches : s;
 }
 
+#define POLL_FEW 8u
+
 int net_poll(struct net_poll *items, unsigned n, long timeout_ms)
 {
-    zmq_pollitem_t z[2 * NET_POLL_MAX];
-    unsigned of[NET_POLL_MAX];
+    zmq_pollitem_t few[2 * POLL_FEW], *z = few;
+    unsigned few_of[POLL_FEW], *of = few_of;
     int used = 0, lookups = 0;
-    for (unsigned i = 0; i < n && i < NET_POLL_MAX; i++) {
+    if (n > POLL_FEW) {
+        z = mem_alloc(2 * n * sizeof *z);
+        of = mem_alloc(n * sizeof *of);
+    }
+    for (unsigned i = 0; i < n; i++) {
         items[i].readable = items[i].writable = false;
         if (!items[i].sock) continue;
         of[used] = i;
@@ -540,24 +546,29 @@ int net_poll(struct net_poll *items, unsigned n, long timeout_ms)
             .socket = items[i].sock->zmq,
             .events = (short)(ZMQ_POLLIN | (items[i].want_write ? ZMQ_POLLOUT : 0))};
     }
-    for (unsigned i = 0; i < n && i < NET_POLL_MAX; i++) {
+    for (unsigned i = 0; i < n; i++) {
         const struct net_sock *s = looking_up(&items[i]);
         if (s && s->lookup)
             z[used + lookups++] =
                 (zmq_pollitem_t){.fd = lookup_fd(s->lookup), .events = ZMQ_POLLIN};
     }
-    if (zmq_poll(z, used + lookups, timeout_ms) < 0) return errno == EINTR ? 0 : ERR_IO;
-    for (int i = 0; i < used; i++) {
+    bool polled = zmq_poll(z, used + lookups, timeout_ms) >= 0;
+    int rc = polled || errno == EINTR ? 0 : ERR_IO;
+    for (int i = 0; i < used && polled; i++) {
         items[of[i]].readable = z[i].revents & ZMQ_POLLIN;
         items[of[i]].writable = z[i].revents & ZMQ_POLLOUT;
     }
-    for (unsigned i = 0; lookups && i < n && i < NET_POLL_MAX; i++) {
+    if (z != few) {
+        mem_free(z);
+        mem_free(of);
+    }
+    for (unsigned i = 0; lookups && i < n && polled; i++) {
         struct net_sock *s = looking_up(&items[i]);
         if (!s) continue;
         settle(s);
         if (s != items[i].sock && s->lookup_rc && !s->lookup_told) items[i].readable = true;
     }
-    return 0;
+    return rc;
 }
 
 int net_fd(struct net_sock *s)

@@ -106,9 +106,8 @@ struct net_poll {
     bool readable, writable; /* results */
 };
 
-#define NET_POLL_MAX 8u
-
-/* Waits until one of n sockets is ready, at most timeout_ms (-1: for ever). 0 also on a signal. */
+/* Waits until one of n sockets is ready, at most timeout_ms (-1: for ever). 0 also on a signal.
+ * More than eight need an allocation for each call. */
 int net_poll(struct net_poll *items, unsigned n, long timeout_ms);
 
 /* For somebody else's poll loop. The descriptor that becomes readable when something about the

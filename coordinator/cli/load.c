@@ -30,7 +30,6 @@ struct load {
     double unused, held; /* positions of KV pages, summed over all looks */
     int rc;              /* why a request could not be begun, or 0 */
     struct errmsg why;
-    struct msg_status before;
 };
 
 /* Sends its records one after another: each when the one before has ended. */
@@ -141,16 +140,34 @@ static void send_next(struct sender *s)
     l->rc = client_start(l->client, &q, NULL, on_reply, on_end, s, &l->why);
 }
 
+/* What all replicas' caches have done up to now, and hold. */
+static int look(struct load *l, struct msg_cache_status *ret, struct errmsg *em)
+{
+    struct msg_status s;
+    struct msg_cache_status sum = {0};
+    int rc = client_status(l->client, &s, em);
+    if (rc < 0) return rc;
+    for (uint32_t i = 0; i < s.n_replicas; i++) {
+        const struct msg_cache_status *x = &s.replicas[i].cache;
+        sum.positions_unused += x->positions_unused;
+        sum.pages_held += x->pages_held;
+        sum.hits += x->hits;
+        sum.lookups += x->lookups;
+    }
+    *ret = sum;
+    return 0;
+}
+
 /* Adds what of the pages held is unused now. */
 static void watch(struct load *l)
 {
-    struct msg_status s;
+    struct msg_cache_status now;
     struct errmsg em;
     if (clock_ns() - l->status_ns < STATUS_EVERY_NS) return;
     l->status_ns = clock_ns();
-    if (client_status(l->client, &s, &em) < 0) return;
-    l->unused += (double)s.replica.cache.positions_unused;
-    l->held += (double)s.replica.cache.pages_held * LIMIT_PAGE;
+    if (look(l, &now, &em) < 0) return;
+    l->unused += (double)now.positions_unused;
+    l->held += (double)now.pages_held * LIMIT_PAGE;
 }
 
 /* ---- scenarios ---- */
@@ -270,19 +287,18 @@ static int run_scenario(struct load *l, struct errmsg *em)
 int load_run(const struct load_options *o, struct load_run *ret, struct errmsg *em)
 {
     struct load l = {.o = o, .run = ret, .rng = {o->seed}};
-    struct msg_status after;
+    struct msg_cache_status before = {0}, after;
     uint32_t longest = o->scenario == LOAD_CONVOY ? 2048 : o->prompt;
     *ret = (struct load_run){0};
     int rc = client_open(o->cluster, &l.client, em);
     if (rc == 0) rc = make_text(&l, longest, em);
-    if (rc == 0) rc = client_status(l.client, &l.before, em);
-    uint64_t hits = l.before.replica.cache.hits, lookups = l.before.replica.cache.lookups;
+    if (rc == 0) rc = look(&l, &before, em);
     if (rc == 0) make_records(&l);
     if (rc == 0) rc = run_scenario(&l, em);
-    if (rc == 0) rc = client_status(l.client, &after, em);
+    if (rc == 0) rc = look(&l, &after, em);
     if (rc == 0) {
-        ret->hits = after.replica.cache.hits - hits;
-        ret->lookups = after.replica.cache.lookups - lookups;
+        ret->hits = after.hits - before.hits;
+        ret->lookups = after.lookups - before.lookups;
         rc = check(&l, em);
     }
     client_close(l.client);

@@ -69,13 +69,9 @@ static struct json *cache_json(const struct msg_replica_status *r)
     return j;
 }
 
-static void print_json(const struct msg_status *s)
+static struct json *replica_json(const struct msg_replica_status *r)
 {
-    const struct msg_replica_status *r = &s->replica;
-    struct json *j = json_new_object(), *replicas = json_new_array(), *x = json_new_object();
-    struct json *workers = json_new_array(), *requests = json_new_object();
-    json_put_bool(j, "ready", s->ready);
-    put(j, "model", s->model);
+    struct json *x = json_new_object(), *workers = json_new_array();
     put(x, "name", r->name);
     put(x, "state", r->state);
     put(x, "why", r->why);
@@ -91,7 +87,15 @@ static void print_json(const struct msg_status *s)
         json_add(workers, w);
     }
     json_put(x, "workers", workers);
-    json_add(replicas, x);
+    return x;
+}
+
+static void print_json(const struct msg_status *s)
+{
+    struct json *j = json_new_object(), *replicas = json_new_array(), *requests = json_new_object();
+    json_put_bool(j, "ready", s->ready);
+    put(j, "model", s->model);
+    for (uint32_t i = 0; i < s->n_replicas; i++) json_add(replicas, replica_json(&s->replicas[i]));
     json_put(j, "replicas", replicas);
     json_put_int(requests, "running", s->running);
     json_put_int(requests, "queued", s->queued);
@@ -108,18 +112,16 @@ static double idle_percent(const struct msg_worker_status *w)
     return all > 0.0 ? 100.0 * (double)w->idle_ns / all : 0.0;
 }
 
-static void print_text(const struct msg_status *s)
+static void print_replica(const struct msg_replica_status *r)
 {
-    const struct msg_replica_status *r = &s->replica;
-    (void)printf("model     %s\nreplica   %s: %s%s%s, generation %" PRIu32 "\n"
-                 "requests  %" PRIu32 " running, %" PRIu32 " queued\n"
+    (void)printf("replica   %s: %s%s%s, generation %" PRIu32 "\n"
                  "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32
                  " of them kept for prefixes\n"
                  "prefixes  %" PRIu64 " of %" PRIu64 " requests found theirs, %" PRIu64
                  " tokens saved, %" PRIu64 " computed\n",
-                 s->model, r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation,
-                 s->running, s->queued, r->pages_free, r->pages_total, r->cache.pages_cached,
-                 r->cache.hits, r->cache.lookups, r->cache.tokens_saved, r->cache.tokens_computed);
+                 r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation, r->pages_free,
+                 r->pages_total, r->cache.pages_cached, r->cache.hits, r->cache.lookups,
+                 r->cache.tokens_saved, r->cache.tokens_computed);
     if (!r->n_workers) return;
     (void)printf("%-20s %-8s %7s %8s %8s %10s %10s %8s  %s\n", "worker", "state", "pid", "layers",
                  "threads", "read MiB", "memory MiB", "idle", "isa");
@@ -136,6 +138,13 @@ static void print_text(const struct msg_status *s)
             (void)printf("%-20s waits for CPU %.0f %% of the time: its machine is busy\n", "",
                          100.0 * w->cpu_waiting);
     }
+}
+
+static void print_text(const struct msg_status *s)
+{
+    (void)printf("model     %s\nrequests  %" PRIu32 " running, %" PRIu32 " queued\n", s->model,
+                 s->running, s->queued);
+    for (uint32_t i = 0; i < s->n_replicas; i++) print_replica(&s->replicas[i]);
 }
 
 int cmd_status(int argc, char **argv)

@@ -131,31 +131,38 @@ static void check_terminal(struct world *w, const struct action *a)
 
 /* ---- Steps ---- */
 
+/* Of anybody, up to now. */
+static uint64_t preemptions(const struct world *w)
+{
+    struct msg_status s;
+    uint64_t sum = 0;
+    core_status(w->core, &s);
+    for (uint32_t i = 0; i < s.n_replicas; i++) sum += s.replicas[i].cache.preemptions;
+    return sum;
+}
+
 /* 5., 6.: a run's rows as the core has them written: all before the first are there, in pages that
  * it may read, and none is issued twice but after a preemption. */
 static void check_issued(struct world *w, const struct msg_step *s, const struct msg_run *r,
                          struct world_request *q)
 {
+    struct world_page *pages = w->replicas[s->epoch.replica].pages;
     for (uint32_t k = 0; k < r->first_pos; k++)
-        if (w->pages[r->pages[k / w->cfg.page]].tags[k % w->cfg.page] != q->tags[k]) {
+        if (pages[r->pages[k / w->cfg.page]].tags[k % w->cfg.page] != q->tags[k]) {
             world__fail(
                 w, "request %" PRIu64 ": rows from %" PRIu32 ", but %" PRIu32 " was never issued",
                 q->id, r->first_pos, k);
             return;
         }
-    if (r->first_pos < q->issued) {
-        struct msg_status now;
-        core_status(w->core, &now);
-        if (now.replica.cache.preemptions == q->preemptions)
-            world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " again after %" PRIu32, q->id,
-                        r->first_pos, q->issued);
-    }
+    if (r->first_pos < q->issued && preemptions(w) == q->preemptions)
+        world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " again after %" PRIu32, q->id,
+                    r->first_pos, q->issued);
     if (r->attempt > q->lost + 1)
         world__fail(w, "request %" PRIu64 ": attempt %" PRIu32, q->id, r->attempt);
     q->issued = r->first_pos + r->n_rows;
     q->preemptions = w->preemptions;
     for (uint32_t p = r->first_pos; p < q->issued && p < q->n_oracle; p++) {
-        struct world_page *page = &w->pages[r->pages[p / w->cfg.page]];
+        struct world_page *page = &pages[r->pages[p / w->cfg.page]];
         page->tags[p % w->cfg.page] = q->tags[p];
         page->wrote_in = s->number;
         page->tenant = q->tenant;
@@ -180,20 +187,25 @@ static void check_closed(struct world *w, const struct msg_step *s)
 /* Steps are numbered without a gap, in one generation. */
 static void check_number(struct world *w, const struct msg_step *s)
 {
-    if (!epoch_eq(s->epoch, w->flight_epoch)) {
-        w->flight_epoch = s->epoch;
-        w->flight_first = w->flight_next = 1;
+    struct world_replica *x = &w->replicas[s->epoch.replica];
+    if (!epoch_eq(s->epoch, x->flight_epoch)) {
+        x->flight_epoch = s->epoch;
+        x->flight_first = x->flight_next = 1;
     }
-    if (s->number != w->flight_next)
-        world__fail(w, "Step %" PRIu64 " is issued, not %" PRIu64, s->number, w->flight_next);
-    w->flight_next = s->number + 1;
+    if (s->number != x->flight_next)
+        world__fail(w, "Step %" PRIu64 " is issued, not %" PRIu64, s->number, x->flight_next);
+    x->flight_next = s->number + 1;
+    x->steps_now++;
 }
 
 /* 6. Positions in order; 7. attempts and rows within their limits. */
 static void check_step(struct world *w, const struct msg_step *s)
 {
     uint32_t rows = 0, logits = 0;
-    w->steps_now++;
+    if (s->epoch.replica >= w->cfg.n_replicas) {
+        world__fail(w, "a Step of replica %" PRIu32, s->epoch.replica);
+        return;
+    }
     check_number(w, s);
     for (uint32_t i = 0; i < s->n_runs && !w->failed; i++) {
         const struct msg_run *r = &s->runs[i];
@@ -207,6 +219,7 @@ static void check_step(struct world *w, const struct msg_step *s)
         }
         if (!q->begun_ns) q->begun_ns = w->now_ns;
         q->in_step = true;
+        q->replica = s->epoch.replica;
         q->told |= r->has_open;
         q->last_step = s->number;
         check_issued(w, s, r, q);
@@ -217,21 +230,23 @@ static void check_step(struct world *w, const struct msg_step *s)
                     logits);
 }
 
-/* A generation has ended: nothing is written anywhere, nothing is in flight, nobody runs. */
-static void check_loss(struct world *w)
+/* A replica's generation has ended: nothing is written anywhere, nothing is in flight, nobody runs
+ * there. */
+static void check_loss(struct world *w, uint32_t replica)
 {
-    uint64_t oldest = w->result_step ? w->result_step : w->flight_first;
+    const struct world_replica *x = &w->replicas[replica];
+    uint64_t oldest = x->result_step ? x->result_step : x->flight_first;
     w->lost_now = true;
     w->hung_ns = 0;
     w->loss_ns = w->now_ns;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
-        if (!r->submitted) continue;
+        if (!r->submitted || r->replica != replica) continue;
         r->lost++;
         r->lost_running += r->running;
         r->lost_in_flight += r->last_step >= oldest && r->last_step > 0;
     }
-    order__new_generation(w);
+    order__new_generation(w, replica);
     if (w->faultless && (!w->slow || LAW_SLOW_IS_NOT_HUNG))
         world__fail(w, "nothing broke, but a generation was lost");
 }
@@ -249,7 +264,7 @@ void check__action(struct world *w, const struct action *a)
     case ACT_TOKENS: check_tokens(w, a); break;
     case ACT_END: check_terminal(w, a); break;
     case ACT_STEP: check_step(w, a->step); break;
-    case ACT_LINK_CLOSE: check_loss(w); break;
+    case ACT_LINK_CLOSE: check_loss(w, a->link.epoch.replica); break;
     case ACT_TO_WORKER: check_spoken_to(w, a->to_worker.instance); break;
     default: break;
     }
@@ -259,12 +274,12 @@ void check__action(struct world *w, const struct action *a)
 
 bool check__counts(struct world *w, const struct msg_result *m, enum lie lie, uint64_t lied)
 {
-    w->result_step = 0;
-    bool counts = epoch_eq(m->epoch, w->flight_epoch) && w->flight_first < w->flight_next &&
-                  m->number == w->flight_first;
+    struct world_replica *x = &w->replicas[m->epoch.replica];
+    bool counts = m->epoch.replica < w->cfg.n_replicas && epoch_eq(m->epoch, x->flight_epoch) &&
+                  x->flight_first < x->flight_next && m->number == x->flight_first;
     if (!counts) return false;
-    w->result_step = m->number;
-    w->flight_first++;
+    x->result_step = m->number;
+    x->flight_first++;
     struct world_request *r = check__find(w, lied);
     if (r && lie == LIE_ERROR)
         r->erred = true;
@@ -279,7 +294,7 @@ void check__result(struct world *w, bool counted, enum lie lie, uint64_t lied)
 {
     struct world_request *r = check__find(w, lied);
     bool live = r && r->submitted && (!r->ended || !r->was_ended);
-    w->result_step = 0;
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) w->replicas[i].result_step = 0;
     if (w->failed || !counted || lie == LIE_NONE || lie == LIE_CUT_SHORT || !live) return;
     if (lie == LIE_ERROR) {
         if (!r->ended || r->status != STATUS_INTERNAL)
@@ -295,19 +310,21 @@ void check__result(struct world *w, bool counted, enum lie lie, uint64_t lied)
 /* ---- pages ---- */
 
 /* 4. Conservation: a page is held by as many tables as it says, or cached, or free. */
-static void check_pages(struct world *w)
+static void check_pages(struct world *w, uint32_t replica)
 {
     uint32_t count[WORLD_PAGES_MAX] = {0}, n_free = 0, n_cached = 0, n_held = 0;
-    struct pages_stats told = core_pages(w->core);
+    struct pages_stats told = core_pages(w->core, replica);
     for (uint32_t i = 0; i < core_n_sequences(w->core); i++) {
         struct core_sequence s = core_sequence_at(w->core, i);
+        if (s.running && s.replica != replica) continue;
         for (uint32_t k = 0; k < s.n_pages; k++) count[s.pages[k]]++;
-        if (s.n_pages * w->cfg.page < s.n_issued || (!s.running && s.n_pages))
+        if (s.n_pages * w->cfg.page < s.n_issued || s.n_right > s.n_issued ||
+            (!s.running && s.n_pages))
             world__fail(w, "request %" PRIu64 ": %" PRIu32 " rows in %" PRIu32 " pages", s.request,
                         s.n_issued, s.n_pages);
     }
     for (uint32_t p = 0; p < w->cfg.n_pages; p++) {
-        struct page_view v = core_page_at(w->core, p);
+        struct page_view v = core_page_at(w->core, replica, p);
         n_free += v.free;
         n_cached += !v.free && v.count == 0;
         n_held += v.count > 0;
@@ -324,22 +341,23 @@ static void check_pages(struct world *w)
 }
 
 /* The page of the entry with this serial. */
-static uint32_t page_of(const struct world *w, uint64_t serial)
+static uint32_t page_of(const struct world *w, uint32_t replica, uint64_t serial)
 {
     for (uint32_t p = 0; p < w->cfg.n_pages; p++)
-        if (core_page_at(w->core, p).serial == serial) return p;
+        if (core_page_at(w->core, replica, p).serial == serial) return p;
     return UINT32_MAX;
 }
 
 /* The tag of the last position of an entry: of the tokens on its way from the root. False: an entry
  * on the way is missing. */
-static bool tag_of_entry(const struct world *w, uint32_t page, uint64_t tenant, uint64_t *ret_tag)
+static bool tag_of_entry(const struct world *w, uint32_t replica, uint32_t page, uint64_t tenant,
+                         uint64_t *ret_tag)
 {
-    struct page_view v = core_page_at(w->core, page);
+    struct page_view v = core_page_at(w->core, replica, page);
     uint64_t tag = check__root(tenant);
     if (v.parent) {
-        uint32_t parent = page_of(w, v.parent);
-        if (parent == UINT32_MAX || !tag_of_entry(w, parent, tenant, &tag)) return false;
+        uint32_t parent = page_of(w, replica, v.parent);
+        if (parent == UINT32_MAX || !tag_of_entry(w, replica, parent, tenant, &tag)) return false;
     }
     for (uint32_t i = 0; i < w->cfg.page; i++) tag = check__mix(tag, (uint64_t)v.tokens[i] + 1);
     *ret_tag = tag;
@@ -348,17 +366,17 @@ static bool tag_of_entry(const struct world *w, uint32_t page, uint64_t tenant, 
 
 /* 5. Index truth: an entry has its parents, all its rows were issued with the tokens that it names,
  * and nothing is written to it later. */
-static void check_index(struct world *w)
+static void check_index(struct world *w, uint32_t replica)
 {
     for (uint32_t p = 0; p < w->cfg.n_pages && !w->failed; p++) {
-        struct page_view v = core_page_at(w->core, p);
-        struct world_page *page = &w->pages[p];
+        struct page_view v = core_page_at(w->core, replica, p);
+        struct world_page *page = &w->replicas[replica].pages[p];
         uint64_t tag;
         if (!v.entered || (v.serial == page->serial && page->wrote_in == page->sealed_in)) continue;
         if (v.serial == page->serial)
             world__fail(w, "Step %" PRIu64 " writes page %" PRIu32 ", which is in the index",
                         page->wrote_in, p);
-        else if (!tag_of_entry(w, p, page->tenant, &tag))
+        else if (!tag_of_entry(w, replica, p, page->tenant, &tag))
             world__fail(w, "page %" PRIu32 " is in the index without its parents", p);
         else if (page->tags[w->cfg.page - 1] != tag)
             world__fail(w, "page %" PRIu32 " is in the index, but not what was written", p);
@@ -369,18 +387,29 @@ static void check_index(struct world *w)
 
 /* ---- time ---- */
 
-/* 8. The most urgent sequence gains a position at least each window + 1 Steps. */
-static void check_first(struct world *w)
+/* The most urgent sequence that runs in a replica, or any other one where none does. */
+static struct core_sequence first_of(const struct world *w, uint32_t replica)
 {
-    struct world_first *f = &w->first;
+    for (uint32_t i = 0; i < core_n_sequences(w->core); i++) {
+        struct core_sequence s = core_sequence_at(w->core, i);
+        if (s.running && s.replica == replica) return s;
+    }
+    return core_sequence_at(w->core, 0);
+}
+
+/* 8. The most urgent sequence gains a position at least each window + 1 Steps. */
+static void check_first(struct world *w, uint32_t replica)
+{
+    struct world_replica *x = &w->replicas[replica];
+    struct world_first *f = &x->first;
     if (core_n_sequences(w->core) == 0) return;
-    struct core_sequence s = core_sequence_at(w->core, 0);
+    struct core_sequence s = first_of(w, replica);
     const struct world_request *q = check__find(w, s.request);
     if (!s.running || s.request != f->request || s.n_issued != f->n_issued ||
         q->n_tokens != f->n_tokens || (q->wronged && !LAW_RESULTS_ARE_COMPARED))
         *f = (struct world_first){s.request, s.n_issued, q->n_tokens, 0};
     else
-        f->steps += w->steps_now;
+        f->steps += x->steps_now;
     if (f->steps > w->cfg.window + 1)
         world__fail(w,
                     "request %" PRIu64 ", the most urgent, has stood still for %" PRIu32 " Steps",
@@ -411,10 +440,17 @@ static bool any_wronged(const struct world *w)
     return false;
 }
 
+static uint32_t in_flight(const struct world *w)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) n += core_in_flight(w->core, i);
+    return n;
+}
+
 /* 8. Where something is due and nothing is in flight, a Step follows. */
 static void check_idle(struct world *w, bool ready)
 {
-    bool idle = ready && core_n_sequences(w->core) > 0 && core_in_flight(w->core) == 0;
+    bool idle = ready && core_n_sequences(w->core) > 0 && in_flight(w) == 0;
     if (!idle || (any_wronged(w) && !LAW_RESULTS_ARE_COMPARED))
         w->idle_ns = 0;
     else if (!w->idle_ns)
@@ -436,15 +472,18 @@ static void check_hung(struct world *w)
 /* 7. */
 static void check_bounds(struct world *w)
 {
-    uint64_t flight = w->flight_next - w->flight_first;
     uint32_t n_running = 0;
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) {
+        const struct world_replica *x = &w->replicas[i];
+        uint64_t flight = x->flight_next - x->flight_first;
+        uint32_t told = core_in_flight(w->core, i);
+        if (told > w->cfg.window || told != flight)
+            world__fail(w, "%" PRIu32 " Steps in flight, not %" PRIu64, told, flight);
+    }
     for (uint32_t i = 0; i < w->n_requests; i++) n_running += w->requests[i].running;
-    if (core_in_flight(w->core) > w->cfg.window || core_in_flight(w->core) != flight)
-        world__fail(w, "%" PRIu32 " Steps in flight, not %" PRIu64, core_in_flight(w->core),
-                    flight);
     if (core_n_sequences(w->core) > w->cfg.max_live)
         world__fail(w, "%" PRIu32 " requests live", core_n_sequences(w->core));
-    if (n_running > w->cfg.max_running)
+    if (n_running > w->cfg.n_replicas * w->cfg.max_running)
         world__fail(w, "%" PRIu32 " requests run, %" PRIu32 " may", n_running, w->cfg.max_running);
 }
 
@@ -470,8 +509,9 @@ static void check_ready(struct world *w, bool ready)
 
 void check__before(struct world *w)
 {
-    w->steps_now = w->n_tokens_now = 0;
+    w->n_tokens_now = 0;
     w->lost_now = false;
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) w->replicas[i].steps_now = 0;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
         r->in_step = r->got_tokens = false;
@@ -484,17 +524,19 @@ void check__state(struct world *w, const struct event *e)
     struct msg_status s;
     core_status(w->core, &s);
     check_ready(w, s.ready);
-    check_pages(w);
-    if (!w->failed) check_index(w);
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) {
+        check_pages(w, i);
+        if (!w->failed) check_index(w, i);
+    }
     order__state(w);
-    check_first(w);
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) check_first(w, i);
     check_waits(w, s.ready);
     check_hung(w);
     if (e->type == EV_COMPOSE) check_idle(w, s.ready);
     if (e->type == EV_SUBMIT) check_client(w, e->submit.client);
     check_bounds(w);
     w->was_ready = s.ready;
-    w->preemptions = s.replica.cache.preemptions;
+    w->preemptions = preemptions(w);
 }
 
 /* Once faults have stopped, all have ended, a replica is ready, and what is asked is answered. */
@@ -506,8 +548,9 @@ void check__end(struct world *w)
         if (!w->requests[i].ended)
             world__fail(w, "request %" PRIu64 " never ended", w->requests[i].id);
     if (!w->failed && !w->done)
-        world__fail(w, "faults have stopped, but nothing is ready: %s", s.replica.why);
-    if (!w->failed && core_pages(w->core).n_held != 0)
-        world__fail(w, "all have ended, but %" PRIu32 " pages are held",
-                    core_pages(w->core).n_held);
+        world__fail(w, "faults have stopped, but nothing is ready: %s", s.replicas[0].why);
+    for (uint32_t i = 0; i < w->cfg.n_replicas && !w->failed; i++)
+        if (core_pages(w->core, i).n_held != 0)
+            world__fail(w, "all have ended, but %" PRIu32 " pages are held",
+                        core_pages(w->core, i).n_held);
 }

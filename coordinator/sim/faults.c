@@ -151,12 +151,13 @@ static void break_world(struct world *w, enum fault f)
 {
     uint64_t until = w->now_ns + NS_PER_MS * (50 + rng_below(&w->rng, 2500));
     switch (f) {
-    case FAULT_CUT_LINK: w->link_cut = true; break;
+    case FAULT_CUT_LINK: world__some_replica(w)->link_cut = true; break;
     case FAULT_STALL:
         if (w->stalled_until_ns <= w->now_ns) w->stalled_until_ns = until;
         break;
     case FAULT_BLOCK:
-        w->last_link_ns = w->now_ns + NS_PER_MS * (50 + rng_below(&w->rng, 1000));
+        world__some_replica(w)->last_link_ns =
+            w->now_ns + NS_PER_MS * (50 + rng_below(&w->rng, 1000));
         break;
     case FAULT_LIE: spoil(w, (enum lie)(1 + rng_below(&w->rng, N_LIES - 1))); break;
     case FAULT_ERROR: spoil(w, LIE_ERROR); break;
@@ -222,10 +223,13 @@ void fault__forge(struct world *w)
 {
     static const enum from_worker types[] = {FROM_LOAD_PROGRESS, FROM_READY, FROM_LINKED,
                                              FROM_FAULT, FROM_HEARTBEAT};
-    const struct world_worker *s = &w->workers[rng_below(&w->rng, w->n_workers)];
-    struct msg_status before, after;
-    core_status(w->core, &before);
-    struct epoch now = {w->cfg.incarnation, 0, before.replica.generation}, other = now;
+    const struct world_worker *x = &w->workers[rng_below(&w->rng, w->n_workers)];
+    struct msg_status s;
+    uint32_t id = (uint32_t)(world__some_replica(w) - w->replicas);
+    core_status(w->core, &s);
+    bool ready = s.ready;
+    const struct msg_replica_status before = s.replicas[id], *after = &s.replicas[id];
+    struct epoch now = {w->cfg.incarnation, id, before.generation}, other = now;
     if (one_in(w, 2))
         other.generation += one_in(w, 2) ? 1 : UINT32_MAX;
     else
@@ -233,23 +237,23 @@ void fault__forge(struct world *w)
     bool stranger = one_in(w, 2);
     struct msg_from_worker m = {.version = PROTO_VERSION,
                                 .type = types[rng_below(&w->rng, 5)],
-                                .instance = stranger ? random_instance(w) : s->instance,
+                                .instance = stranger ? random_instance(w) : x->instance,
                                 .has_epoch = true,
                                 .epoch = stranger ? now : other,
                                 .endpoint = "tcp://w9:1",
                                 .heartbeat = {.step_received = 1u << 30, .step_done = 1u << 30}};
     struct event e = {.type = EV_FROM_WORKER, .from = {&m, "10.0.9.9"}};
     struct event link = {.type = one_in(w, 2) ? EV_LINK_LOST : EV_LINK_UP, .link = {other}};
-    if (!stranger && !s->alive) return;
-    uint32_t flight = core_in_flight(w->core), live = core_n_sequences(w->core);
+    if (!stranger && !x->alive) return;
+    uint32_t flight = core_in_flight(w->core, id), live = core_n_sequences(w->core);
     world__core(w, &e);
     world__core(w, &link);
-    core_status(w->core, &after);
-    if (before.replica.generation != after.replica.generation || before.ready != after.ready ||
-        strcmp(before.replica.state, after.replica.state) != 0 ||
-        flight != core_in_flight(w->core) || live != core_n_sequences(w->core))
-        world__fail(w, "a message of another generation changes state '%s' to '%s'",
-                    before.replica.state, after.replica.state);
+    core_status(w->core, &s);
+    if (before.generation != after->generation || ready != s.ready ||
+        strcmp(before.state, after->state) != 0 || flight != core_in_flight(w->core, id) ||
+        live != core_n_sequences(w->core))
+        world__fail(w, "a message of another generation changes state '%s' to '%s'", before.state,
+                    after->state);
 }
 
 /* ---- results that are not what was asked for ---- */

@@ -45,6 +45,7 @@ static void check_preempted(struct world *w, const struct world_request *p)
 {
     for (uint32_t i = 0; i < w->n_requests; i++) {
         const struct world_request *x = &w->requests[i];
+        if (x->replica != p->replica) continue;
         if (x->running && x->was_running && !x->in_step && before(p->admitted, p, x->admitted, x))
             world__fail(w, "request %" PRIu64 " gave way, not %" PRIu64 ", which is less urgent",
                         p->id, x->id);
@@ -64,11 +65,12 @@ static void note(struct world *w, struct world_request *r, const struct core_seq
         world__fail(w, "request %" PRIu64 " runs in class %" PRIu32 ", not %d", r->id, s->class,
                     (int)r->admitted);
     r->running = s->running;
+    if (s->running) r->replica = s->replica;
 }
 
 void order__state(struct world *w)
 {
-    const struct world_request *last = NULL;
+    const struct world_request *last[WORLD_REPLICAS] = {NULL};
     bool changed = false;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
@@ -81,10 +83,11 @@ void order__state(struct world *w)
         note(w, r, &s);
         changed |= r->running != r->was_running;
         if (!r->running) continue;
-        if (last && before(r->admitted, r, last->admitted, last))
+        const struct world_request *x = last[r->replica];
+        if (x && before(r->admitted, r, x->admitted, x))
             world__fail(w, "request %" PRIu64 " runs behind %" PRIu64 ", but is more urgent", r->id,
-                        last->id);
-        last = r;
+                        x->id);
+        last[r->replica] = r;
     }
     for (uint32_t i = 0; i < w->n_requests && changed && !w->failed; i++) {
         const struct world_request *r = &w->requests[i];
@@ -93,14 +96,16 @@ void order__state(struct world *w)
     }
 }
 
-void order__new_generation(struct world *w)
+void order__new_generation(struct world *w, uint32_t replica)
 {
-    memset(w->pages, 0, sizeof w->pages);
-    w->first = (struct world_first){0};
+    struct world_replica *x = &w->replicas[replica];
+    memset(x->pages, 0, sizeof x->pages);
+    x->first = (struct world_first){0};
+    x->flight_first = x->flight_next;
     w->idle_ns = 0;
-    w->flight_first = w->flight_next;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
+        if (r->replica != replica) continue;
         if (r->running) r->queued_ns = w->now_ns;
         r->issued = 0;
         r->last_step = 0;

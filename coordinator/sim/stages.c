@@ -117,11 +117,13 @@ void stage__kill(struct world *w, uint32_t who)
         up->downstream = -2;
         tell_of_epoch(w, i, &m);
     }
-    if (w->link_open && w->link_worker == who) {
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) {
+        struct world_replica *x = &w->replicas[i];
+        if (!x->link_open || x->link_worker != who) continue;
         struct occurrence *o = world__schedule(w, world__latency(w), HAPPEN_LINK);
-        o->epoch = w->link_epoch;
+        o->epoch = x->link_epoch;
         o->up = false;
-        w->link_open = false;
+        x->link_open = false;
     }
 }
 

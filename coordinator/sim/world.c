@@ -109,39 +109,60 @@ static void send_control(struct world *w, const struct action *a)
 static void open_link(struct world *w, const struct action *a)
 {
     uint32_t who = (uint32_t)atoi(a->link.endpoint + strlen("tcp://w"));
-    w->link_open = w->workers[who].alive;
-    w->link_worker = who;
-    w->link_epoch = a->link.epoch;
-    w->link_cut = false;
+    struct world_replica *x = &w->replicas[a->link.epoch.replica];
+    x->link_open = w->workers[who].alive;
+    x->link_worker = who;
+    x->link_epoch = a->link.epoch;
+    x->link_cut = false;
     if (w->workers[who].unreachable) return; /* neither up nor lost */
     struct occurrence *o = world__schedule(w, world__latency(w), HAPPEN_LINK);
     o->epoch = a->link.epoch;
-    o->up = w->link_open;
+    o->up = x->link_open;
 }
 
 static void send_step(struct world *w, const struct msg_step *m)
 {
-    if (!w->link_open || w->link_cut) return;
+    struct world_replica *x = &w->replicas[m->epoch.replica];
+    if (!x->link_open || x->link_cut) return;
     if (world__faulty(w) && rng_below(&w->rng, 400) == 0) {
         w->report->faults++;
         return;
     }
     uint64_t at = w->now_ns + world__latency(w);
-    if (at <= w->last_link_ns) at = w->last_link_ns + 1;
-    w->last_link_ns = at;
+    if (at <= x->last_link_ns) at = x->last_link_ns + 1;
+    x->last_link_ns = at;
     struct occurrence *o = world__schedule(w, at - w->now_ns, HAPPEN_STEP);
-    o->who = w->link_worker;
-    o->life = w->workers[w->link_worker].life;
+    o->who = x->link_worker;
+    o->life = w->workers[x->link_worker].life;
     wire_put_step(m, &o->bytes);
 }
 
-static uint64_t fold(uint64_t digest, const struct action *a)
+static uint64_t fold_bytes(uint64_t digest, const struct buf *b)
 {
-    uint64_t x = (uint64_t)a->type;
-    if (a->type == ACT_STEP) x = check__mix(x, a->step->number * 4096 + a->step->rows);
-    if (a->type == ACT_TOKENS) x = check__mix(x, (uint64_t)a->tokens.tokens[0] + a->tokens.request);
-    if (a->type == ACT_END) x = check__mix(x, a->end.request * 64 + (uint64_t)a->end.status);
-    return check__mix(digest, x);
+    return check__mix(digest, hash_bytes(b->data, b->len, 0));
+}
+
+/* All that an action says, but for the texts of notes and ends. */
+static uint64_t fold(struct world *w, uint64_t digest, const struct action *a)
+{
+    digest = check__mix(digest, (uint64_t)a->type);
+    switch (a->type) {
+    case ACT_TO_WORKER:
+        wire_put_to_worker(a->to_worker.msg, &w->folded);
+        digest = check__mix(digest, a->to_worker.instance.lo);
+        return fold_bytes(digest, &w->folded);
+    case ACT_LINK_OPEN:
+    case ACT_LINK_CLOSE: return check__mix(digest, a->link.epoch.generation);
+    case ACT_STEP: wire_put_step(a->step, &w->folded); return fold_bytes(digest, &w->folded);
+    case ACT_TOKENS:
+        digest = check__mix(digest, a->tokens.request + a->tokens.first_index);
+        for (uint32_t i = 0; i < a->tokens.n; i++)
+            digest = check__mix(digest, (uint64_t)a->tokens.tokens[i]);
+        return check__mix(digest, a->tokens.queued_ns);
+    case ACT_END: return check__mix(digest, a->end.request * 64 + (uint64_t)a->end.status);
+    case ACT_NOTE: break;
+    }
+    return check__mix(digest, a->loss);
 }
 
 static void carry_out(struct world *w, struct actions actions)
@@ -150,13 +171,13 @@ static void carry_out(struct world *w, struct actions actions)
         world__fail(w, "%zu actions of one event", actions.n);
     for (size_t i = 0; i < actions.n && !w->failed; i++) {
         const struct action *a = &actions.items[i];
-        w->report->digest = fold(w->report->digest, a);
+        w->report->digest = fold(w, w->report->digest, a);
         check__action(w, a);
         switch (a->type) {
         case ACT_TO_WORKER: send_control(w, a); break;
         case ACT_LINK_OPEN: open_link(w, a); break;
         case ACT_LINK_CLOSE:
-            w->link_open = false;
+            w->replicas[a->link.epoch.replica].link_open = false;
             w->report->generations++;
             break;
         case ACT_STEP: send_step(w, a->step); break;
@@ -180,6 +201,11 @@ bool world__ready(const struct world *w)
     return s.ready;
 }
 
+struct world_replica *world__some_replica(struct world *w)
+{
+    return &w->replicas[w->cfg.n_replicas > 1 ? rng_below(&w->rng, w->cfg.n_replicas) : 0];
+}
+
 void world__core(struct world *w, struct event *e)
 {
     if (w->failed) return;
@@ -196,12 +222,15 @@ void world__new_core(struct world *w)
     w->cfg.incarnation = rng_u64(&w->rng);
     w->core = core_open(&w->cfg);
     w->core_life++;
-    w->link_open = w->ever_ready = w->was_ready = false;
+    w->ever_ready = w->was_ready = false;
     w->stalled_until_ns = 0;
     w->unready_ns = w->now_ns;
-    w->flight_first = w->flight_next = 0;
     w->n_gone = 0;
-    order__new_generation(w);
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) {
+        w->replicas[i].link_open = false;
+        w->replicas[i].flight_first = w->replicas[i].flight_next = 0;
+        order__new_generation(w, i);
+    }
     client__reconnect(w);
 }
 
@@ -371,7 +400,9 @@ static void draw_config(struct world *w)
     uint32_t n_stages = (uint32_t)(1 + rng_below(&w->rng, 4));
     uint32_t pages = (uint32_t)(16 + rng_below(&w->rng, WORLD_PAGES_MAX - 15));
     w->cfg = (struct core_config){.incarnation = rng_u64(&w->rng),
+                                  .n_replicas = WORLD_REPLICAS,
                                   .n_stages = n_stages,
+                                  .max_workers = LIMIT_WORKERS,
                                   .n_layers = 4 + (uint32_t)rng_below(&w->rng, 8),
                                   .width = 64,
                                   .model_digest = 1,
@@ -409,7 +440,7 @@ static void open_world(struct world *w)
     for (uint32_t f = 0; f < WORLD_FAMILIES; f++)
         for (uint32_t i = 0; i < WORLD_TOKENS_MAX / LIMIT_PAGE; i++)
             w->families[f][i] = (uint8_t)rng_below(&w->rng, WORLD_BLOCKS);
-    w->n_workers = w->cfg.n_stages + (uint32_t)rng_below(&w->rng, 3);
+    w->n_workers = w->cfg.n_replicas * w->cfg.n_stages + (uint32_t)rng_below(&w->rng, 3);
     w->n_requests = 8 + (uint32_t)rng_below(&w->rng, WORLD_REQUESTS - 7);
     w->faults_end_ns = NS_PER_S * (3 + rng_below(&w->rng, 6));
     fault__plan(w);
@@ -433,6 +464,7 @@ static void close_world(struct world *w)
         buf_close(&w->workers[i].outgoing);
     }
     mem_free(w->heap);
+    buf_close(&w->folded);
     arena_close(&w->arena);
     core_close(w->core);
     mem_free(w);

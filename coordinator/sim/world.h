@@ -5,10 +5,11 @@
 #include "common/base/arena.h"
 #include "common/base/buf.h"
 #include "common/base/rng.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 #include "coordinator/sim/sim.h"
 #include "proto/gate.h"
 
+#define WORLD_REPLICAS 1u
 #define WORLD_WORKERS 6u
 #define WORLD_REQUESTS 48u
 #define WORLD_WITNESSES 6u /* requests that are made when all others have ended */
@@ -126,10 +127,10 @@ struct world_worker {
     bool open[WORLD_REQUESTS +
               WORLD_WITNESSES]; /* requests whose parameters it has, as the last stage */
     uint64_t tags[WORLD_PAGES_MAX * LIMIT_PAGE];
-    uint64_t wrote_in[WORLD_PAGES_MAX * LIMIT_PAGE];        /* number of the Step, */
-    uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE];        /* and the request */
-    struct msg_open told[WORLD_REQUESTS + WORLD_WITNESSES]; /* what those are */
-    struct buf inbox[WORLD_INBOX];                          /* Steps that wait, a ring */
+    uint64_t wrote_in[WORLD_PAGES_MAX * LIMIT_PAGE]; /* number of the Step, */
+    uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE]; /* and the request */
+    struct msg_open told[WORLD_REQUESTS + WORLD_WITNESSES]; /* their parameters, as the last stage */
+    struct buf inbox[WORLD_INBOX];              /* Steps that wait, a ring */
     uint32_t inbox_at, inbox_n;
     struct buf outgoing; /* what it will hand on when done */
     bool outgoing_result;
@@ -164,6 +165,7 @@ struct world_request {
     enum priority admitted;    /* the class it runs in */
     uint64_t waited_ns, queued_ns, arrival; /* waited: in the queue, before queued_ns */
     uint64_t begun_ns;                      /* its first row was issued; 0: none was */
+    uint32_t replica;                       /* in which it runs, or ran last */
     uint64_t last_step;                     /* that has rows of it, in this generation; 0: none */
     uint32_t lost, lost_running, lost_in_flight; /* generations, and those that it had a part in */
     uint32_t issued;                             /* end of its last run in this generation */
@@ -177,11 +179,25 @@ struct world_page {
     uint64_t serial, sealed_in;        /* of the entry it was seen as, and wrote_in then */
 };
 
-/* The most urgent sequence, and how long it has stood still. */
+/* A replica's most urgent sequence, and how long it has stood still. */
 struct world_first {
     uint64_t request;
     uint32_t n_issued, n_tokens;
     uint32_t steps;
+};
+
+/* What the network and the checks know of a replica. */
+struct world_replica {
+    bool link_open, link_cut; /* of the coordinator's link to its first stage */
+    uint32_t link_worker;
+    struct epoch link_epoch;
+    uint64_t last_link_ns; /* the link keeps its order */
+    struct world_page pages[WORLD_PAGES_MAX];
+    struct world_first first;
+    uint32_t steps_now;                 /* issued in the present event */
+    uint64_t flight_first, flight_next; /* numbers of the Steps in flight, by our count */
+    struct epoch flight_epoch;
+    uint64_t result_step; /* the Step whose result is being taken; 0: none */
 };
 
 struct world {
@@ -197,37 +213,29 @@ struct world {
     struct world_request requests[WORLD_REQUESTS + WORLD_WITNESSES];
     uint32_t n_requests, n_witnesses;
     uint64_t arrivals;
-    bool link_open;
-    uint32_t link_worker;
-    struct epoch link_epoch;
-    uint64_t last_link_ns, next_life, stalled_until_ns, next_tick_ns;
-    bool link_cut;
+    struct world_replica replicas[WORLD_REPLICAS];
+    uint64_t next_life, stalled_until_ns, next_tick_ns;
     struct arena arena;
-    uint64_t row_ns; /* a stage's time for a row */
+    struct buf folded; /* an action as on the wire, for the digest */
+    uint64_t row_ns;   /* a stage's time for a row */
     int32_t blocks[WORLD_BLOCKS][LIMIT_PAGE];
     uint8_t families[WORLD_FAMILIES][WORLD_TOKENS_MAX / LIMIT_PAGE]; /* numbers of blocks */
-    struct world_page pages[WORLD_PAGES_MAX];
-    struct world_first first;
-    uint32_t steps_now;   /* issued in the present event */
-    uint64_t preemptions; /* before it */
-    uint64_t core_life;   /* counts the coordinator's restarts */
-    uint32_t faults;      /* bit by enum fault: those that this world has */
-    int cripple;          /* worker that is broken for good, -1: none */
-    bool faultless;       /* nothing breaks in this world: no generation may be lost */
-    bool slow;            /* faultless, but for a worker that is slow and computes */
-    bool long_load;       /* loading takes minutes, and moves */
-    bool was_ready;       /* before the core's present event */
-    bool ever_ready;      /* since the coordinator's start */
-    bool probe_wrong;     /* the last probe went through a damaged worker */
-    bool lost_now;        /* the generation ended in the present event */
-    uint64_t ready_ns;    /* when one was ready last, or might not be */
-    uint64_t hung_ns;     /* a hung stage has a Step since; 0: none has, of a ready generation */
-    uint64_t loss_ns;     /* when a generation ended last */
-    uint64_t result_step; /* the Step whose result is being taken; 0: none */
-    uint64_t unready_ns;  /* since when no replica is ready */
-    uint64_t idle_ns;     /* since when nothing is done although something is due; 0: it is done */
-    uint64_t flight_first, flight_next; /* numbers of the Steps in flight, by our count */
-    struct epoch flight_epoch;
+    uint64_t preemptions;                                            /* before the present event */
+    uint64_t core_life;  /* counts the coordinator's restarts */
+    uint32_t faults;     /* bit by enum fault: those that this world has */
+    int cripple;         /* worker that is broken for good, -1: none */
+    bool faultless;      /* nothing breaks in this world: no generation may be lost */
+    bool slow;           /* faultless, but for a worker that is slow and computes */
+    bool long_load;      /* loading takes minutes, and moves */
+    bool was_ready;      /* before the core's present event */
+    bool ever_ready;     /* since the coordinator's start */
+    bool probe_wrong;    /* the last probe went through a damaged worker */
+    bool lost_now;       /* the generation ended in the present event */
+    uint64_t ready_ns;   /* when one was ready last, or might not be */
+    uint64_t hung_ns;    /* a hung stage has a Step since; 0: none has, of a ready generation */
+    uint64_t loss_ns;    /* when a generation ended last */
+    uint64_t unready_ns; /* since when no replica is ready */
+    uint64_t idle_ns;    /* since when nothing is done although something is due; 0: it is done */
     struct instance gone[WORLD_GONE];
     uint32_t n_gone;
     uint32_t n_tokens_now; /* handed out in the present event */
@@ -244,6 +252,8 @@ bool world__faulty(const struct world *w);
 /* A new coordinator process in place of the one before: nothing of its memory is left. */
 void world__new_core(struct world *w);
 bool world__ready(const struct world *w);
+/* One of the replicas, drawn. */
+struct world_replica *world__some_replica(struct world *w);
 
 /* faults.c */
 void fault__plan(struct world *w);
@@ -299,7 +309,7 @@ void check__end(struct world *w);
 
 /* order.c: who runs and who waits */
 void order__state(struct world *w);
-/* A new generation, or another coordinator: nothing runs. */
-void order__new_generation(struct world *w);
+/* A replica's generation is over, or the coordinator is another: nothing runs in it. */
+void order__new_generation(struct world *w, uint32_t replica);
 
 #endif

@@ -2,7 +2,7 @@
  * tokens, half of them alike, come, decode 64 tokens and go; the stages answer at once.
  *
  *   core_bench [LIVE]       prints {"events": N, "us_per_event": X, "us_most": X} */
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"
@@ -101,7 +101,9 @@ int main(int argc, char **argv)
 {
     uint32_t live = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1000;
     struct core_config k = {.incarnation = 1,
+                            .n_replicas = 1,
                             .n_stages = 1,
+                            .max_workers = LIMIT_WORKERS,
                             .n_layers = 4,
                             .width = 8,
                             .vocab = 40000,

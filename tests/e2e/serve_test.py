@@ -225,7 +225,7 @@ class Serve(unittest.TestCase):
             buckets = [v for k, v in m.items() if k.startswith("flotilla_itl_seconds_bucket")]
             self.assertEqual(buckets, sorted(buckets))
             self.assertEqual(sum(v for k, v in m.items() if k.startswith("flotilla_kv_pages")), 256)
-            self.assertGreater(m['flotilla_stage_compute_seconds_total{stage="0",worker="w1"}'], 0)
+            self.assertGreater(m['flotilla_stage_compute_seconds_total{replica="a",stage="0",worker="w1"}'], 0)
             os.kill(c.workers()[0]["pid"], signal.SIGKILL)
             c.wait(lambda s: s["ready"] and s["replicas"][0]["workers"][0]["name"] == "spare", 30)
             c.generate("Hi", tokens=4, ignore_eos=True)

@@ -127,8 +127,8 @@ static inline void random_msg(struct rng *r, enum random_kind kind, struct buf *
     static const int32_t tokens[2] = {5, 7};
     struct msg_generate_reply reply = {
         .n_tokens = 2, .tokens = tokens, .text = "abc", .finish_reason = FINISH_STOP};
-    struct msg_status status = {.model = "m",
-                                .replica = {.name = "a", .state = "ready", .why = ""}};
+    static const struct msg_replica_status replica = {.name = "a", .state = "ready", .why = ""};
+    struct msg_status status = {.model = "m", .n_replicas = 1, .replicas = &replica};
     switch (kind) {
     case RANDOM_STEP: random_step(r, to); break;
     case RANDOM_RESULT: random_result(r, to); break;

@@ -483,7 +483,6 @@ static void open_shell(struct world *w)
     s->name = "m";
     s->now_ns = w->now_ns;
     assert_int_equal(net_open(&s->net, &em), 0);
-    s->link = link_open(s->net, LIMIT_WINDOW);
     s->clients = sock(&clients_sock);
     s->workers = sock(&workers_sock);
     s->results = sock(&results_sock);
@@ -491,6 +490,7 @@ static void open_shell(struct world *w)
     struct setup_model m = {.dims = &w->model.dims, .path = w->model.path, .eog = &eog, .n_eog = 1};
     w->core = setup_core(s->config, &m, 77, "tcp://:9");
     w->message_bytes = methods__message_bytes(s, w->core.ctx);
+    shell__open_tables(s, w->core.n_replicas, w->core.max_workers);
     s->core = core_open(&w->core);
     calls__open(s);
     assert_int_equal(texts_open(s->net, &s->texts, &em), 0);
@@ -529,7 +529,7 @@ void world_close(struct world *w)
     calls__close(s);
     core_close(s->core);
     offload_close(s->texts);
-    link_close(s->link);
+    shell__close_tables(s);
     net_close(s->net);
     buf_close(&s->out);
     buf_close(&s->body);
@@ -683,7 +683,7 @@ void world_expect_idle(struct world *w)
     const struct msg_status *m = world_status(w);
     assert_int_equal(m->running + m->queued, 0);
     assert_int_equal(w->s->n_free_calls, w->s->n_calls);
-    assert_int_equal(m->replica.cache.pages_held, 0);
+    assert_int_equal(m->replicas[0].cache.pages_held, 0);
     assert_int_equal(w->s->by_client.used, 0);
     assert_int_equal(w->s->by_request.used, 0);
     assert_int_equal(w->s->by_name.used, 0);

@@ -50,7 +50,7 @@ MUTANTS = [
          tests="process_test", why="a worker that was killed does not come back"),
     dict(name="up-loud", file="coordinator/cli/up.c", old="    if (!info || u->verbose) log_text", new="    log_text",
          tests="process_test", why="all that children log is shown"),
-    dict(name="up-hides-losses", file="coordinator/replica.c", old="    core__note_loss(c, \"generation", new="    core__note(c, \"generation",
+    dict(name="up-hides-losses", file="coordinator/core/replica.c", old="    core__note_loss(c, \"%s ended", new="    core__note(c, \"%s ended",
          tests="process_test", why="up does not show that a generation was lost"),
     dict(name="worker-waits-for-its-load", file="worker/loop.c", old="    if (rc == 0) process_end_within(END_S);", new="    if (rc < 0) process_end_within(END_S);",
          tests="worker_loop_test process_test", why="SIGTERM waits for a read that never ends"),

@@ -1,7 +1,9 @@
 /* Runs seeds of the simulator. Exit 0 when everything held. A failure prints the seed;
- * `sim_test --first SEED --seeds 1` shows it again. */
+ * `sim_test --first SEED --seeds 1` shows it again. The digest at the end is one of all the actions
+ * of all seeds: two builds that print the same one for the same seeds behave alike in them. */
 #include "coordinator/sim/sim.h"
 
+#include "common/base/hash.h"
 #include "common/base/opts.h"
 
 #include <inttypes.h>
@@ -32,6 +34,7 @@ int main(int argc, char **argv)
     const char *deep = getenv("FLOTILLA_LONG");
     if (long_seeds && deep && deep[0]) seeds = long_seeds;
     struct sim_report sum = {0};
+    uint64_t digest = 0;
     for (uint64_t seed = first; seed < first + seeds; seed++) {
         struct sim_report r, again;
         bool held = sim_run(seed, &r);
@@ -43,6 +46,8 @@ int main(int argc, char **argv)
             (void)printf("seed %" PRIu64 ": %s\n", seed, r.failure);
             return 1;
         }
+        uint64_t words[] = {digest, r.digest};
+        digest = hash_bytes(words, sizeof words, seed);
         sum.events += r.events;
         sum.faults += r.faults;
         sum.requests += r.requests;
@@ -55,6 +60,7 @@ int main(int argc, char **argv)
                  "generations lost, %.1f requests of which %.1f complete, %.0f tokens\n",
                  seeds, (double)sum.events / n, (double)sum.faults / n, (double)sum.generations / n,
                  (double)sum.requests / n, (double)sum.completed / n, (double)sum.tokens / n);
+    (void)printf("digest of all actions: %016" PRIx64 "\n", digest);
     if ((double)sum.events / n < 500.0 || (double)sum.faults / n < 5.0) {
         (void)printf("too little happens: 500 events and 5 faults a seed are needed\n");
         return 1;

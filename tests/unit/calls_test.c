@@ -227,7 +227,7 @@ static void test_tenants(void **state)
         world_generate(w, 0, CLIENT, 2, 0, &g);
         world_run(w, 50);
         world_expect_end(w, 2, STATUS_OK, "");
-        assert_int_equal(world_status(w)->replica.cache.hits, cases[i].hits);
+        assert_int_equal(world_status(w)->replicas[0].cache.hits, cases[i].hits);
         world_close(w);
     }
 }
@@ -303,7 +303,7 @@ static void test_key_prefix_cache(void **state)
         world_ask_tokens(w, call, 40, 1);
         world_run(w, 50);
     }
-    assert_int_equal(world_status(w)->replica.cache.hits, 0);
+    assert_int_equal(world_status(w)->replicas[0].cache.hits, 0);
     world_close(w);
 }
 
@@ -317,7 +317,7 @@ static void test_silent_client(void **state)
     world_ask_tokens(w, 1, 30, 20);
     world_run(w, 1900);
     assert_int_equal(world_status(w)->running, 1);
-    assert_true(world_status(w)->replica.cache.pages_held > 0);
+    assert_true(world_status(w)->replicas[0].cache.pages_held > 0);
     world_run(w, 200);
     world_expect_idle(w); /* pages too: the rows in flight run before any that reuses them */
     world_close(w);
@@ -344,7 +344,7 @@ static void test_stopped_coordinator(void **state)
     w->paused = true;
     world_ask_tokens(w, 1, 3, 20);
     world_run(w, 100);
-    uint32_t generation = world_status(w)->replica.generation;
+    uint32_t generation = world_status(w)->replicas[0].generation;
     w->now_ns += 5000 * NS_PER_MS;
     world_turn(w);
     assert_true(world_status(w)->ready);
@@ -352,7 +352,7 @@ static void test_stopped_coordinator(void **state)
     w->paused = false;
     world_run(w, 500);
     world_expect_end(w, 1, STATUS_OK, "");
-    assert_int_equal(world_status(w)->replica.generation, generation);
+    assert_int_equal(world_status(w)->replicas[0].generation, generation);
     world_close(w);
 }
 

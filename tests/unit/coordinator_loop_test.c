@@ -104,10 +104,12 @@ struct actions core_step(struct core *c, const struct event *e)
     return a;
 }
 
-void core_status(const struct core *c, struct msg_status *ret)
+void core_status(struct core *c, struct msg_status *ret)
 {
+    static struct msg_replica_status replica;
     (void)c;
-    *ret = (struct msg_status){.ready = script.ready};
+    replica.ready = script.ready;
+    *ret = (struct msg_status){.ready = script.ready, .n_replicas = 1, .replicas = &replica};
 }
 
 /* ---- the rest of the coordinator ---- */

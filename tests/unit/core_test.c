@@ -1,6 +1,6 @@
 /* The core's answers, event by event: what the simulator's random worlds do not ask for by name. */
-#include "coordinator/cost.h"
-#include "tests/unit/core_fixture.h"
+#include "coordinator/core/cost.h"
+#include "tests/lib/core_fixture.h"
 
 /* The linker leads the core's calls of cost_predict through here, to be counted. */
 uint64_t __real_cost_predict(const struct cost *c, struct cost_work work);
@@ -19,10 +19,10 @@ static void test_slices(void **state)
     make_ready(f);
     struct msg_status s;
     core_status(f->core, &s);
-    assert_int_equal(s.replica.workers[0].layer_first, 0);
-    assert_int_equal(s.replica.workers[0].layer_last, 2); /* 5 layers over 2: 3 and 2 */
-    assert_int_equal(s.replica.workers[1].layer_first, 3);
-    assert_int_equal(s.replica.workers[1].layer_last, 4);
+    assert_int_equal(s.replicas[0].workers[0].layer_first, 0);
+    assert_int_equal(s.replicas[0].workers[0].layer_last, 2); /* 5 layers over 2: 3 and 2 */
+    assert_int_equal(s.replicas[0].workers[1].layer_first, 3);
+    assert_int_equal(s.replicas[0].workers[1].layer_last, 4);
 }
 
 static void test_limits(void **state)
@@ -75,7 +75,7 @@ static void test_one_request(void **state)
     assert_null(first(a, ACT_TOKENS));
     expect_end(a, STATUS_OK, "");
     assert_int_equal(first(a, ACT_END)->end.finish_reason, FINISH_STOP);
-    struct pages_stats pages = core_pages(f->core);
+    struct pages_stats pages = core_pages(f->core, 0);
     assert_int_equal(pages.n_held, 0);
     assert_int_equal(pages.n_cached, 1); /* the prompt's whole page may be asked for again */
     assert_int_equal(pages.n_free, 7);
@@ -301,7 +301,7 @@ static void test_preempts_for_the_critical(void **state)
     assert_int_equal(f->n_new, 1);
     struct msg_status now;
     core_status(f->core, &now);
-    assert_int_equal(now.replica.cache.preemptions, 1);
+    assert_int_equal(now.replicas[0].cache.preemptions, 1);
 }
 
 /* Of the same class, nobody is preempted for one that came later; waiting makes more urgent. */
@@ -368,10 +368,10 @@ static void test_prefix_statistics(void **state)
         assert_int_equal(r[0].n_rows, id == 1 ? 101 : 1);
     }
     core_status(f->core, &now);
-    assert_int_equal(now.replica.cache.lookups, 4);
-    assert_int_equal(now.replica.cache.hits, 3); /* 0.75 */
-    assert_int_equal(now.replica.cache.tokens_saved, 300);
-    assert_int_equal(now.replica.cache.tokens_computed, 104);
+    assert_int_equal(now.replicas[0].cache.lookups, 4);
+    assert_int_equal(now.replicas[0].cache.hits, 3); /* 0.75 */
+    assert_int_equal(now.replicas[0].cache.tokens_saved, 300);
+    assert_int_equal(now.replicas[0].cache.tokens_computed, 104);
 }
 
 /* A short prompt that comes behind a long one is in the next Step, whole. */

@@ -1,5 +1,5 @@
 /* The model of a Step's time, against times that are made by a known rule. */
-#include "coordinator/cost.h"
+#include "coordinator/core/cost.h"
 
 #include "common/base/clock.h"
 #include "common/base/rng.h"

@@ -1,6 +1,6 @@
 /* How a generation begins, what it is told, and what its time limits are, event by event. Whom a
  * fleet is planned with after faults is replica_test.c's. */
-#include "tests/unit/core_fixture.h"
+#include "tests/lib/core_fixture.h"
 
 static struct actions tick(struct fixture *f, uint64_t ms)
 {
@@ -162,8 +162,8 @@ static void test_plaintext(void **state)
 
 /* ---- limits ---- */
 
-/* However slow Steps were, one that does not arrive at a worker that turns idly is noticed soon: the
- * link is to blame, and nothing was computed. */
+/* However slow Steps were, one that does not arrive at a worker that turns idly is noticed soon:
+ * the link is to blame, and nothing was computed. */
 static void test_a_step_that_does_not_arrive(void **state)
 {
     struct fixture *f = *state;
@@ -317,7 +317,8 @@ static void test_old_heartbeats(void **state)
     f->epoch = now;
     struct msg_status s;
     core_status(f->core, &s);
-    for (uint32_t i = 0; i < 2; i++) assert_int_equal(s.replica.workers[i].heartbeat.step_done, 1);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(s.replicas[0].workers[i].heartbeat.step_done, 1);
 }
 
 /* A machine with more to do than CPUs shows in the status. */
@@ -335,15 +336,16 @@ static void test_waiting_for_cpu(void **state)
         f->now_ns += 250 * MS;
     }
     core_status(f->core, &s);
-    uint32_t a = strcmp(s.replica.workers[0].name, "a") == 0 ? 0 : 1;
-    assert_int_equal((int)(100 * s.replica.workers[a].cpu_waiting + 0.5), 75); /* of two threads */
-    assert_int_equal((int)(100 * s.replica.workers[1 - a].cpu_waiting), 0);
+    uint32_t a = strcmp(s.replicas[0].workers[0].name, "a") == 0 ? 0 : 1;
+    assert_int_equal((int)(100 * s.replicas[0].workers[a].cpu_waiting + 0.5),
+                     75); /* of two threads */
+    assert_int_equal((int)(100 * s.replicas[0].workers[1 - a].cpu_waiting), 0);
     for (int i = 0; i < 6; i++) {
         (void)from(f, 1, m);
         f->now_ns += 250 * MS;
     }
     core_status(f->core, &s);
-    assert_int_equal((int)(100 * s.replica.workers[a].cpu_waiting), 0);
+    assert_int_equal((int)(100 * s.replicas[0].workers[a].cpu_waiting), 0);
 }
 
 int main(void)

@@ -74,37 +74,42 @@ static bool has(const struct buf *text, const char *words)
     return strstr(text->data, words) != NULL;
 }
 
+static struct msg_replica_status replicas[2];
+static struct msg_worker_status workers[2];
+
 /* Every figure another number, so that none can stand for another. */
 static struct msg_status status(void)
 {
     struct msg_status s = {.ready = true, .model = "m", .running = 3, .queued = 17};
     s.messages_dropped = 5;
-    s.replica = (struct msg_replica_status){.name = "a",
-                                            .state = "ready",
-                                            .why = "",
-                                            .generation = 7,
-                                            .n_workers = 2,
-                                            .pages_total = 100,
-                                            .pages_free = 60,
-                                            .steps = 1234,
-                                            .wire_ns = 2500000000,
-                                            .queue_ns = 1500000000,
-                                            .cache = {.pages_cached = 22,
-                                                      .pages_held = 40,
-                                                      .positions_unused = 9,
-                                                      .lookups = 31,
-                                                      .hits = 13,
-                                                      .tokens_saved = 4321,
-                                                      .tokens_computed = 8765,
-                                                      .evicted = 6,
-                                                      .preemptions = 8}};
+    s.n_replicas = 1;
+    s.replicas = replicas;
+    replicas[0] = (struct msg_replica_status){.name = "a",
+                                              .workers = workers,
+                                              .state = "ready",
+                                              .why = "",
+                                              .generation = 7,
+                                              .n_workers = 2,
+                                              .pages_total = 100,
+                                              .pages_free = 60,
+                                              .steps = 1234,
+                                              .wire_ns = 2500000000,
+                                              .queue_ns = 1500000000,
+                                              .cache = {.pages_cached = 22,
+                                                        .pages_held = 40,
+                                                        .positions_unused = 9,
+                                                        .lookups = 31,
+                                                        .hits = 13,
+                                                        .tokens_saved = 4321,
+                                                        .tokens_computed = 8765,
+                                                        .evicted = 6,
+                                                        .preemptions = 8}};
     for (uint32_t i = 0; i < 2; i++)
-        s.replica.workers[i] =
-            (struct msg_worker_status){.name = i ? "w2" : "w1",
-                                       .state = "ready",
-                                       .isa = "avx2",
-                                       .compute_ns = 1000000000 * (UINT64_C(11) + i),
-                                       .idle_ns = 1000000000 * (UINT64_C(51) + i)};
+        workers[i] = (struct msg_worker_status){.name = i ? "w2" : "w1",
+                                                .state = "ready",
+                                                .isa = "avx2",
+                                                .compute_ns = 1000000000 * (UINT64_C(11) + i),
+                                                .idle_ns = 1000000000 * (UINT64_C(51) + i)};
     return s;
 }
 
@@ -148,36 +153,57 @@ static void test_equals_status(void **state)
         double value;
     } want[] = {
         {"flotilla_ready", 1},
-        {"flotilla_generation", 7},
-        {"flotilla_steps_total", 1234},
-        {"flotilla_step_wire_seconds_total", 2.5},
-        {"flotilla_step_queue_seconds_total", 1.5},
-        {"flotilla_stage_compute_seconds_total{stage=\"0\",worker=\"w1\"}", 11},
-        {"flotilla_stage_compute_seconds_total{stage=\"1\",worker=\"w2\"}", 12},
-        {"flotilla_stage_idle_seconds_total{stage=\"0\",worker=\"w1\"}", 51},
-        {"flotilla_stage_idle_seconds_total{stage=\"1\",worker=\"w2\"}", 52},
+        {"flotilla_generation{replica=\"a\"}", 7},
+        {"flotilla_steps_total{replica=\"a\"}", 1234},
+        {"flotilla_step_wire_seconds_total{replica=\"a\"}", 2.5},
+        {"flotilla_step_queue_seconds_total{replica=\"a\"}", 1.5},
+        {"flotilla_stage_compute_seconds_total{replica=\"a\",stage=\"0\",worker=\"w1\"}", 11},
+        {"flotilla_stage_compute_seconds_total{replica=\"a\",stage=\"1\",worker=\"w2\"}", 12},
+        {"flotilla_stage_idle_seconds_total{replica=\"a\",stage=\"0\",worker=\"w1\"}", 51},
+        {"flotilla_stage_idle_seconds_total{replica=\"a\",stage=\"1\",worker=\"w2\"}", 52},
         {"flotilla_answers_total{status=\"0\"}", 41},
         {"flotilla_answers_total{status=\"1\"}", 2},
         {"flotilla_tokens_total", 777},
         {"flotilla_requests{state=\"running\"}", 3},
         {"flotilla_requests{state=\"queued\"}", 17},
         {"flotilla_messages_dropped_total", 5},
-        {"flotilla_kv_pages{state=\"free\"}", 60 - 22}, /* each page is in one state */
-        {"flotilla_kv_pages{state=\"cached\"}", 22},
-        {"flotilla_kv_pages{state=\"held\"}", 40},
-        {"flotilla_kv_positions_unused", 9},
-        {"flotilla_prefix_lookups_total", 31},
-        {"flotilla_prefix_hits_total", 13},
-        {"flotilla_prefix_tokens_saved_total", 4321},
-        {"flotilla_prefill_tokens_total", 8765},
-        {"flotilla_pages_evicted_total", 6},
-        {"flotilla_preemptions_total", 8},
+        {"flotilla_kv_pages{replica=\"a\",state=\"free\"}",
+         60 - 22}, /* each page is in one state */
+        {"flotilla_kv_pages{replica=\"a\",state=\"cached\"}", 22},
+        {"flotilla_kv_pages{replica=\"a\",state=\"held\"}", 40},
+        {"flotilla_kv_positions_unused{replica=\"a\"}", 9},
+        {"flotilla_prefix_lookups_total{replica=\"a\"}", 31},
+        {"flotilla_prefix_hits_total{replica=\"a\"}", 13},
+        {"flotilla_prefix_tokens_saved_total{replica=\"a\"}", 4321},
+        {"flotilla_prefill_tokens_total{replica=\"a\"}", 8765},
+        {"flotilla_pages_evicted_total{replica=\"a\"}", 6},
+        {"flotilla_preemptions_total{replica=\"a\"}", 8},
     };
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         double got = value_of(&text, want[i].name);
         if (got != want[i].value) /* exact: whole numbers and halves */
             fail_msg("%s is %g, not %g", want[i].name, got, want[i].value);
     }
+    buf_close(&text);
+}
+
+/* What a replica has is told of each, with its name, under one head for the metric. */
+static void test_two_replicas(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_status s = status();
+    struct buf text = {0};
+    s.n_replicas = 2;
+    replicas[1] = (struct msg_replica_status){
+        .name = "b", .state = "waiting", .why = "", .generation = 8, .pages_free = 70};
+    metrics_publish(f->m, f->count, &s);
+    request(f->port, "GET", "/metrics", &text);
+    assert_true(value_of(&text, "flotilla_generation{replica=\"a\"}") == 7);
+    assert_true(value_of(&text, "flotilla_generation{replica=\"b\"}") == 8);
+    assert_true(value_of(&text, "flotilla_kv_pages{replica=\"b\",state=\"free\"}") == 70);
+    const char *head = strstr(text.data, "# TYPE flotilla_generation ");
+    assert_non_null(head);
+    assert_null(strstr(head + 1, "# TYPE flotilla_generation "));
     buf_close(&text);
 }
 
@@ -321,7 +347,7 @@ static void test_names_from_the_wire(void **state)
     assert_int_equal(wire_get_from_worker(b.data, b.len, &a, &got, &em), 0);
     assert_string_equal(got.hello.name, "w???\xe2\x82\xac?[0m");
     struct msg_status s = status();
-    s.replica.workers[0].name = "w\xed\xa0\x80"; /* whatever it is: the text stays UTF-8 */
+    workers[0].name = "w\xed\xa0\x80"; /* whatever it is: the text stays UTF-8 */
     metrics_publish(f->m, f->count, &s);
     request(f->port, "GET", "/metrics", &text);
     for (size_t at = 0; at < text.len;) {
@@ -338,6 +364,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_equals_status, open_fixture, close_fixture),
+        cmocka_unit_test_setup_teardown(test_two_replicas, open_fixture, close_fixture),
         cmocka_unit_test_setup_teardown(test_histogram, open_fixture, close_fixture),
         cmocka_unit_test_setup_teardown(test_methods, open_fixture, close_fixture),
         cmocka_unit_test_setup_teardown(test_silent_connections, open_fixture, close_fixture),

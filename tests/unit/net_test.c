@@ -138,6 +138,39 @@ static bool receive(struct net_msg *m, long ms)
     return net_recv(server, m) == 0;
 }
 
+/* A poll looks at each of its sockets, however many they are. */
+static void test_many_sockets(void **state)
+{
+    enum { N = 20 };
+    struct errmsg em = {0};
+    struct net_sock *peers[N];
+    struct net_poll items[N + 1] = {{.sock = NULL}};
+    (void)state;
+    listen_as(NET_PULL, (struct net_limits){.hwm = 64, .frame_max = 64, .peers_max = N},
+              "tcp://127.0.0.1:*");
+    for (int i = 0; i < N; i++) {
+        struct net_limits limits = {.hwm = 2, .frame_max = 64};
+        assert_int_equal(net_socket(net, NET_PUSH, limits, &peers[i], &em), 0);
+        assert_int_equal(net_connect(peers[i], endpoint, &em), 0);
+        items[i] = (struct net_poll){.sock = peers[i], .want_write = true};
+    }
+    items[N] = (struct net_poll){.sock = server};
+    bool all = false;
+    for (int tries = 0; tries < 1000 && !all; tries++) {
+        assert_int_equal(net_poll(items, N, 30), 0);
+        all = true;
+        for (int i = 0; i < N; i++) all &= items[i].writable;
+        if (!all) usleep(10000);
+    }
+    for (int i = 0; i < N; i++) assert_true(items[i].writable);
+    struct net_frame f = {"x", 1};
+    assert_int_equal(net_send(peers[N - 1], &f, 1), 0);
+    for (int i = 0; i < N; i++) items[i].sock = NULL;
+    assert_int_equal(net_poll(items, N + 1, 30000), 0);
+    assert_true(items[N].readable);
+    for (int i = 0; i < N; i++) net_sock_close(peers[i]);
+}
+
 /* ---- what peers send ---- */
 
 static void test_unfinished_message(void **state)
@@ -552,6 +585,7 @@ static void test_listen_address(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_many_sockets, teardown),
         cmocka_unit_test_teardown(test_unfinished_message, teardown),
         cmocka_unit_test_teardown(test_unfinished_message_that_waits, teardown),
         cmocka_unit_test_teardown(test_honest_peer_is_never_cut, teardown),

@@ -1,12 +1,15 @@
 /* Pages and the prefix index: counts, sharing, eviction, and the longest prefix. */
-#include "coordinator/pages.h"
+#include "coordinator/core/pages.h"
 
 #include "common/base/rng.h"
-#include "coordinator/core.h"
+#include "coordinator/core/core.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -28,6 +31,13 @@ struct pages *__wrap_pages_open(const struct pages_config *config)
 {
     opened = *config;
     return __real_pages_open(config);
+}
+
+static bool same_stats(struct pages_stats a, struct pages_stats b)
+{
+    return a.n_free == b.n_free && a.n_cached == b.n_cached && a.n_held == b.n_held &&
+           a.hashes == b.hashes && a.lookups == b.lookups && a.entered == b.entered &&
+           a.evicted == b.evicted;
 }
 
 /* A sequence as the core keeps one, and what it should read. */
@@ -382,7 +392,7 @@ static void test_out_of_pages(void **state)
     for (int i = 0; i < 3; i++) assert_false(pages_take(p, &page));
     assert_int_equal(page, 77);
     after = pages_stats(p);
-    assert_memory_equal(&stats, &after, sizeof after);
+    assert_true(same_stats(stats, after));
     for (uint32_t i = 0; i < N; i++) {
         struct page_view v = pages_view(p, i);
         assert_int_equal(v.count, before[i].count);
@@ -400,7 +410,9 @@ static void test_what_the_hash_covers(void **state)
     enum { VARIANTS = 6 };
     struct hash128 roots[VARIANTS];
     for (int i = 0; i < VARIANTS; i++) {
-        struct core_config k = {.n_stages = 1,
+        struct core_config k = {.n_replicas = 1,
+                                .n_stages = 1,
+                                .max_workers = LIMIT_WORKERS,
                                 .n_layers = 1,
                                 .vocab = 9,
                                 .model_digest = i == 1 ? 2 : 1,
@@ -460,7 +472,7 @@ static void test_random(void **state)
             if (!fill(p, x, tokens, step)) { /* out of pages: nothing has changed */
                 struct pages_stats after = pages_stats(p);
                 assert_int_equal(before.n_held, N);
-                assert_memory_equal(&before, &after, sizeof before);
+                assert_true(same_stats(before, after));
                 x->walk.has_next = false; /* other tokens will come next */
             }
         }
@@ -484,6 +496,58 @@ static void test_random(void **state)
     pages_close(p);
 }
 
+/* ---- promises ---- */
+
+static void drop_twice(struct pages *p)
+{
+    uint32_t page = 0;
+    (void)pages_take(p, &page);
+    pages_drop(p, page);
+    pages_drop(p, page);
+}
+
+static void drop_a_stranger(struct pages *p)
+{
+    pages_drop(p, 4);
+}
+
+static void enter_a_free_page(struct pages *p)
+{
+    static const int32_t tokens[SIZE] = {1, 2, 3, 4};
+    struct prefix walk = pages_root(p, 0);
+    (void)pages_enter(p, &walk, tokens, 1, 2);
+}
+
+static void keep_it(struct pages *p)
+{
+    uint32_t page;
+    (void)pages_take(p, &page);
+}
+
+/* A count below zero ends the process rather than give one page to two. */
+static void test_promises(void **state)
+{
+    (void)state;
+    const struct {
+        void (*breach)(struct pages *p);
+        bool ends;
+    } cases[] = {
+        {keep_it, false}, {drop_twice, true}, {drop_a_stranger, true}, {enter_a_free_page, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int status;
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            (void)close(STDERR_FILENO);
+            cases[i].breach(open_pool(4, true, UINT64_MAX));
+            _exit(0);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status) == cases[i].ends);
+        if (cases[i].ends) assert_int_equal(WTERMSIG(status), SIGABRT);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -502,6 +566,7 @@ int main(void)
         cmocka_unit_test(test_out_of_pages),
         cmocka_unit_test(test_what_the_hash_covers),
         cmocka_unit_test(test_random),
+        cmocka_unit_test(test_promises),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Who waits, who runs, and who gives way: by class, arrival, time in the queue, and pages. */
 #include "common/base/rng.h"
-#include "tests/lib/ready_core.h"
+#include "tests/lib/core_fixture.h"
 
 static struct core_config one_at_a_time(void)
 {
@@ -14,7 +14,7 @@ static struct core_config one_at_a_time(void)
 static void test_waited_time_survives_a_preemption(void **state)
 {
     (void)state;
-    struct ready r = ready_open(one_at_a_time());
+    struct fixture r = ready_open(one_at_a_time());
     ready_submit(&r, 1, 3, 4, 9, PRIORITY_NORMAL);
     (void)ready_compose(&r);
     ready_submit(&r, 2, 4, 4, 9, PRIORITY_LOW);
@@ -43,7 +43,7 @@ static void test_waited_time_survives_a_preemption(void **state)
 static void test_ageing_preempts_nobody(void **state)
 {
     (void)state;
-    struct ready r = ready_open(one_at_a_time());
+    struct fixture r = ready_open(one_at_a_time());
     ready_submit(&r, 1, 3, 4, 9, PRIORITY_CRITICAL);
     (void)ready_compose(&r);
     ready_submit(&r, 2, 4, 4, 9, PRIORITY_LOW);
@@ -74,7 +74,7 @@ static void test_shared_pages_are_no_gain(void **state)
     struct core_config k = ready_config();
     k.n_pages = 12;
     k.ctx = 180;
-    struct ready r = ready_open(k);
+    struct fixture r = ready_open(k);
     ready_submit(&r, 1, 3, 70, 90, PRIORITY_HIGH);
     (void)ready_compose(&r);
     (void)ready_answer(&r, 0);
@@ -101,7 +101,7 @@ static void test_one_page_is_kept_to_write_on(void **state)
         k.n_pages = n_pages;
         k.ctx = 60;
         k.share = false;
-        struct ready r = ready_open(k);
+        struct fixture r = ready_open(k);
         ready_submit(&r, 1, 3, 8, 40, PRIORITY_NORMAL); /* one page */
         (void)ready_compose(&r);
         ready_submit(&r, 2, 4, 32, 4, PRIORITY_NORMAL); /* two pages, one more, one for the first */
@@ -118,7 +118,7 @@ static void test_cached_pages_are_available(void **state)
     struct core_config k = ready_config();
     k.n_pages = 8;
     k.ctx = 120;
-    struct ready r = ready_open(k);
+    struct fixture r = ready_open(k);
     ready_submit(&r, 1, 3, 80, 1, PRIORITY_NORMAL);
     while (ready_compose(&r)) (void)ready_answer(&r, 0);
     assert_int_equal(ready_cache(&r).pages_cached, 5);
@@ -140,9 +140,9 @@ static void test_pages_come_back(void **state)
     k.n_pages = 60;
     k.ctx = 400;
     k.max_running = 6;
-    struct ready r = ready_open(k);
+    struct fixture r = ready_open(k);
     struct rng rng = {8};
-    assert_int_equal(core_pages(r.core).n_free, 60);
+    assert_int_equal(core_pages(r.core, 0).n_free, 60);
     uint32_t n_sent = 0;
     bool lost = false;
     while (n_sent < 200 || core_n_sequences(r.core) > 0) {
@@ -153,7 +153,7 @@ static void test_pages_come_back(void **state)
         if (!lost && n_sent >= 100 && r.n_flight) {
             lost = true;
             ready_again(&r);
-            assert_int_equal(core_pages(r.core).n_free, 60);
+            assert_int_equal(core_pages(r.core, 0).n_free, 60);
         }
         if (rng_below(&rng, 20) == 0) ready_cancel(&r, 1 + rng_below(&rng, n_sent));
         (void)ready_compose(&r);
@@ -164,12 +164,12 @@ static void test_pages_come_back(void **state)
     while (r.n_flight) (void)ready_answer(&r, 0);
     assert_true(lost);
     assert_int_equal(r.n_ended, 200);
-    struct pages_stats s = core_pages(r.core);
+    struct pages_stats s = core_pages(r.core, 0);
     assert_int_equal(s.n_held, 0);
     assert_int_equal(s.n_free + s.n_cached, 60);
     assert_true(s.n_cached > 0 && ready_cache(&r).hits > 20 && ready_cache(&r).preemptions > 0);
     ready_again(&r);
-    s = core_pages(r.core);
+    s = core_pages(r.core, 0);
     assert_int_equal(s.n_free, 60);
     assert_int_equal(s.n_cached, 0);
     ready_submit(&r, 201, 3, 100, 1, PRIORITY_NORMAL);

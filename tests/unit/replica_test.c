@@ -1,6 +1,6 @@
 /* Who is to blame when a generation does not serve, and what then: a small fleet of workers in
  * virtual time, each with a fault of its own or none. */
-#include "tests/unit/core_fixture.h"
+#include "tests/lib/core_fixture.h"
 
 #include "common/base/mem.h"
 
@@ -327,7 +327,7 @@ static void assert_serves(const struct fleet *f, uint32_t a, uint32_t b)
     char want[16], is[140] = "";
     core_status(f->core, &s);
     (void)snprintf(want, sizeof want, "w%" PRIu32 " w%" PRIu32, a < b ? a : b, a < b ? b : a);
-    const char *x = s.replica.workers[0].name, *y = s.replica.workers[1].name;
+    const char *x = s.replicas[0].workers[0].name, *y = s.replicas[0].workers[1].name;
     (void)snprintf(is, sizeof is, "%s %s", strcmp(x, y) < 0 ? x : y, strcmp(x, y) < 0 ? y : x);
     assert_string_equal(is, want);
 }
@@ -496,11 +496,13 @@ static void test_a_killed_worker_clears_its_neighbour(void **state)
     (void)ready_in(f, 2000);
     core_status(f->core, &s);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(s.replica.workers[i].faults, s.replica.workers[i].name[1] == '2' ? 2 : 0);
+        assert_int_equal(s.replicas[0].workers[i].faults,
+                         s.replicas[0].workers[i].name[1] == '2' ? 2 : 0);
     pass(f, 61000); /* time served */
     core_status(f->core, &s);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(s.replica.workers[i].faults, s.replica.workers[i].name[1] == '2' ? 1 : 0);
+        assert_int_equal(s.replicas[0].workers[i].faults,
+                         s.replicas[0].workers[i].name[1] == '2' ? 1 : 0);
     drop_fleet(f);
 }
 
@@ -519,14 +521,14 @@ static void test_held_down(void **state)
     pass(f, 1500);
     assert_int_equal(f->generations, 3); /* after 0, 0.1 and 0.3 s */
     core_status(f->core, &s);
-    assert_non_null(strstr(s.replica.why, "worker w1 is held down for"));
-    assert_non_null(strstr(s.replica.why, "no such file"));
+    assert_non_null(strstr(s.replicas[0].why, "worker w1 is held down for"));
+    assert_non_null(strstr(s.replicas[0].why, "no such file"));
     pass(f, 600000);
     assert_in_range(f->generations, 15, 30); /* each 30 s in the end */
     f->m[1].mode = FINE;
     assert_in_range(ready_in(f, 60000), 0, 31000);
     core_status(f->core, &s);
-    assert_string_equal(s.replica.why, "");
+    assert_string_equal(s.replicas[0].why, "");
     drop_fleet(f);
 }
 

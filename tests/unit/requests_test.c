@@ -1,6 +1,6 @@
 /* What requests may rely on: results that are compared with what was asked for, ends that the last
  * stage hears of, tenants, replays, classes. */
-#include "tests/unit/core_fixture.h"
+#include "tests/lib/core_fixture.h"
 
 /* The Step composed now. */
 static const struct msg_step *compose(struct fixture *f)
@@ -253,7 +253,7 @@ static void test_priority_is_not_inverted(void **state)
     assert_true(turn(f, &s, r));
     assert_true(runs(f, 1) && !runs(f, 2) && !runs(f, 3) && runs(f, 4) && !runs(f, 5));
     core_status(f->core, &now);
-    assert_int_equal(now.replica.cache.preemptions, 1);
+    assert_int_equal(now.replicas[0].cache.preemptions, 1);
     (void)feed(f, (struct event){.type = EV_CANCEL, .request = {4, "asked"}});
     assert_true(turn(f, &s, r));
     assert_true(runs(f, 1) && !runs(f, 2) && runs(f, 3) && !runs(f, 5)); /* the next of all */
@@ -345,7 +345,8 @@ static void test_shared_pages_are_no_gain(void **state)
     second.submit.tokens = alike;
     (void)feed(f, second);
     assert_true(turn(f, &s, r));
-    assert_int_equal(core_pages(f->core).n_held, 5); /* two that they share, two of 1, one of 2 */
+    assert_int_equal(core_pages(f->core, 0).n_held,
+                     5); /* two that they share, two of 1, one of 2 */
     struct event e = request(3, 64, 9, PRIORITY_NORMAL); /* 4, one to write on, one for another */
     static const int32_t other[64] = {9};
     e.submit.tokens = other;
@@ -353,7 +354,7 @@ static void test_shared_pages_are_no_gain(void **state)
     assert_true(turn(f, &s, r));
     struct msg_status now;
     core_status(f->core, &now);
-    assert_int_equal(now.replica.cache.preemptions, 2); /* 3 and the one of 2 were too few */
+    assert_int_equal(now.replicas[0].cache.preemptions, 2); /* 3 and the one of 2 were too few */
 }
 
 /* Nobody of the same class overtakes the one that waits for pages. */

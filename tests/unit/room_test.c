@@ -1,22 +1,14 @@
 /* How large the KV pool may be: by what the workers tell of their memory, and what the core does
  * with it when a generation begins. */
-#include "coordinator/core.h"
-#include "coordinator/room.h"
+#include "coordinator/core/room.h"
 
-#include "common/base/clock.h"
 #include "common/base/machine.h"
+#include "tests/lib/core_fixture.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define MIB ((uint64_t)1 << 20)
 #define GIB ((uint64_t)1 << 30)
-#define MS NS_PER_MS
 #define LAYERS 8u
 #define PAGE 16u
 
@@ -122,62 +114,26 @@ static void test_absurd(void **state)
 
 /* ---- in the core ---- */
 
-struct fixture {
-    struct core *core;
-    uint64_t now_ns;
-    struct epoch epoch;
-    struct actions last;
-};
+static struct core_config room_config(void)
+{
+    struct core_config k = config();
+    k.n_layers = LAYERS;
+    k.n_pages = 0;
+    k.pages_most = 1000;
+    k.costs = costs;
+    k.window = 1;
+    k.max_live = k.max_running = k.max_per_client = 8;
+    k.replica_wait_ns = 5000 * MS;
+    return k;
+}
 
 static struct fixture open_core(uint32_t n_pages, uint32_t pages_least, uint32_t ctx)
 {
-    static const int32_t eog = 2;
-    struct core_config k = {.incarnation = 77,
-                            .n_stages = 2,
-                            .n_layers = LAYERS,
-                            .width = 8,
-                            .vocab = 50,
-                            .model_digest = 9,
-                            .model_path = "/m",
-                            .results_endpoint = "tcp://:9",
-                            .eog = &eog,
-                            .n_eog = 1,
-                            .n_pages = n_pages,
-                            .pages_least = pages_least,
-                            .pages_most = 1000,
-                            .costs = costs,
-                            .page = PAGE,
-                            .share = true,
-                            .hash_mask = UINT64_MAX,
-                            .ctx = ctx,
-                            .rows_max = 16,
-                            .logits_max = 4,
-                            .window = 1,
-                            .max_live = 8,
-                            .max_running = 8,
-                            .max_per_client = 8,
-                            .replica_wait_ns = 5000 * MS,
-                            .deadline_ns = 60000 * MS,
-                            .worker_timeout_ns = 1500 * MS,
-                            .step_timeout_ns = 2000 * MS};
+    struct core_config k = room_config();
+    k.n_pages = n_pages;
+    k.pages_least = pages_least;
+    k.ctx = ctx;
     return (struct fixture){.core = core_open(&k), .now_ns = 1000 * MS};
-}
-
-static struct actions feed(struct fixture *f, struct event e)
-{
-    e.now_ns = f->now_ns;
-    return f->last = core_step(f->core, &e);
-}
-
-static struct actions from(struct fixture *f, uint64_t who, struct msg_from_worker m)
-{
-    static struct msg_from_worker kept;
-    kept = m;
-    kept.version = PROTO_VERSION;
-    kept.instance = (struct instance){who, who};
-    kept.has_epoch = true;
-    kept.epoch = f->epoch;
-    return feed(f, (struct event){.type = EV_FROM_WORKER, .from = {&kept, "10.0.0.1"}});
 }
 
 /* Worker `who` of machine `machine` says Hello, or says again what it has. */
@@ -208,7 +164,7 @@ static struct msg_replica_status status(struct fixture *f)
 {
     static struct msg_status s;
     core_status(f->core, &s);
-    return s.replica;
+    return s.replicas[0];
 }
 
 static uint32_t notes(const struct fixture *f, const char *with)
@@ -217,18 +173,6 @@ static uint32_t notes(const struct fixture *f, const char *with)
     for (size_t i = 0; i < f->last.n; i++)
         n += f->last.items[i].type == ACT_NOTE && strstr(f->last.items[i].note, with);
     return n;
-}
-
-static struct actions submit(struct fixture *f, uint64_t id, uint32_t n_prompt, uint32_t max_new)
-{
-    static int32_t tokens[8192];
-    for (uint32_t i = 0; i < n_prompt; i++) tokens[i] = 5;
-    return feed(f, (struct event){.type = EV_SUBMIT,
-                                  .submit = {.request = id,
-                                             .client = 1,
-                                             .tokens = tokens,
-                                             .n_prompt = n_prompt,
-                                             .max_new = max_new}});
 }
 
 static const struct action *ended(const struct fixture *f, uint64_t id)
@@ -262,7 +206,7 @@ static void test_pool_by_room(void **state)
     assert_int_equal(notes(&f, "KV pool of 1600 tokens, contexts of 1600"), 1);
     assert_int_equal(notes(&f, "worker w1 and 1 more"), 1);
     assert_int_equal(status(&f).pages_total, 100);
-    assert_int_equal(core_pages(f.core).n_free, 100);
+    assert_int_equal(core_pages(f.core, 0).n_free, 100);
     (void)submit(&f, 1, 1600, 4);
     assert_int_equal(ended(&f, 1)->end.status, STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(ended(&f, 1)->end.text, "the context of 1600"));
@@ -433,7 +377,7 @@ static void test_next_generation(void **state)
     (void)feed(&f, (struct event){.type = EV_TICK});
     assert_non_null(assigned(&f));
     assert_int_equal(assigned(&f)->n_pages, 40);
-    assert_int_equal(core_pages(f.core).n_free, 40);
+    assert_int_equal(core_pages(f.core, 0).n_free, 40);
     const struct action *end = ended(&f, 1);
     assert_non_null(end);
     assert_int_equal(end->end.status, STATUS_RESOURCE_EXHAUSTED);
@@ -479,31 +423,12 @@ static void test_tables(void **state)
 {
     (void)state;
     struct room_costs c = costs;
-    static const int32_t eog = 2;
     c.table_bytes = 50 * pages_bytes(PAGE);
-    struct core_config k = {.incarnation = 77,
-                            .n_stages = 1,
-                            .n_layers = LAYERS,
-                            .width = 8,
-                            .vocab = 50,
-                            .model_path = "/m",
-                            .results_endpoint = "tcp://:9",
-                            .eog = &eog,
-                            .n_eog = 1,
-                            .pages_least = 1,
-                            .pages_most = 1000,
-                            .costs = c,
-                            .page = PAGE,
-                            .hash_mask = UINT64_MAX,
-                            .ctx = 4096,
-                            .rows_max = 16,
-                            .logits_max = 4,
-                            .window = 1,
-                            .max_live = 8,
-                            .max_running = 8,
-                            .max_per_client = 8,
-                            .worker_timeout_ns = 1500 * MS,
-                            .step_timeout_ns = 2000 * MS};
+    struct core_config k = room_config();
+    k.n_stages = 1;
+    k.pages_least = 1;
+    k.costs = c;
+    k.ctx = 4096;
     struct fixture f = {.core = core_open(&k), .now_ns = 1000 * MS};
     (void)tell(&f, 1, true, 1, 900 * GIB, 0, 0);
     assert_int_equal(assigned(&f)->n_pages, 50);

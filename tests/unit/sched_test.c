@@ -1,8 +1,8 @@
 /* What a Step holds: how many decodes, how many rows of prompts, and how many Steps are in flight.
  */
-#include "tests/lib/ready_core.h"
+#include "tests/lib/core_fixture.h"
 
-static void answer_all(struct ready *r)
+static void answer_all(struct fixture *r)
 {
     while (r->n_flight) (void)ready_answer(r, 0);
 }
@@ -14,7 +14,7 @@ static void test_decodes_by_the_round_trip(void **state)
     (void)state;
     struct core_config k = ready_config();
     k.window = 8;
-    struct ready r = ready_open(k);
+    struct fixture r = ready_open(k);
     ready_submit(&r, 1, 3, 4, 400, PRIORITY_NORMAL);
     for (int i = 0; i < 40; i++) {
         assert_int_equal(ready_compose(&r), 1);
@@ -45,7 +45,7 @@ static void test_steps_are_a_quarter_while_one_is_about_to_decode(void **state)
     for (uint32_t max_new = 1; max_new <= 2; max_new++) {
         struct core_config k = ready_config();
         k.share = false;
-        struct ready r = ready_open(k);
+        struct fixture r = ready_open(k);
         ready_submit(&r, 1, 3, 1500, 1, PRIORITY_NORMAL);
         while (ready_compose(&r) || r.n_flight) {
             r.now_ns += r.flight[0].rows * MS;
@@ -76,7 +76,7 @@ static void test_a_preempted_decode_gives_its_row_back(void **state)
     k.ctx = 150;
     k.rows_max = 3;
     k.share = false;
-    struct ready r = ready_open(k);
+    struct fixture r = ready_open(k);
     ready_submit(&r, 1, 3, 3, 130, PRIORITY_HIGH);
     ready_submit(&r, 2, 4, 6, 130, PRIORITY_LOW);
     uint32_t n_steps = 0;
@@ -99,7 +99,7 @@ static void test_a_preempted_decode_gives_its_row_back(void **state)
 static void test_what_counts_as_computed(void **state)
 {
     (void)state;
-    struct ready r = ready_open(ready_config());
+    struct fixture r = ready_open(ready_config());
     ready_submit(&r, 1, 3, 20, 6, PRIORITY_NORMAL);
     while (ready_compose(&r)) answer_all(&r);
     assert_int_equal(r.n_ended, 1);
@@ -114,13 +114,13 @@ static void test_the_window_is_never_exceeded(void **state)
         struct core_config k = ready_config();
         k.window = window;
         k.rows_max = 8;
-        struct ready r = ready_open(k);
+        struct fixture r = ready_open(k);
         ready_submit(&r, 1, 3, 400, 1, PRIORITY_NORMAL);
         assert_int_equal(ready_compose(&r), window);
         assert_int_equal(ready_compose(&r), 0);
         (void)ready_answer(&r, 0);
         assert_int_equal(ready_compose(&r), 1);
-        assert_int_equal(core_in_flight(r.core), window);
+        assert_int_equal(core_in_flight(r.core, 0), window);
         core_close(r.core);
     }
 }
@@ -134,7 +134,7 @@ static void test_the_last_place_of_a_step(void **state)
         struct core_config k = ready_config();
         k.n_stages = k.window = 1;
         k.logits_max = places;
-        struct ready r = ready_open(k);
+        struct fixture r = ready_open(k);
         ready_submit(&r, 1, 3, 4, 90, PRIORITY_NORMAL);
         ready_submit(&r, 2, 4, 4, 90, PRIORITY_NORMAL);
         for (int i = 0; i < 8; i++) {
@@ -157,7 +157,7 @@ static void test_prompts_share_a_step(void **state)
     struct core_config k = ready_config();
     k.n_stages = k.window = 1;
     k.rows_max = 64;
-    struct ready r = ready_open(k);
+    struct fixture r = ready_open(k);
     ready_submit(&r, 1, 3, 300, 1, PRIORITY_NORMAL);
     ready_submit(&r, 2, 4, 300, 1, PRIORITY_NORMAL);
     assert_int_equal(ready_compose(&r), 1);
@@ -174,7 +174,7 @@ static void test_a_like_prompt_rides_behind(void **state)
     struct core_config k = ready_config();
     k.n_stages = k.window = 1;
     k.rows_max = 24;
-    struct ready r = ready_open(k);
+    struct fixture r = ready_open(k);
     ready_submit(&r, 1, 3, 80, 1, PRIORITY_NORMAL);
     ready_submit(&r, 2, 3, 80, 1, PRIORITY_NORMAL);
     while (ready_compose(&r)) answer_all(&r);
@@ -197,7 +197,7 @@ static void test_a_decode_without_a_page_holds_up_no_prompt(void **state)
         k.n_pages = 6;
         k.ctx = 90;
         k.share = false;
-        struct ready r = ready_open(k);
+        struct fixture r = ready_open(k);
         ready_submit(&r, 1, 3, 15, 70, PRIORITY_LOW);
         for (int i = 0; r.n_ended < 2; i++) {
             if (i == start) ready_submit(&r, 2, 4, 30, 1, PRIORITY_HIGH);

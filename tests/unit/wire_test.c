@@ -350,34 +350,42 @@ static void test_status(void **state)
                            .model = "m",
                            .running = ++n,
                            .queued = ++n,
-                           .messages_dropped = ++n,
-                           .replica = {.name = "r",
-                                       .state = "s",
-                                       .why = "because",
-                                       .generation = ++n,
-                                       .n_workers = 2,
-                                       .pages_total = ++n,
-                                       .pages_free = ++n,
-                                       .sequences_max = ++n,
-                                       .steps = ++n,
-                                       .steps_mixed = ++n,
-                                       .wire_ns = ++n,
-                                       .queue_ns = ++n,
-                                       .cache = {.pages_cached = ++n,
-                                                 .pages_held = ++n,
-                                                 .positions_unused = ++n,
-                                                 .lookups = ++n,
-                                                 .hits = ++n,
-                                                 .tokens_saved = ++n,
-                                                 .tokens_computed = ++n,
-                                                 .evicted = ++n,
-                                                 .preemptions = ++n}}},
+                           .messages_dropped = ++n},
                       r;
-    m.replica.workers[0] = distinct_worker(101);
-    m.replica.workers[1] = distinct_worker(5000);
+    const struct msg_worker_status workers[] = {distinct_worker(101), distinct_worker(5000)};
+    const struct msg_replica_status replicas[] = {
+        {.name = "r",
+         .state = "s",
+         .why = "because",
+         .generation = ++n,
+         .n_workers = 2,
+         .workers = workers,
+         .pages_total = ++n,
+         .pages_free = ++n,
+         .sequences_max = ++n,
+         .steps = ++n,
+         .steps_mixed = ++n,
+         .wire_ns = ++n,
+         .queue_ns = ++n,
+         .cache = {.pages_cached = ++n,
+                   .pages_held = ++n,
+                   .positions_unused = ++n,
+                   .lookups = ++n,
+                   .hits = ++n,
+                   .tokens_saved = ++n,
+                   .tokens_computed = ++n,
+                   .evicted = ++n,
+                   .preemptions = ++n}},
+        {.name = "other", .state = "ready", .why = "", .n_workers = 1, .workers = workers + 1}};
+    m.n_replicas = 2;
+    m.replicas = replicas;
     wire_put_status(&m, &out);
     if (wire_get_status(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
-    const struct msg_replica_status *a = &m.replica, *b = &r.replica;
+    assert_int_equal(r.n_replicas, 2);
+    assert_string_equal(r.replicas[1].name, "other");
+    assert_true(r.replicas[1].ready && !r.replicas[0].ready);
+    assert_string_equal(r.replicas[1].workers[0].name, workers[1].name);
+    const struct msg_replica_status *a = &m.replicas[0], *b = &r.replicas[0];
     assert_true(r.ready && r.running == m.running && r.queued == m.queued &&
                 r.messages_dropped == m.messages_dropped);
     assert_string_equal(r.model, m.model);
@@ -559,21 +567,19 @@ static void test_worker_status(void **state)
     (void)state;
     static struct msg_status m, r;
     struct errmsg em = {0};
-    m = (struct msg_status){.model = "m",
-                            .replica = {.name = "a",
-                                        .state = "ready",
-                                        .why = "worker w2 is held down",
-                                        .n_workers = 1,
-                                        .workers = {{.name = "w1",
-                                                     .state = "serving",
-                                                     .isa = "avx2",
-                                                     .cpu_waiting = 0.75,
-                                                     .faults = 3}}}};
+    const struct msg_worker_status worker = {
+        .name = "w1", .state = "serving", .isa = "avx2", .cpu_waiting = 0.75, .faults = 3};
+    const struct msg_replica_status replica = {.name = "a",
+                                               .state = "ready",
+                                               .why = "worker w2 is held down",
+                                               .n_workers = 1,
+                                               .workers = &worker};
+    m = (struct msg_status){.model = "m", .n_replicas = 1, .replicas = &replica};
     wire_put_status(&m, &out);
     assert_int_equal(wire_get_status(out.data, out.len, &arena, &r, &em), 0);
-    assert_string_equal(r.replica.why, "worker w2 is held down");
-    assert_true(r.replica.workers[0].cpu_waiting == 0.75);
-    assert_int_equal(r.replica.workers[0].faults, 3);
+    assert_string_equal(r.replicas[0].why, "worker w2 is held down");
+    assert_true(r.replicas[0].workers[0].cpu_waiting == 0.75);
+    assert_int_equal(r.replicas[0].workers[0].faults, 3);
 }
 
 int main(void)

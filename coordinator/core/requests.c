@@ -1,6 +1,7 @@
 /* Requests: submitted, ended, and given their tokens, each exactly once by its position. */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
+#include "common/base/check.h"
 #include "common/base/mem.h"
 
 #include <inttypes.h>
@@ -21,14 +22,15 @@ static void refuse(struct core *c, uint64_t id, enum status status, const char *
 /* Why a request cannot be taken at all, or NULL. */
 static const char *check(struct core *c, uint32_t n_prompt, uint32_t n_received)
 {
+    uint32_t ctx = core__ctx(c);
     if (n_prompt == 0) return "the prompt has no tokens";
-    if (n_prompt >= c->cfg.ctx)
+    if (n_prompt >= ctx)
         return core__text(c, "a prompt of %" PRIu32 " tokens does not fit the context of %" PRIu32,
-                          n_prompt, c->cfg.ctx);
-    if (n_received > c->cfg.ctx - n_prompt)
+                          n_prompt, ctx);
+    if (n_received > ctx - n_prompt)
         return core__text(c,
                           "%" PRIu32 " tokens cannot have been received: the context is %" PRIu32,
-                          n_received, c->cfg.ctx);
+                          n_received, ctx);
     return NULL;
 }
 
@@ -38,7 +40,11 @@ static const char *too_many(struct core *c, uint64_t client)
     uint32_t n = 0;
     if (c->n_free_slots == 0)
         return core__text(c, "%" PRIu32 " requests are live, the limit", c->cfg.max_live);
-    for (uint32_t i = 0; i < c->n_running; i++) n += c->requests[c->running[i]].client == client;
+    for (uint32_t k = 0; k < c->cfg.n_replicas; k++) {
+        const struct replica *rep = &c->replicas[k];
+        for (uint32_t i = 0; i < rep->n_running; i++)
+            n += c->requests[rep->running[i]].client == client;
+    }
     for (uint32_t i = 0; i < c->n_queued; i++) n += c->requests[c->queued[i]].client == client;
     if (n >= c->cfg.max_per_client)
         return core__text(c, "%" PRIu32 " requests of this client are live, the limit", n);
@@ -76,7 +82,7 @@ void request__submit(struct core *c, const struct event *e)
         refuse(c, id, STATUS_RESOURCE_EXHAUSTED, why);
         return;
     }
-    if (max_new > c->cfg.ctx - n_prompt) max_new = c->cfg.ctx - n_prompt;
+    if (max_new > core__ctx(c) - n_prompt) max_new = core__ctx(c) - n_prompt;
     size_t room = (size_t)n_prompt + (max_new > n_received ? max_new : n_received);
     int32_t *tokens = mem_try(room * sizeof *tokens);
     uint32_t *pages = mem_try((room / c->cfg.page + 1) * sizeof *pages);
@@ -110,18 +116,26 @@ void request__submit(struct core *c, const struct event *e)
                           .n_tokens = n_prompt + n_received,
                           .max_new = max_new,
                           .sampling = sampling};
-    r->walk = pages_root(c->pages, r->tenant);
     queue__enter(c, r);
     imap_put(&c->by_id, id, slot);
     if (n_received >= max_new)
         request__end(c, r, STATUS_OK, FINISH_LENGTH, "");
-    else if (c->replica.state != REPLICA_READY && c->cfg.replica_wait_ns == 0)
+    else if (!core__ready(c) && c->cfg.replica_wait_ns == 0)
         request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__no_replica(c));
 }
 
 bool request__on_trial(const struct request *r)
 {
     return r->suspected + 1 >= SUSPECTED_MAX;
+}
+
+void request__close(struct core *c, struct request *r)
+{
+    struct replica *rep = r->opened;
+    if (!rep) return;
+    CHECK(rep->n_closed < 2 * c->cfg.max_live);
+    rep->closed[rep->n_closed++] = r->id;
+    r->opened = NULL;
 }
 
 void request__end(struct core *c, struct request *r, enum status status, enum finish_reason reason,
@@ -132,10 +146,13 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
     a->end.status = status;
     a->end.text = text;
     a->end.finish_reason = reason;
-    if (r->opened) c->closed[c->n_closed++] = r->id;
-    if (request__on_trial(r)) c->n_trials--;
+    request__close(c, r);
+    if (request__on_trial(r)) {
+        CHECK(c->n_trials > 0);
+        c->n_trials--;
+    }
+    queue__release(r);
     queue__leave(c, r);
-    queue__release(c, r);
     imap_remove(&c->by_id, r->id);
     c->free_slots[c->n_free_slots++] = (uint32_t)(r - c->requests);
     mem_free(r->tokens);
@@ -184,6 +201,7 @@ static struct msg_logprobs logprobs_of(struct core *c, const struct msg_logprobs
 static void acquit(struct core *c, struct request *r)
 {
     if (!request__on_trial(r)) return;
+    CHECK(c->n_trials > 0);
     r->suspected = 0;
     c->n_trials--;
 }
@@ -203,6 +221,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
     acquit(c, r);
     int32_t *out = core__alloc(c, sizeof *out);
     *out = token;
+    CHECK(r->n_tokens < r->n_prompt + r->max_new);
     r->tokens[r->n_tokens++] = token;
     struct action *a = core__act(c, ACT_TOKENS);
     a->tokens.request = r->id;
@@ -231,44 +250,42 @@ void request__results(struct core *c, const struct msg_result *m)
     }
 }
 
-/* The i-th live request, queued ones first: from the last to the first, requests may end on the
- * way. */
-static struct request *live(const struct core *c, uint32_t i)
+/* Ends a request whose time is over. */
+static void check_time(struct core *c, struct request *r)
 {
-    return &c->requests[i < c->n_queued ? c->queued[i] : c->running[i - c->n_queued]];
+    if (c->now_ns >= r->deadline_ns)
+        request__end(c, r, STATUS_DEADLINE_EXCEEDED, FINISH_NONE, "the request's deadline has passed");
+    else if (!core__ready(c) && c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)
+        request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__no_replica(c));
 }
 
+/* From the last to the first, since requests may end on the way. */
 void request__tick(struct core *c)
 {
-    for (uint32_t i = c->n_queued + c->n_running; i-- > 0;) {
-        struct request *r = live(c, i);
-        if (c->now_ns >= r->deadline_ns)
-            request__end(c, r, STATUS_DEADLINE_EXCEEDED, FINISH_NONE,
-                         "the request's deadline has passed");
-        else if (c->replica.state != REPLICA_READY &&
-                 c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)
-            request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__no_replica(c));
+    for (uint32_t k = c->cfg.n_replicas; k-- > 0;) {
+        struct replica *rep = &c->replicas[k];
+        for (uint32_t i = rep->n_running; i-- > 0;) check_time(c, &c->requests[rep->running[i]]);
     }
+    for (uint32_t i = c->n_queued; i-- > 0;) check_time(c, &c->requests[c->queued[i]]);
 }
 
 /* ---- lost generations ---- */
 
 /* Those that have rows in a Step that was in flight may be what ended the generation. Where one on
  * trial runs, the others have shown that they are not. */
-static void suspect(struct core *c)
+static void suspect(struct core *c, const struct replica *rep)
 {
-    const struct replica *r = &c->replica;
     bool trial = false;
-    for (uint32_t i = 0; i < c->n_running && c->n_trials; i++)
-        trial |= request__on_trial(&c->requests[c->running[i]]);
-    for (uint32_t k = 0; k < r->n_flight; k++) {
-        const struct in_flight *f = &r->flight[k];
-        const struct asked *asked = c->asked + f->number % c->cfg.window * LIMIT_STEP_RUNS;
+    for (uint32_t i = 0; i < rep->n_running && c->n_trials; i++)
+        trial |= request__on_trial(&c->requests[rep->running[i]]);
+    for (uint32_t k = 0; k < rep->flight.n; k++) {
+        const struct in_flight *f = &rep->flight.steps[k];
+        const struct asked *asked = rep->flight.asked + f->number % c->cfg.window * LIMIT_STEP_RUNS;
         for (uint32_t i = 0; i < f->n_asked; i++) {
             struct request *x = find(c, asked[i].request);
-            if (!x || !x->running || x->suspected_in == r->generation) continue;
+            if (!x || x->replica != rep || x->suspected_in == rep->generation) continue;
             if (trial && !request__on_trial(x)) continue;
-            x->suspected_in = r->generation;
+            x->suspected_in = rep->generation;
             bool before = request__on_trial(x);
             x->suspected++;
             c->n_trials += !before && request__on_trial(x);
@@ -276,24 +293,26 @@ static void suspect(struct core *c)
     }
 }
 
-void request__generation_lost(struct core *c, bool was_ready, bool suspicious, const char *why)
+void request__generation_lost(struct core *c, struct replica *rep, bool was_ready, bool suspicious,
+                              const char *why)
 {
-    if (suspicious) suspect(c);
-    c->n_closed = 0; /* the next generation's last stage begins with nothing */
-    while (c->n_running) {
-        struct request *r = &c->requests[c->running[c->n_running - 1]];
+    bool wait = !core__ready(c); /* no other replica serves */
+    if (suspicious) suspect(c, rep);
+    rep->n_closed = 0; /* the next generation's last stage begins with nothing */
+    while (rep->n_running) {
+        struct request *r = &c->requests[rep->running[rep->n_running - 1]];
         queue__again(c, r);
         r->attempt++;
     }
     for (uint32_t i = c->n_queued; i-- > 0;) {
         struct request *r = &c->requests[c->queued[i]];
-        r->opened = false;
-        if (was_ready) r->wait_since_ns = c->now_ns;
-        if (c->cfg.replica_wait_ns == 0)
+        if (r->opened == rep) r->opened = NULL;
+        if (was_ready && wait) r->wait_since_ns = c->now_ns;
+        if (wait && c->cfg.replica_wait_ns == 0)
             request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__text(c, "%s", why));
         else if (r->suspected >= SUSPECTED_MAX)
             request__end(c, r, STATUS_INTERNAL, FINISH_NONE,
                          core__text(c, "in flight at %u lost generations: %s", SUSPECTED_MAX, why));
     }
-    pages_clear(c->pages);
+    pages_clear(rep->pages);
 }

@@ -3,12 +3,13 @@
  *
  * A pool that its workers hold already is kept while it fits, even where a little more or less
  * would fit now: another size means that they load their slices again. */
-#include "coordinator/room.h"
+#include "coordinator/core/room.h"
 
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/machine.h"
 #include "common/base/mem.h"
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -85,11 +86,11 @@ static uint64_t pages_for(const struct core *c, uint64_t positions)
 }
 
 /* The size that the stages hold which keep their slices; 0: none does, or they differ. */
-static uint32_t held_pages(struct core *c, const struct room_stage *stages)
+static uint32_t held_pages(struct core *c, const struct replica *r, const struct room_stage *stages)
 {
     uint32_t pages = 0;
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
-        const struct worker *w = &c->workers[c->replica.stage[i]];
+        const struct worker *w = replica__at(c, r, i);
         const struct msg_holding *h = &w->hello.holding;
         if (!w->hello.holds || h->model_digest != c->cfg.model_digest ||
             h->layer_first != stages[i].layer_first || h->layer_last != stages[i].layer_last)
@@ -104,11 +105,11 @@ static uint32_t held_pages(struct core *c, const struct room_stage *stages)
 static uint32_t choose(const struct core *c, const struct room *spare, const struct room *close,
                        uint32_t held)
 {
-    if (c->fixed_pages) return c->fixed_pages <= close->pages ? c->fixed_pages : 0;
+    if (c->cfg.n_pages) return c->cfg.n_pages <= close->pages ? c->cfg.n_pages : 0;
     uint32_t least = c->cfg.pages_least, most = c->cfg.pages_most;
     if (held >= least && held <= most && held <= close->pages) return held;
     uint64_t n = spare->pages;
-    if (n == ROOM_UNKNOWN) n = 2 * pages_for(c, c->ctx_most);
+    if (n == ROOM_UNKNOWN) n = 2 * pages_for(c, c->cfg.ctx);
     if (n < least && close->pages >= least) n = least;
     if (n > most) n = most;
     return n < least ? 0 : (uint32_t)n;
@@ -117,92 +118,91 @@ static uint32_t choose(const struct core *c, const struct room *spare, const str
 /* What no longer fits ends, and what may still grow ends sooner. */
 static void fit_requests(struct core *c)
 {
+    uint32_t ctx = core__ctx(c);
     for (uint32_t i = c->n_queued; i-- > 0;) {
         struct request *r = &c->requests[c->queued[i]];
-        if (r->n_prompt + r->max_new > c->cfg.ctx && r->n_prompt < c->cfg.ctx)
-            r->max_new = c->cfg.ctx - r->n_prompt;
-        if (r->n_tokens >= c->cfg.ctx)
+        if (r->n_prompt + r->max_new > ctx && r->n_prompt < ctx) r->max_new = ctx - r->n_prompt;
+        if (r->n_tokens >= ctx)
             request__end(c, r, STATUS_RESOURCE_EXHAUSTED, FINISH_NONE,
                          core__text(c,
                                     "%" PRIu32 " tokens do not fit the context of %" PRIu32
                                     ": the workers have room for no more ('kv_tokens')",
-                                    r->n_tokens, c->cfg.ctx));
+                                    r->n_tokens, ctx));
     }
 }
 
 /* The place that bounds the pool, in words. */
-static const char *place_text(struct core *c, const struct room *r)
+static const char *place_text(struct core *c, const struct replica *r, const struct room *room)
 {
-    if (r->pages == ROOM_UNKNOWN) return "no worker tells its memory";
-    if (r->tightest == ROOM_TABLES) return "the coordinator's tables of pages";
+    if (room->pages == ROOM_UNKNOWN) return "no worker tells its memory";
+    if (room->tightest == ROOM_TABLES) return "the coordinator's tables of pages";
     const char *others =
-        r->n_sharing > 1 ? core__text(c, " and %" PRIu32 " more", r->n_sharing - 1) : "";
+        room->n_sharing > 1 ? core__text(c, " and %" PRIu32 " more", room->n_sharing - 1) : "";
     return core__text(c, "worker %s%s, which ha%s %.0f MiB %s, %.0f of it for weights and buffers",
-                      c->workers[c->replica.stage[r->tightest]].hello.name, others,
-                      r->n_sharing > 1 ? "ve" : "s", (double)r->have_bytes / MIB,
-                      r->group ? "below the memory group's limit" : "on the machine",
-                      (double)r->rest_bytes / MIB);
+                      replica__at(c, r, room->tightest)->hello.name, others,
+                      room->n_sharing > 1 ? "ve" : "s", (double)room->have_bytes / MIB,
+                      room->group ? "below the memory group's limit" : "on the machine",
+                      (double)room->rest_bytes / MIB);
 }
 
 /* What matters most comes first: a client is told the beginning. */
-static void refuse(struct core *c, const struct room *r)
+static void refuse(struct core *c, struct replica *r, const struct room *room)
 {
-    struct replica *x = &c->replica;
-    uint64_t wanted = c->fixed_pages ? c->fixed_pages : c->cfg.pages_least;
-    (void)snprintf(x->why, sizeof x->why,
+    uint64_t wanted = c->cfg.n_pages ? c->cfg.n_pages : c->cfg.pages_least;
+    (void)snprintf(r->why, sizeof r->why,
                    "no room for '%s' of %" PRIu64
                    ": the largest 'kv_tokens' or 'ctx' that fits is %" PRIu64 "; the tightest: %s",
-                   c->fixed_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page,
-                   r->pages * c->cfg.page, place_text(c, r));
-    if (!x->cramped) core__note(c, "no generation can begin: %s", x->why);
-    x->cramped = true;
-    x->retry_ns = c->now_ns + RETRY_NS;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) x->stage[i] = NO_WORKER;
+                   c->cfg.n_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page,
+                   room->pages * c->cfg.page, place_text(c, r, room));
+    if (!r->cramped) core__note(c, "no generation can begin: %s", r->why);
+    r->cramped = true;
+    r->retry_ns = c->now_ns + RETRY_NS;
+    fleet__dismiss(c, r);
 }
 
-void room__set_pages(struct core *c, uint32_t n_pages)
+void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
 {
+    CHECK(r->n_running == 0); /* nobody holds a page of the old pool */
     uint64_t seed[] = {c->cfg.hash_seed, c->cfg.model_digest, c->cfg.kv_type, c->cfg.page};
     struct pages_config pages = {.n_pages = n_pages,
                                  .page_size = c->cfg.page,
                                  .share = c->cfg.share,
                                  .seed = hash128_bytes(seed, sizeof seed, 0),
                                  .hash_mask = c->cfg.hash_mask};
-    pages_close(c->pages);
-    mem_free(c->twice);
-    c->pages = pages_open(&pages);
-    c->twice = mem_zalloc((n_pages + 1) * sizeof *c->twice);
-    c->cfg.n_pages = n_pages;
+    pages_close(r->pages);
+    mem_free(r->twice);
+    r->pages = pages_open(&pages);
+    r->twice = mem_zalloc((n_pages + 1) * sizeof *r->twice);
+    r->n_pages = n_pages;
     uint64_t positions = (uint64_t)n_pages * c->cfg.page;
-    c->cfg.ctx = n_pages == 0 || positions > c->ctx_most ? c->ctx_most : (uint32_t)positions;
+    r->ctx = n_pages == 0 || positions > c->cfg.ctx ? c->cfg.ctx : (uint32_t)positions;
 }
 
-bool room__plan(struct core *c)
+bool room__plan(struct core *c, struct replica *r)
 {
     const struct room_costs *costs = &c->cfg.costs;
     struct room_stage stages[LIMIT_STAGES];
     if (!costs->layer_bytes) return true; /* the pool was opened with the core */
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
-        const struct worker *w = &c->workers[c->replica.stage[i]];
-        stages[i] = (struct room_stage){c->replica.first[i], c->replica.last[i], w->hello.threads,
-                                        w->memory};
+        const struct worker *w = replica__at(c, r, i);
+        stages[i] = (struct room_stage){r->first[i], r->last[i], w->hello.threads, w->memory};
     }
     struct room spare = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, true);
     struct room close = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, false);
-    uint64_t tables = costs->table_bytes / pages_bytes(c->cfg.page);
+    uint64_t tables = costs->table_bytes / c->cfg.n_replicas / pages_bytes(c->cfg.page);
     if (costs->table_bytes && tables < close.pages)
         close = (struct room){.pages = tables, .tightest = ROOM_TABLES};
     if (costs->table_bytes && tables < spare.pages) spare = close;
-    uint32_t n = choose(c, &spare, &close, held_pages(c, stages));
+    uint32_t n = choose(c, &spare, &close, held_pages(c, r, stages));
     if (n == 0) {
-        refuse(c, &close);
+        refuse(c, r, &close);
         return false;
     }
-    c->replica.cramped = false;
-    if (n == c->cfg.n_pages) return true;
-    room__set_pages(c, n);
+    r->cramped = false;
+    if (n == r->n_pages) return true;
+    room__set_pages(c, r, n);
     core__note(c, "KV pool of %" PRIu64 " tokens, contexts of %" PRIu32 "; the tightest: %s",
-               (uint64_t)n * c->cfg.page, c->cfg.ctx, place_text(c, &spare));
+               (uint64_t)n * c->cfg.page, r->ctx, place_text(c, r, &spare));
     fit_requests(c);
     return true;
 }

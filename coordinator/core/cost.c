@@ -1,4 +1,4 @@
-#include "coordinator/cost.h"
+#include "coordinator/core/cost.h"
 
 #include <stdbool.h>
 

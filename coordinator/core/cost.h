@@ -1,7 +1,7 @@
 /* How long a Step takes its slowest stage, learnt from what Steps took: a weighted sum of what is
  * in them, fitted by least squares in which older Steps count less and less. Pure. */
-#ifndef FLOTILLA_COORDINATOR_COST_H
-#define FLOTILLA_COORDINATOR_COST_H
+#ifndef FLOTILLA_CORE_COST_H
+#define FLOTILLA_CORE_COST_H
 
 #include <stdint.h>
 

@@ -2,20 +2,15 @@
  * keep a prefix that others may share. The stages keep what is in them.
  *
  * A page is free, held (by as many tables as its count says), or cached: nobody holds it, but the
- * index knows what it keeps. pages_take turns the cached leaf that was used least lately into a new
- * page when none is free; a page whose continuation is in the index is not a leaf, so a chain is
- * given up from its end.
- *
- * The index finds whole pages of token ids by a hash chained over the pages before, seeded so that
- * it covers the cluster, the model, the KV type, the page size and the tenant. The hash only finds:
- * a hit needs the same tenant and token ids, and as parent the very entry that the walk came
- * through.
+ * index (index.h) knows what it keeps. When none is free, pages_take turns the least recently used
+ * cached leaf into a new page; a page whose continuation is in the index is not a leaf, so a chain
+ * is given up from its end.
  *
  * Pure, owned by one thread, allocates when opened only. */
-#ifndef FLOTILLA_COORDINATOR_PAGES_H
-#define FLOTILLA_COORDINATOR_PAGES_H
+#ifndef FLOTILLA_CORE_PAGES_H
+#define FLOTILLA_CORE_PAGES_H
 
-#include "common/base/hash.h"
+#include "coordinator/core/index.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,16 +27,6 @@ struct pages_stats {
     uint64_t hashes;                   /* updates of a chained hash */
     uint64_t lookups;                  /* of one page in the index */
     uint64_t entered, evicted;
-};
-
-/* Where a walk along a sequence's pages stands; begins with pages_root. The tokens of the page
- * after it are the same whenever it is looked for: their hash is kept. */
-struct prefix {
-    struct hash128 hash, next; /* of the pages walked, and with the page after them */
-    uint64_t tenant;
-    uint64_t serial; /* of the last entry walked; 0: the root */
-    uint32_t page;   /* that entry's */
-    bool has_next;
 };
 
 enum pages_found {
@@ -63,9 +48,10 @@ void pages_clear(struct pages *p);
 bool pages_take(struct pages *p, uint32_t *ret_page);
 /* Pages that pages_take can give. */
 uint32_t pages_available(const struct pages *p);
-/* One holder less. */
+/* One holder less of a page that is held. */
 void pages_drop(struct pages *p, uint32_t page);
 
+/* Where a tenant's walk begins. */
 struct prefix pages_root(const struct pages *p, uint64_t tenant);
 /* Looks for the page after the walk, which holds tokens[page_size], and holds it: look-up and pin
  * are one. A hit is a page that was entered before Step `step`; the walk then goes on. */

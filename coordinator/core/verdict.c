@@ -9,8 +9,9 @@
  * twice as often, where they are there and have not computed it since, as one of them is not
  * reached. So a cluster whose first worker was broken does not stand still once that one is gone,
  * mended or caught. A digest that was agreed on gives way only to another that is. */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
+#include "common/base/check.h"
 #include "common/base/clock.h"
 
 #include <stdio.h>
@@ -24,31 +25,32 @@
 static bool among(const struct verdict *v, const char *name)
 {
     for (uint32_t i = 0; i < v->n_names; i++)
-        if (strcmp(v->names[i], name) == 0) return true;
+        if (strcmp(v->names[i].name, name) == 0) return true;
     return false;
 }
 
-static const char *name_at(struct core *c, uint32_t stage)
+static const char *name_at(struct core *c, const struct replica *r, uint32_t stage)
 {
-    return replica__at(c, stage)->hello.name;
+    return replica__at(c, r, stage)->hello.name;
 }
 
-static bool in_generation(struct core *c, const char *name)
+static bool in_generation(struct core *c, const struct replica *r, const char *name)
 {
     for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        if (strcmp(name_at(c, i), name) == 0) return true;
+        if (strcmp(name_at(c, r, i), name) == 0) return true;
     return false;
 }
 
-static void note_workers(struct core *c, struct verdict *v)
+/* More names than there is room for are not kept. */
+static void note_workers(struct core *c, const struct replica *r, struct verdict *v)
 {
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
         uint32_t at = 0;
-        while (at < v->n_names && strcmp(v->names[at], name_at(c, i)) != 0) at++;
-        if (at == LIMIT_STAGES) continue;
+        while (at < v->n_names && strcmp(v->names[at].name, name_at(c, r, i)) != 0) at++;
+        if (at == c->verdict_names) continue;
         if (at == v->n_names)
-            (void)snprintf(v->names[v->n_names++], LIMIT_NAME_BYTES, "%s", name_at(c, i));
-        v->instances[at] = replica__at(c, i)->instance;
+            (void)snprintf(v->names[v->n_names++].name, LIMIT_NAME_BYTES, "%s", name_at(c, r, i));
+        v->names[at].instance = replica__at(c, r, i)->instance;
     }
     v->seen_ns = c->now_ns;
 }
@@ -64,7 +66,9 @@ static uint32_t entry_of(struct core *c, uint64_t digest)
         if (i != c->standing &&
             (at == VERDICTS || c->verdicts[i].seen_ns < c->verdicts[at].seen_ns))
             at = i;
-    c->verdicts[at] = (struct verdict){.used = true, .digest = digest};
+    CHECK(at < VERDICTS);
+    c->verdicts[at] =
+        (struct verdict){.used = true, .digest = digest, .names = c->verdicts[at].names};
     return at;
 }
 
@@ -75,27 +79,29 @@ static const char *names_of(struct core *c, const struct verdict *v, const struc
     uint32_t n_names = 0;
     size_t n = 0;
     for (uint32_t i = 0; i < v->n_names && n < 200; i++) {
-        if (without && among(without, v->names[i])) continue;
-        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "", v->names[i]);
+        if (without && among(without, v->names[i].name)) continue;
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "", v->names[i].name);
         n_names++;
     }
     return n_names ? core__text(c, "worker%s %s", n_names > 1 ? "s" : "", list) : "";
 }
 
-/* Whether the present generation is made of workers that computed v, and of no others. */
-static bool only_of(struct core *c, const struct verdict *v)
+/* Whether the replica's generation is made of workers that computed v, and of no others. */
+static bool only_of(struct core *c, const struct replica *r, const struct verdict *v)
 {
     for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        if (!among(v, name_at(c, i))) return false;
+        if (!among(v, name_at(c, r, i))) return false;
     return true;
 }
 
 /* Whether the same workers are remembered to have computed another digest than v: one of them does
  * not repeat itself. */
-static bool erratic(struct core *c, const struct verdict *v)
+static bool erratic(struct core *c, const struct replica *r, const struct verdict *v)
 {
-    for (uint32_t i = 0; i < VERDICTS; i++)
-        if (c->verdicts[i].used && &c->verdicts[i] != v && only_of(c, &c->verdicts[i])) return true;
+    for (uint32_t i = 0; i < VERDICTS; i++) {
+        const struct verdict *x = &c->verdicts[i];
+        if (x->used && x != v && only_of(c, r, x)) return true;
+    }
     return false;
 }
 
@@ -111,12 +117,14 @@ static void replace(struct core *c, uint32_t with)
         names_of(c, v, NULL), differ[0] ? differ : names_of(c, old, NULL));
     core__note_loss(c, "%s", text);
     for (uint32_t i = 0; i < old->n_names; i++)
-        if (!among(v, old->names[i])) fleet__blame_name(c, old->names[i], v->agreed, text);
-    *old = (struct verdict){.used = false};
+        if (!among(v, old->names[i].name))
+            fleet__blame_name(c, old->names[i].name, v->agreed, text);
+    *old = (struct verdict){.used = false, .names = old->names};
     c->standing = with;
 }
 
-/* Who may have computed a wrong digest, of the present generation and of the standing one:
+/* Who may have computed a wrong digest, of the replica's generation and of those that computed the
+ * standing one:
  *  - a generation that contradicts itself: all of it, each in turn a little more, so that each is
  *    left out once where there are others;
  *  - the standing digest was contradicted by its own workers, and this one is not: nobody yet. The
@@ -124,25 +132,27 @@ static void replace(struct core *c, uint32_t with)
  *  - else the workers of one side only; those of the other side when this digest is new, since
  *    later it is their turn to show it. Where the standing digest was agreed on, those of this
  *    generation are to blame for certain. */
-static void blame(struct core *c, const struct verdict *v, const char *text)
+static void blame(struct core *c, const struct replica *r, const struct verdict *v,
+                  const char *text)
 {
     const struct verdict *s = &c->verdicts[c->standing];
-    bool itself = erratic(c, v), differs = names_of(c, v, s)[0] != 0;
+    bool itself = erratic(c, r, v), differs = names_of(c, v, s)[0] != 0;
     if (s->contradicted && !itself) return;
     if (itself) c->n_erratic++;
     uint32_t turn = c->n_erratic % c->cfg.n_stages;
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
-        const char *name = name_at(c, i);
+        const char *name = name_at(c, r, i);
         if (itself || !differs || !among(s, name))
             fleet__blame_name(c, name, s->agreed && differs, text);
         if (itself && i == turn) fleet__blame_name(c, name, false, text);
     }
     bool others = v->n_times == 1 && !s->agreed && !itself;
     for (uint32_t i = 0; i < s->n_names && others; i++)
-        if (!in_generation(c, s->names[i])) fleet__blame_name(c, s->names[i], false, text);
+        if (!in_generation(c, r, s->names[i].name))
+            fleet__blame_name(c, s->names[i].name, false, text);
 }
 
-static const char *refuse(struct core *c, const struct verdict *v)
+static const char *refuse(struct core *c, const struct replica *r, const struct verdict *v)
 {
     const struct verdict *s = &c->verdicts[c->standing];
     const char *differ = names_of(c, v, s);
@@ -150,7 +160,7 @@ static const char *refuse(struct core *c, const struct verdict *v)
         c,
         "the probe's logits differ: %s computed others than %s (broken hardware, or another build)",
         differ[0] ? differ : names_of(c, v, NULL), names_of(c, s, NULL));
-    blame(c, v, text);
+    blame(c, r, v, text);
     return text;
 }
 
@@ -160,7 +170,7 @@ static const char *refuse(struct core *c, const struct verdict *v)
 static bool all_present(struct core *c, const struct verdict *v)
 {
     for (uint32_t i = 0; i < v->n_names; i++) {
-        const struct worker *w = fleet__find(c, v->instances[i]);
+        const struct worker *w = fleet__find(c, v->names[i].instance);
         if (!w) return false;
         const struct record *x = &c->records[w->record];
         if (x->n_lost && x->lost_ns[0] > v->seen_ns) return false;
@@ -168,11 +178,11 @@ static bool all_present(struct core *c, const struct verdict *v)
     return true;
 }
 
-const char *verdict__probe(struct core *c, uint64_t digest)
+const char *verdict__probe(struct core *c, const struct replica *r, uint64_t digest)
 {
     uint32_t at = entry_of(c, digest), known = c->verdicts[at].n_names;
     struct verdict *v = &c->verdicts[at];
-    note_workers(c, v);
+    note_workers(c, r, v);
     if (known && v->n_names > known) v->agreed = true; /* somebody else computed it too */
     if (c->standing == VERDICTS) c->standing = at;
     if (c->standing == at) {
@@ -180,14 +190,14 @@ const char *verdict__probe(struct core *c, uint64_t digest)
         return NULL;
     }
     struct verdict *s = &c->verdicts[c->standing];
-    s->contradicted |= only_of(c, s);
+    s->contradicted |= only_of(c, r, s);
     if (v->n_times++ == 0) v->since_ns = c->now_ns;
     /* Those who computed the standing digest may decide. As this digest is held against others, it
      * is their turn before long; what they cannot do then, they do not decide. */
     uint32_t turns = all_present(c, s) && !s->contradicted ? VERDICT_PATIENCE : 1;
     bool again =
         v->n_times >= turns * VERDICT_TURNS && c->now_ns - v->since_ns >= turns * VERDICT_NS;
-    if (!v->agreed && (s->agreed || !again)) return refuse(c, v);
+    if (!v->agreed && (s->agreed || !again)) return refuse(c, r, v);
     replace(c, at);
     return NULL;
 }

@@ -1,18 +1,19 @@
-/* The coordinator's core: a pure state machine over requests, workers, the replica and its pages.
+/* The coordinator's core: a pure state machine over requests, workers, replicas and their pages.
  *
  *   core_step(core, event) -> actions
  *
  * No sockets, clock, threads, log or randomness of its own: time and random bits arrive in events.
  * The shell (loop.c) turns sockets into events and actions into messages; the simulator (sim/) does
- * the same in virtual time. The rules it keeps are in coordinator/README.md, "Order".
+ * the same in virtual time. The rules it keeps are in README.md of this folder, "Order".
  *
- * Owned by one thread. Pointers in actions and in core_status are valid until the next core_step.
+ * Owned by one thread. Pointers in actions are valid until the next core_step, those in core_status
+ * also only until the next core_status.
  */
-#ifndef FLOTILLA_COORDINATOR_CORE_H
-#define FLOTILLA_COORDINATOR_CORE_H
+#ifndef FLOTILLA_CORE_CORE_H
+#define FLOTILLA_CORE_CORE_H
 
-#include "coordinator/pages.h"
-#include "coordinator/room.h"
+#include "coordinator/core/pages.h"
+#include "coordinator/core/room.h"
 #include "proto/msg.h"
 
 #include <stdbool.h>
@@ -20,7 +21,9 @@
 
 struct core_config {
     uint64_t incarnation;            /* random, one for each process */
-    uint32_t n_stages;               /* workers of the replica, 1..LIMIT_STAGES, at most n_layers */
+    uint32_t n_replicas;             /* at least 1 */
+    uint32_t n_stages;               /* workers of a replica, 1..LIMIT_STAGES, at most n_layers */
+    uint32_t max_workers;            /* known at once; at least those of all replicas */
     uint32_t n_layers, width, vocab; /* of the model */
     uint64_t model_digest;
     const char *model_path; /* copied, like all strings and arrays here */
@@ -34,11 +37,11 @@ struct core_config {
     uint32_t page;                 /* positions of a page */
     bool share;                    /* pages of like prefixes */
     uint64_t hash_seed, hash_mask; /* of the prefix index: pages.h */
-    uint32_t ctx;                  /* positions of a sequence; never more than the pool has */
+    uint32_t ctx;                  /* positions of a sequence; never more than a pool has */
     uint32_t rows_max, logits_max; /* of a Step */
-    uint32_t window;               /* Steps in flight, 1..LIMIT_WINDOW */
+    uint32_t window;               /* Steps of a replica in flight, 1..LIMIT_WINDOW */
     uint32_t max_live;             /* requests, 1..LIMIT_LIVE */
-    uint32_t max_running;          /* sequences computed at once, 1..max_live */
+    uint32_t max_running;          /* sequences that a replica computes at once, 1..max_live */
     uint32_t max_per_client;       /* live requests of one client, 1..max_live */
     uint64_t step_ns;              /* what a Step with decodes may take, predicted; 0: by itself */
     bool plaintext;
@@ -50,7 +53,7 @@ struct core_config {
 
 enum event_type {
     EV_FROM_WORKER, /* a control message; address: the host it came from */
-    EV_LINK_UP,     /* the coordinator's link to the first stage stands */
+    EV_LINK_UP,     /* the coordinator's link to a replica's first stage stands */
     EV_LINK_LOST,   /* it broke */
     EV_RESULT,
     EV_SUBMIT,
@@ -96,7 +99,8 @@ struct event {
 
 enum action_type {
     ACT_TO_WORKER,
-    ACT_LINK_OPEN, /* connect to the first stage; answer with EV_LINK_UP or EV_LINK_LOST */
+    ACT_LINK_OPEN, /* connect to a first stage; answer with EV_LINK_UP or EV_LINK_LOST. A replica
+                      (epoch.replica) has one link at a time */
     ACT_LINK_CLOSE,
     ACT_STEP,
     ACT_TOKENS, /* next tokens of a request: each once, in order */
@@ -147,23 +151,24 @@ void core_close(struct core *c);
 
 struct actions core_step(struct core *c, const struct event *e);
 
-void core_status(const struct core *c, struct msg_status *ret);
+void core_status(struct core *c, struct msg_status *ret);
 uint64_t core_dropped(const struct core *c); /* messages that were not in flight, or foreign */
 
 /* What a checker needs to recount pages without the allocator's help. Running sequences come first,
- * the most urgent one first of all. */
+ * replica after replica, the most urgent one of each first. */
 struct core_sequence {
     uint64_t request;
     bool running;
-    uint32_t class, n_pages, n_issued;
+    uint32_t replica; /* in which it runs */
+    uint32_t class, n_pages, n_issued, n_right;
     uint64_t arrival;
     const uint32_t *pages;
 };
 
 uint32_t core_n_sequences(const struct core *c);
 struct core_sequence core_sequence_at(const struct core *c, uint32_t idx);
-struct pages_stats core_pages(const struct core *c);
-struct page_view core_page_at(const struct core *c, uint32_t page);
-uint32_t core_in_flight(const struct core *c);
+struct pages_stats core_pages(const struct core *c, uint32_t replica);
+struct page_view core_page_at(const struct core *c, uint32_t replica, uint32_t page);
+uint32_t core_in_flight(const struct core *c, uint32_t replica);
 
 #endif

@@ -1,5 +1,5 @@
-/* The workers that are known, what is remembered of their names, and whom a generation is planned
- * with.
+/* The workers that are known, when one is silent for too long, what is remembered of their names,
+ * and whom a generation is planned with.
  *
  * Faults belong to a worker's name: a worker that crashes and is started again is the same risk. A
  * certain fault counts two, a suspicion (one of the two ends of a link) one, and each minute of
@@ -11,8 +11,9 @@
  * A worker that is to blame FLEET_LOSSES times in ten minutes is held down: it is not planned with
  * for a while, which doubles each time. So it is tried again for ever, but never in a tight loop.
  */
-#include "coordinator/core_state.h"
+#include "coordinator/core/core_state.h"
 
+#include "common/base/check.h"
 #include "common/base/clock.h"
 
 #include <inttypes.h>
@@ -33,7 +34,7 @@
 
 static bool in_use(const struct core *c, uint32_t record)
 {
-    for (uint32_t i = 0; i < LIMIT_WORKERS; i++)
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++)
         if (c->workers[i].used && c->workers[i].record == record) return true;
     return false;
 }
@@ -48,11 +49,13 @@ static bool rather(const struct record *a, const struct record *b)
 /* There are more records than workers: one that no worker uses is always found. */
 static uint32_t record_of(struct core *c, const char *name)
 {
-    uint32_t at = FLEET_NAMES;
-    for (uint32_t i = 0; i < FLEET_NAMES; i++)
+    uint32_t at = c->n_records;
+    for (uint32_t i = 0; i < c->n_records; i++)
         if (c->records[i].name[0] && strcmp(c->records[i].name, name) == 0) return i;
-    for (uint32_t i = 0; i < FLEET_NAMES; i++)
-        if (!in_use(c, i) && (at == FLEET_NAMES || rather(&c->records[i], &c->records[at]))) at = i;
+    for (uint32_t i = 0; i < c->n_records; i++)
+        if (!in_use(c, i) && (at == c->n_records || rather(&c->records[i], &c->records[at])))
+            at = i;
+    CHECK(at < c->n_records);
     c->records[at] = (struct record){.held_until_ns = 0};
     (void)snprintf(c->records[at].name, sizeof c->records[at].name, "%s", name);
     return at;
@@ -107,7 +110,9 @@ void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const 
     }
 }
 
-bool fleet__settle_doubt(struct core *c, struct worker *w, const char *why)
+/* A worker is silent for good: if its link broke just before, the fault is its alone. False: it was
+ * not in doubt. */
+static bool settle_doubt(struct core *c, struct worker *w, const char *why)
 {
     if (w->doubt == NO_WORKER || w->heard_ns > w->doubted_ns + LAST_WORDS_NS) return false;
     struct record *mine = &c->records[w->record], *other = &c->records[w->doubt];
@@ -118,38 +123,38 @@ bool fleet__settle_doubt(struct core *c, struct worker *w, const char *why)
     return true;
 }
 
-void fleet__ready(struct core *c)
+void fleet__ready(struct core *c, struct replica *r)
 {
-    c->replica.served_ns = c->now_ns;
+    r->served_ns = c->now_ns;
     for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        c->records[replica__at(c, i)->record].proven = true;
+        c->records[replica__at(c, r, i)->record].proven = true;
 }
 
-void fleet__served(struct core *c)
+void fleet__served(struct core *c, struct replica *r)
 {
-    if (c->replica.state != REPLICA_READY || c->now_ns - c->replica.served_ns < SERVED_NS) return;
-    c->replica.served_ns = c->now_ns;
+    if (r->state != REPLICA_READY || c->now_ns - r->served_ns < SERVED_NS) return;
+    r->served_ns = c->now_ns;
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
-        struct record *x = &c->records[replica__at(c, i)->record];
+        struct record *x = &c->records[replica__at(c, r, i)->record];
         x->faults -= x->faults ? 1 + x->faults / 4 : 0;
         if (x->faults == 0) x->hold_ns = 0;
     }
 }
 
-void fleet__held(const struct core *c, char *ret, size_t size)
+void fleet__held(const struct core *c, const char *told, char *ret, size_t size)
 {
     size_t n = 0;
     ret[0] = 0;
-    for (uint32_t i = 0; i < FLEET_NAMES && n < size; i++) {
+    for (uint32_t i = 0; i < c->n_records && n < size; i++) {
         const struct record *x = &c->records[i];
         if (!x->name[0] || c->now_ns >= x->held_until_ns || !in_use(c, i)) continue;
         uint64_t left_s = (x->held_until_ns - c->now_ns + NS_PER_S - 1) / NS_PER_S;
-        bool told = strcmp(x->why, c->replica.why) == 0; /* beside this text, as the last loss */
+        bool again = strcmp(x->why, told) == 0;
         n += (size_t)snprintf(ret + n, size - n,
                               "%sworker %s is held down for %" PRIu64
                               " s more: to blame %u times in ten minutes%s%.160s",
                               n ? "; " : "", x->name, left_s, FLEET_LOSSES,
-                              told ? "" : ", at last: ", told ? "" : x->why);
+                              again ? "" : ", at last: ", again ? "" : x->why);
     }
 }
 
@@ -157,7 +162,7 @@ void fleet__held(const struct core *c, char *ret, size_t size)
 
 struct worker *fleet__find(struct core *c, struct instance instance)
 {
-    for (uint32_t i = 0; i < LIMIT_WORKERS; i++)
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++)
         if (c->workers[i].used && instance_eq(c->workers[i].instance, instance))
             return &c->workers[i];
     return NULL;
@@ -166,7 +171,7 @@ struct worker *fleet__find(struct core *c, struct instance instance)
 /* Whether a name is known to have served. */
 static bool proven(const struct core *c, const char *name)
 {
-    for (uint32_t i = 0; i < FLEET_NAMES; i++)
+    for (uint32_t i = 0; i < c->n_records; i++)
         if (strcmp(c->records[i].name, name) == 0) return c->records[i].proven;
     return false;
 }
@@ -176,10 +181,10 @@ static bool proven(const struct core *c, const char *name)
 static struct worker *entry_for(struct core *c, const char *name)
 {
     struct worker *victim = NULL;
-    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
         struct worker *w = &c->workers[i];
         if (!w->used) return w;
-        if (c->records[w->record].proven || replica__stage_of(c, w) != NO_WORKER) continue;
+        if (c->records[w->record].proven || w->replica) continue;
         if (!victim || w->heard_ns < victim->heard_ns) victim = w;
     }
     if (victim && c->now_ns - victim->heard_ns < UNHEARD_NS && !proven(c, name)) return NULL;
@@ -192,8 +197,7 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     bool known = w != NULL;
     if (!w) w = entry_for(c, m->hello.name);
     if (!w) return NULL;
-    if (known && replica__stage_of(c, w) != NO_WORKER)
-        w->knows = false; /* it may have missed something */
+    if (known && w->replica) w->knows = false; /* it may have missed something */
     if (!known)
         *w = (struct worker){.doubt = NO_WORKER, .joined_ns = c->now_ns, .moved_ns = c->now_ns};
     w->instance = m->instance;
@@ -209,14 +213,79 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     return w;
 }
 
+/* ---- what is heard ---- */
+
+/* The share of the time in which a thread of the worker was ready to run and had no CPU. All its
+ * threads are in the sum, also those that hardly run. */
+static void note_waiting(const struct core *c, struct worker *w, uint64_t waited_ns)
+{
+    uint64_t passed_ns = c->now_ns - w->beat_ns;
+    if (waited_ns == w->waited_ns && passed_ns < NS_PER_S) return; /* it is not read each time */
+    uint32_t threads = w->hello.threads ? w->hello.threads : 1;
+    if (w->beat_ns && waited_ns >= w->waited_ns && passed_ns)
+        w->waiting = (double)(waited_ns - w->waited_ns) / (double)passed_ns / threads;
+    if (w->waiting > 1.0) w->waiting = 1.0;
+    w->waited_ns = waited_ns;
+    w->beat_ns = c->now_ns;
+}
+
+void fleet__heartbeat(struct core *c, struct worker *w, const struct msg_from_worker *m)
+{
+    const struct msg_heartbeat *h = &m->heartbeat;
+    if (h->moves != w->moves) { /* of whatever epoch: the thread is the same */
+        w->moves = h->moves;
+        w->moved_ns = c->now_ns;
+    }
+    note_waiting(c, w, h->cpu_wait_ns);
+    w->memory = m->memory;
+    if (!w->replica || !m->has_epoch || !epoch_eq(m->epoch, replica__epoch(c, w->replica))) return;
+    if (h->step_done != w->heartbeat.step_done) w->passed_ns = c->now_ns;
+    w->heartbeat = *h;
+    w->knows = true;
+}
+
+/* ---- silence ---- */
+
+static void check_silence(struct core *c, struct worker *w)
+{
+    if (!w->used || c->now_ns < w->heard_ns + c->cfg.worker_timeout_ns) return;
+    struct replica *r = w->replica;
+    const char *why = core__text(c, "worker %s lost: silent for %" PRIu64 " ms", w->hello.name,
+                                 (c->now_ns - w->heard_ns) / NS_PER_MS);
+    if (!settle_doubt(c, w, why) && r) fleet__blame(c, w, why);
+    if (r)
+        replica__lose(c, r, true, why);
+    else
+        core__note_loss(c, "%s", why);
+    w->used = false;
+}
+
+/* What was heard in this very turn stays now. */
+void fleet__forgive(const struct core *c, uint64_t *since_ns, uint64_t lost_ns)
+{
+    *since_ns = *since_ns + lost_ns < c->now_ns ? *since_ns + lost_ns : c->now_ns;
+}
+
+void fleet__tick(struct core *c, uint64_t lost_ns)
+{
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+        struct worker *w = &c->workers[i];
+        fleet__forgive(c, &w->heard_ns, lost_ns);
+        fleet__forgive(c, &w->moved_ns, lost_ns);
+        fleet__forgive(c, &w->passed_ns, lost_ns);
+        fleet__forgive(c, &w->loaded_ns, lost_ns);
+    }
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) check_silence(c, &c->workers[i]);
+}
+
 /* ---- the plan ---- */
 
-static bool holds(const struct core *c, const struct worker *w, uint32_t stage)
+static bool holds(const struct core *c, const struct worker *w, const struct replica *r,
+                  uint32_t stage)
 {
     const struct msg_hello *h = &w->hello;
     return h->holds && h->holding.model_digest == c->cfg.model_digest &&
-           h->holding.layer_first == c->replica.first[stage] &&
-           h->holding.layer_last == c->replica.last[stage];
+           h->holding.layer_first == r->first[stage] && h->holding.layer_last == r->last[stage];
 }
 
 struct candidate {
@@ -230,24 +299,24 @@ static bool better(const struct core *c, const struct candidate *a, const struct
     return strcmp(c->workers[a->worker].hello.name, c->workers[b->worker].hello.name) < 0;
 }
 
-/* By faults; of equals, those come last that joined since the last generation began and hold
- * nothing: one of them may be what ended it, started again under another name. */
-static uint32_t rank_of(const struct core *c, const struct worker *w, const struct record *x)
+/* By faults; of equals, those come last that joined since the replica's last generation began and
+ * hold nothing: one of them may be what ended it, started again under another name. */
+static uint32_t rank_of(const struct replica *r, const struct worker *w, const struct record *x)
 {
-    uint64_t began_ns = c->replica.began_ns;
-    bool new = began_ns && w->joined_ns > began_ns && !w->hello.holds;
+    bool new = r->began_ns && w->joined_ns > r->began_ns && !w->hello.holds;
     return 2 * (x->faults + !x->proven) + new;
 }
 
-/* Who may be planned with, the best first. */
-static uint32_t list_candidates(const struct core *c, struct candidate *list)
+/* The spares that may be planned with, the best first. */
+static uint32_t list_candidates(const struct core *c, const struct replica *r,
+                                struct candidate *list)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < LIMIT_WORKERS; i++) {
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
         const struct worker *w = &c->workers[i];
         const struct record *x = &c->records[w->record];
-        if (!w->used || w->suspect || c->now_ns < x->held_until_ns) continue;
-        struct candidate new = {.worker = i, .rank = rank_of(c, w, x)};
+        if (!w->used || w->replica || w->suspect || c->now_ns < x->held_until_ns) continue;
+        struct candidate new = {.worker = i, .rank = rank_of(r, w, x)};
         uint32_t at = n++;
         for (; at && better(c, &new, &list[at - 1]); at--) list[at] = list[at - 1];
         list[at] = new;
@@ -255,34 +324,48 @@ static uint32_t list_candidates(const struct core *c, struct candidate *list)
     return n;
 }
 
-bool fleet__plan(struct core *c)
+static void give_stage(struct core *c, struct replica *r, uint32_t stage, struct candidate *x)
 {
-    struct candidate list[LIMIT_WORKERS];
-    struct replica *r = &c->replica;
-    uint32_t n = list_candidates(c, list), left = c->cfg.n_stages, must = 0;
+    struct worker *w = &c->workers[x->worker];
+    CHECK(!x->taken && !w->replica && r->stage[stage] == NO_WORKER);
+    x->taken = true;
+    r->stage[stage] = x->worker;
+    w->replica = r;
+    w->stage = stage;
+}
+
+bool fleet__plan(struct core *c, struct replica *r)
+{
+    struct candidate *list = core__alloc(c, c->cfg.max_workers * sizeof *list);
+    uint32_t n = list_candidates(c, r, list), left = c->cfg.n_stages, must = 0;
     if (n < left) return false;
     /* Those of a better rank than the last that is needed are all taken: `must` of them are left.
      */
     uint32_t last_rank = list[left - 1].rank;
     for (uint32_t i = 0; i < n; i++) must += list[i].rank < last_rank;
     for (uint32_t s = 0; s < c->cfg.n_stages; s++) { /* whoever holds a stage's layers keeps it */
-        r->stage[s] = NO_WORKER;
         for (uint32_t i = 0; i < n && list[i].rank <= last_rank; i++) {
             struct candidate *x = &list[i];
-            if (x->taken || !holds(c, &c->workers[x->worker], s)) continue;
+            if (x->taken || !holds(c, &c->workers[x->worker], r, s)) continue;
             if (x->rank == last_rank && left == must) continue;
             must -= x->rank < last_rank;
             left--;
-            x->taken = true;
-            r->stage[s] = x->worker;
+            give_stage(c, r, s, x);
             break;
         }
     }
     for (uint32_t s = 0, i = 0; s < c->cfg.n_stages; s++) {
         if (r->stage[s] != NO_WORKER) continue;
         while (list[i].taken) i++;
-        list[i].taken = true;
-        r->stage[s] = list[i].worker;
+        give_stage(c, r, s, &list[i]);
     }
     return true;
+}
+
+void fleet__dismiss(struct core *c, struct replica *r)
+{
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        replica__at(c, r, i)->replica = NULL;
+        r->stage[i] = NO_WORKER;
+    }
 }

@@ -1,10 +1,12 @@
-/* Who waits and who runs: by class, then by arrival. In the queue, waiting longer counts like a
- * better class; with that class a request is admitted, and while it runs its place in the order is
- * fixed. A running request that is less urgent gives its pages, or its turn, to one that is more
- * urgent by the class it asked for, and is computed again later: so the most urgent one can always
- * take every page, and who was preempted waits towards an admission that lasts. */
-#include "coordinator/core_state.h"
+/* Who waits and who runs in a replica: by class, then by arrival. In the queue, waiting longer
+ * counts like a better class; with that class a request is admitted, and while it runs its place in
+ * the order is fixed. A running request that is less urgent gives its pages, or its turn, to one
+ * that is more urgent by the class it asked for, and is computed again later: so the most urgent
+ * one can always take every page. A preempted request keeps its waiting time, and so rises in
+ * class. */
+#include "coordinator/core/core_state.h"
 
+#include "common/base/check.h"
 #include "common/base/clock.h"
 
 #include <string.h>
@@ -41,7 +43,8 @@ static void insert(uint32_t *list, uint32_t *n, uint32_t where, uint32_t slot)
 static void take_out(uint32_t *list, uint32_t *n, uint32_t slot)
 {
     uint32_t where = 0;
-    while (list[where] != slot) where++;
+    while (where < *n && list[where] != slot) where++;
+    CHECK(where < *n);
     --*n;
     memmove(list + where, list + where + 1, (*n - where) * sizeof *list);
 }
@@ -54,41 +57,49 @@ static uint32_t slot_of(const struct core *c, const struct request *r)
 void queue__enter(struct core *c, struct request *r)
 {
     uint32_t where = c->n_queued;
+    CHECK(r->used && !r->replica && c->n_queued < c->cfg.max_live);
     while (where && at(c, c->queued, where - 1)->arrival > r->arrival) where--;
-    r->running = false;
     r->queued_ns = c->now_ns;
     insert(c->queued, &c->n_queued, where, slot_of(c, r));
 }
 
 void queue__leave(struct core *c, struct request *r)
 {
-    if (r->running)
-        take_out(c->running, &c->n_running, slot_of(c, r));
+    CHECK(r->n_pages == 0); /* they are of the replica that it leaves */
+    if (r->replica)
+        take_out(r->replica->running, &r->replica->n_running, slot_of(c, r));
     else
         take_out(c->queued, &c->n_queued, slot_of(c, r));
-    r->running = false;
+    r->replica = NULL;
 }
 
 /* From the last to the first: of a chain in the index, the end is the first to be given up. */
-void queue__release(struct core *c, struct request *r)
+void queue__release(struct request *r)
 {
-    while (r->n_pages) pages_drop(c->pages, r->pages[--r->n_pages]);
-    r->n_pages = r->n_issued = r->n_walked = 0;
+    CHECK(r->replica || r->n_pages == 0);
+    while (r->n_pages) pages_drop(r->replica->pages, r->pages[--r->n_pages]);
+    r->n_issued = r->n_right = r->n_walked = 0;
     r->chosen_in = r->put_in = 0;
-    r->walk = pages_root(c->pages, r->tenant);
 }
 
 void queue__again(struct core *c, struct request *r)
 {
+    queue__release(r);
     queue__leave(c, r);
-    queue__release(c, r);
     queue__enter(c, r);
 }
 
+/* One that was chosen to decode in the present step build is one decode less of it. */
 static void preempt(struct core *c, struct request *r)
 {
+    struct replica *rep = r->replica;
+    CHECK(rep != NULL);
+    if (r->chosen_in == rep->step_build) {
+        CHECK(rep->n_chosen > 0);
+        rep->n_chosen--;
+    }
     queue__again(c, r);
-    c->preemptions++;
+    rep->preemptions++;
 }
 
 /* ---- admission ---- */
@@ -109,34 +120,40 @@ static bool fits(const struct core *c, const struct request *r, uint32_t n_runni
 }
 
 /* Pages that nobody but r holds. */
-static uint32_t held_alone(const struct core *c, const struct request *r)
+static uint32_t held_alone(const struct replica *rep, const struct request *r)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < r->n_pages; i++) n += pages_view(c->pages, r->pages[i]).count == 1;
+    for (uint32_t i = 0; i < r->n_pages; i++) n += pages_view(rep->pages, r->pages[i]).count == 1;
     return n;
 }
 
 /* Preempts the least urgent ones, if that makes room for r; otherwise nobody. */
-static bool make_room(struct core *c, const struct request *r)
+static bool make_room(struct core *c, struct replica *rep, const struct request *r)
 {
-    uint32_t keep = c->n_running, available = pages_available(c->pages);
+    uint32_t keep = rep->n_running, available = pages_available(rep->pages);
     while (!fits(c, r, keep, available)) {
-        const struct request *victim = at(c, c->running, keep - 1);
+        const struct request *victim = at(c, rep->running, keep - 1);
         if (!before(r->asked, r, victim->class, victim)) return false;
-        available += held_alone(c, victim);
+        available += held_alone(rep, victim);
         keep--;
     }
-    while (c->n_running > keep) preempt(c, at(c, c->running, c->n_running - 1));
+    while (rep->n_running > keep) preempt(c, at(c, rep->running, rep->n_running - 1));
     return true;
 }
 
-/* The most urgent request in the queue, of those that are on trial or not. */
-static struct request *most_urgent(const struct core *c, bool on_trial)
+/* Whether a replica's pool allows all that the request may become. */
+static bool may_run_in(const struct replica *rep, const struct request *r)
+{
+    return r->n_prompt + r->max_new <= rep->ctx;
+}
+
+/* The most urgent request in the queue that may run here, of those that are on trial or not. */
+static struct request *most_urgent(const struct core *c, const struct replica *rep, bool on_trial)
 {
     struct request *best = NULL;
     for (uint32_t i = 0; i < c->n_queued; i++) {
         struct request *x = at(c, c->queued, i);
-        if (request__on_trial(x) != on_trial) continue;
+        if (request__on_trial(x) != on_trial || !may_run_in(rep, x)) continue;
         if (!best || before(aged(c, x), x, aged(c, best), best)) best = x;
     }
     return best;
@@ -144,56 +161,64 @@ static struct request *most_urgent(const struct core *c, bool on_trial)
 
 /* The most urgent one that asked for a better class than r, which waits; there is none where r did
  * not rise by waiting. It must be able to take its place from one that runs. */
-static struct request *overtaker(const struct core *c, const struct request *r)
+static struct request *overtaker(const struct core *c, const struct replica *rep,
+                                 const struct request *r)
 {
     struct request *best = NULL;
-    if (aged(c, r) == r->asked || c->n_running == 0) return NULL;
+    if (aged(c, r) == r->asked || rep->n_running == 0) return NULL;
     for (uint32_t i = 0; i < c->n_queued; i++) {
         struct request *x = at(c, c->queued, i);
+        if (!may_run_in(rep, x)) continue;
         if (x->asked < r->asked && (!best || before(aged(c, x), x, aged(c, best), best))) best = x;
     }
-    const struct request *victim = at(c, c->running, c->n_running - 1);
+    const struct request *victim = at(c, rep->running, rep->n_running - 1);
     return best && before(best->asked, best, victim->class, victim) ? best : NULL;
 }
 
 /* Who is let in next, with room made for it; or NULL. Requests on trial show one after the other
  * what they are: nobody else is let in meanwhile. Nobody overtakes the one that waits for pages or
  * a place, except who may take them from a running one, which that one may not. */
-static struct request *next_in(struct core *c)
+static struct request *next_in(struct core *c, struct replica *rep)
 {
-    for (uint32_t i = 0; i < c->n_running && c->n_trials; i++)
-        if (request__on_trial(at(c, c->running, i))) return NULL;
-    struct request *r = most_urgent(c, c->n_trials > 0);
-    if (make_room(c, r)) return r;
-    r = c->n_trials ? NULL : overtaker(c, r);
-    return r && make_room(c, r) ? r : NULL;
+    for (uint32_t i = 0; i < rep->n_running && c->n_trials; i++)
+        if (request__on_trial(at(c, rep->running, i))) return NULL;
+    struct request *suspect = c->n_trials ? most_urgent(c, rep, true) : NULL;
+    struct request *r = suspect ? suspect : most_urgent(c, rep, false);
+    if (!r || make_room(c, rep, r)) return r;
+    r = suspect ? NULL : overtaker(c, rep, r);
+    return r && make_room(c, rep, r) ? r : NULL;
 }
 
-void queue__admit(struct core *c)
+void queue__admit(struct core *c, struct replica *rep)
 {
+    CHECK(rep->state == REPLICA_READY);
     while (c->n_queued) {
-        struct request *r = next_in(c);
+        struct request *r = next_in(c, rep);
         if (!r) return;
         r->class = aged(c, r);
         r->waited_ns += c->now_ns - r->queued_ns;
         queue__leave(c, r);
-        uint32_t where = c->n_running;
-        while (where && before(r->class, r, at(c, c->running, where - 1)->class,
-                               at(c, c->running, where - 1)))
+        uint32_t where = rep->n_running;
+        while (where && before(r->class, r, at(c, rep->running, where - 1)->class,
+                               at(c, rep->running, where - 1)))
             where--;
-        r->running = true;
-        insert(c->running, &c->n_running, where, slot_of(c, r));
+        if (r->opened != rep) request__close(c, r); /* it ran elsewhere before */
+        r->replica = rep;
+        r->walk = pages_root(rep->pages, r->tenant);
+        insert(rep->running, &rep->n_running, where, slot_of(c, r));
     }
 }
 
 bool queue__page(struct core *c, struct request *r, uint32_t *ret_page)
 {
-    while (!pages_take(c->pages, ret_page)) {
+    struct replica *rep = r->replica;
+    CHECK(rep != NULL);
+    while (!pages_take(rep->pages, ret_page)) {
         struct request *victim = NULL;
-        for (uint32_t i = c->n_running; i-- > 0 && !victim;) {
-            struct request *x = at(c, c->running, i);
+        for (uint32_t i = rep->n_running; i-- > 0 && !victim;) {
+            struct request *x = at(c, rep->running, i);
             if (x == r) return false;
-            if (x->put_in != c->draft) victim = x;
+            if (x->put_in != rep->step_build) victim = x;
         }
         if (!victim) return false;
         preempt(c, victim);

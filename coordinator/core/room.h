@@ -4,8 +4,8 @@
  * Workers of one machine share what it has left, and workers of one memory group what is left below
  * its limit. What a worker has already is counted as its own to use: it keeps its slice, or gives
  * it up before it loads another. */
-#ifndef FLOTILLA_COORDINATOR_ROOM_H
-#define FLOTILLA_COORDINATOR_ROOM_H
+#ifndef FLOTILLA_CORE_ROOM_H
+#define FLOTILLA_CORE_ROOM_H
 
 #include "proto/msg.h"
 

@@ -1,0 +1,332 @@
+#include "coordinator/core/core_state.h"
+
+#include "common/base/check.h"
+#include "common/base/mem.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Actions of one event hold Steps and texts of a bounded number; this bounds their bytes. */
+#define STEP_ARENA_BYTES ((size_t)256 << 20)
+
+static void copy_config(struct core *c, const struct core_config *config)
+{
+    c->cfg = *config;
+    (void)snprintf(c->model_path, sizeof c->model_path, "%s", config->model_path);
+    (void)snprintf(c->results_endpoint, sizeof c->results_endpoint, "%s", config->results_endpoint);
+    c->cfg.model_path = c->model_path;
+    c->cfg.results_endpoint = c->results_endpoint;
+    c->eog = mem_zalloc((config->n_eog + 1) * sizeof *c->eog);
+    if (config->n_eog) memcpy(c->eog, config->eog, config->n_eog * sizeof *c->eog);
+    c->cfg.eog = c->eog;
+    if (config->costs.layer_bytes) {
+        c->layer_bytes = mem_alloc(config->n_layers * sizeof *c->layer_bytes);
+        memcpy(c->layer_bytes, config->costs.layer_bytes,
+               config->n_layers * sizeof *c->layer_bytes);
+    }
+    c->cfg.costs.layer_bytes = c->layer_bytes;
+}
+
+struct core *core_open(const struct core_config *config)
+{
+    CHECK(config->n_replicas > 0 && config->n_stages > 0 && config->n_stages <= LIMIT_STAGES);
+    CHECK(config->max_workers / config->n_stages >= config->n_replicas);
+    CHECK(config->window > 0 && config->window <= LIMIT_WINDOW && config->page > 0);
+    struct core *c = mem_zalloc(sizeof *c);
+    copy_config(c, config);
+    c->workers = mem_zalloc(config->max_workers * sizeof *c->workers);
+    c->n_records = NAMES_A_WORKER * config->max_workers;
+    c->records = mem_zalloc(c->n_records * sizeof *c->records);
+    c->verdict_names = config->n_replicas * LIMIT_STAGES;
+    for (uint32_t i = 0; i < VERDICTS; i++)
+        c->verdicts[i].names = mem_zalloc(c->verdict_names * sizeof *c->verdicts[i].names);
+    c->standing = VERDICTS;
+    c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
+    c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
+    c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
+    for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
+    c->arena.budget = STEP_ARENA_BYTES;
+    c->replicas = mem_zalloc(config->n_replicas * sizeof *c->replicas);
+    c->status = mem_zalloc(config->n_replicas * sizeof *c->status);
+    c->staff = mem_zalloc((size_t)config->n_replicas * config->n_stages * sizeof *c->staff);
+    for (uint32_t i = 0; i < config->n_replicas; i++) replica__open(c, &c->replicas[i], i);
+    return c;
+}
+
+void core_close(struct core *c)
+{
+    if (!c) return;
+    for (uint32_t i = 0; i < c->cfg.max_live; i++) {
+        mem_free(c->requests[i].tokens);
+        mem_free(c->requests[i].pages);
+        mem_free((void *)(uintptr_t)c->requests[i].sampling.bias_ids);
+        mem_free((void *)(uintptr_t)c->requests[i].sampling.bias);
+    }
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) replica__close(&c->replicas[i]);
+    for (uint32_t i = 0; i < VERDICTS; i++) mem_free(c->verdicts[i].names);
+    imap_close(&c->by_id);
+    arena_close(&c->arena);
+    mem_free(c->workers);
+    mem_free(c->records);
+    mem_free(c->replicas);
+    mem_free(c->requests);
+    mem_free(c->queued);
+    mem_free(c->free_slots);
+    mem_free(c->status);
+    mem_free(c->staff);
+    mem_free(c->layer_bytes);
+    mem_free(c->actions);
+    mem_free(c->eog);
+    mem_free(c);
+}
+
+bool core__ready(const struct core *c)
+{
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].state == REPLICA_READY) return true;
+    return false;
+}
+
+uint32_t core__ctx(const struct core *c)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].ctx > most) most = c->replicas[i].ctx;
+    return most;
+}
+
+struct action *core__act(struct core *c, enum action_type type)
+{
+    if (c->n_actions == c->cap_actions) {
+        c->cap_actions = c->cap_actions ? c->cap_actions * 2 : 64;
+        c->actions = mem_realloc(c->actions, c->cap_actions * sizeof *c->actions);
+    }
+    struct action *a = &c->actions[c->n_actions++];
+    *a = (struct action){.type = type};
+    return a;
+}
+
+void *core__alloc(struct core *c, size_t bytes)
+{
+    void *p = arena_alloc(&c->arena, bytes);
+    CHECK(p != NULL); /* what one event asks for is bounded by limits.h */
+    return p;
+}
+
+static const char *format_text(struct core *c, const char *format, va_list args)
+{
+    char *text = core__alloc(c, LIMIT_TEXT_BYTES);
+    (void)vsnprintf(text, LIMIT_TEXT_BYTES, format, args);
+    return text;
+}
+
+const char *core__text(struct core *c, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    const char *text = format_text(c, format, args);
+    va_end(args);
+    return text;
+}
+
+/* None serves: the first one's reasons stand for all. */
+const char *core__no_replica(struct core *c)
+{
+    const struct replica *r = &c->replicas[0];
+    char held[LIMIT_TEXT_BYTES];
+    bool more = r->lost[0] && strcmp(r->lost, r->why) != 0;
+    fleet__held(c, r->why, held, sizeof held);
+    return core__text(c, "no replica is ready: %.200s%s%.200s%s%s", r->why,
+                      more ? "; before that: " : "", more ? r->lost : "", held[0] ? "; " : "",
+                      held);
+}
+
+void core__note(struct core *c, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    core__act(c, ACT_NOTE)->note = format_text(c, format, args);
+    va_end(args);
+}
+
+void core__note_loss(struct core *c, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    struct action *a = core__act(c, ACT_NOTE);
+    a->loss = true;
+    a->note = format_text(c, format, args);
+    va_end(args);
+}
+
+struct actions core_step(struct core *c, const struct event *e)
+{
+    c->now_ns = e->now_ns;
+    c->n_actions = 0;
+    arena_reset(&c->arena);
+    switch (e->type) {
+    case EV_FROM_WORKER: replica__from_worker(c, e->from.msg, e->from.address); break;
+    case EV_LINK_UP: replica__link(c, e->link.epoch, true); break;
+    case EV_LINK_LOST: replica__link(c, e->link.epoch, false); break;
+    case EV_RESULT:
+        if (flight__result(c, e->result)) request__results(c, e->result);
+        break;
+    case EV_SUBMIT: request__submit(c, e); break;
+    case EV_CANCEL:
+        request__by_id(c, e->request.request, STATUS_CANCELLED, FINISH_NONE, e->request.why);
+        break;
+    case EV_STOP: request__by_id(c, e->request.request, STATUS_OK, FINISH_STOP, ""); break;
+    case EV_TICK:
+        replica__tick(c, e->tick.lost_ns);
+        request__tick(c);
+        break;
+    case EV_COMPOSE:
+        for (uint32_t i = 0; i < c->cfg.n_replicas; i++) sched__compose(c, &c->replicas[i]);
+        break;
+    }
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        struct replica *rep = &c->replicas[i];
+        if (rep->flight.n == 0 && rep->n_running == 0) rep->flight.rested = true;
+    }
+    return (struct actions){c->actions, c->n_actions};
+}
+
+static const char *const state_names[] = {"waiting", "loading", "linking", "probing", "ready"};
+
+/* What is waited for, and who is held down. */
+static const char *why_of(const struct core *c, struct replica *r)
+{
+    char held[LIMIT_TEXT_BYTES];
+    fleet__held(c, r->why, held, sizeof held);
+    (void)snprintf(r->told, sizeof r->told, "%.200s%s%.300s", r->why,
+                   r->why[0] && held[0] ? "; " : "", held);
+    return r->told;
+}
+
+static const char *worker_state(const struct replica *r, const struct worker *w)
+{
+    if (r->state == REPLICA_READY || r->state == REPLICA_PROBING) return "serving";
+    return w->linked ? "linked" : w->ready ? "loaded" : "loading";
+}
+
+static struct msg_worker_status worker_status(struct core *c, const struct replica *r, uint32_t i)
+{
+    const struct worker *w = replica__at(c, r, i);
+    return (struct msg_worker_status){.name = w->hello.name,
+                                      .state = worker_state(r, w),
+                                      .isa = w->hello.isa,
+                                      .pid = w->hello.pid,
+                                      .threads = w->hello.threads,
+                                      .layer_first = r->first[i],
+                                      .layer_last = r->last[i],
+                                      .heartbeat = w->heartbeat,
+                                      .load_done = w->load_done,
+                                      .load_total = w->load_total,
+                                      .compute_ns = w->compute_ns,
+                                      .idle_ns = w->idle_ns,
+                                      .cpu_waiting = w->waiting,
+                                      .faults = c->records[w->record].faults};
+}
+
+static void replica_status(struct core *c, struct replica *r, struct msg_replica_status *ret)
+{
+    struct msg_worker_status *workers = c->staff + (size_t)r->id * c->cfg.n_stages;
+    struct pages_stats pages = pages_stats(r->pages);
+    uint64_t unused = 0;
+    for (uint32_t i = 0; i < r->n_running; i++) {
+        const struct request *x = &c->requests[r->running[i]];
+        unused += (uint64_t)x->n_pages * c->cfg.page - x->n_issued;
+    }
+    *ret = (struct msg_replica_status){.name = r->name,
+                                       .state = state_names[r->state],
+                                       .why = why_of(c, r),
+                                       .ready = r->state == REPLICA_READY,
+                                       .workers = workers,
+                                       .generation = r->generation,
+                                       .pages_total = r->n_pages,
+                                       .pages_free = pages.n_free + pages.n_cached,
+                                       .sequences_max = r->sequences_max,
+                                       .steps = r->steps,
+                                       .steps_mixed = r->steps_mixed,
+                                       .wire_ns = r->flight.wire_sum_ns,
+                                       .queue_ns = r->flight.queue_sum_ns,
+                                       .cache = {.pages_cached = pages.n_cached,
+                                                 .pages_held = pages.n_held,
+                                                 .positions_unused = unused,
+                                                 .lookups = r->prefix_lookups,
+                                                 .hits = r->prefix_hits,
+                                                 .tokens_saved = r->tokens_saved,
+                                                 .tokens_computed = r->tokens_computed,
+                                                 .evicted = pages.evicted,
+                                                 .preemptions = r->preemptions}};
+    if (r->state == REPLICA_WAITING) return;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) workers[i] = worker_status(c, r, i);
+    ret->n_workers = c->cfg.n_stages;
+}
+
+void core_status(struct core *c, struct msg_status *ret)
+{
+    *ret = (struct msg_status){.ready = core__ready(c),
+                               .model = c->model_path,
+                               .queued = c->n_queued,
+                               .messages_dropped = c->dropped,
+                               .n_replicas = c->cfg.n_replicas,
+                               .replicas = c->status};
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        ret->running += c->replicas[i].n_running;
+        replica_status(c, &c->replicas[i], &c->status[i]);
+    }
+}
+
+uint64_t core_dropped(const struct core *c)
+{
+    return c->dropped;
+}
+
+uint32_t core_n_sequences(const struct core *c)
+{
+    uint32_t n = c->n_queued;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) n += c->replicas[i].n_running;
+    return n;
+}
+
+static uint32_t slot_at(const struct core *c, uint32_t idx)
+{
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        const struct replica *r = &c->replicas[i];
+        if (idx < r->n_running) return r->running[idx];
+        idx -= r->n_running;
+    }
+    CHECK(idx < c->n_queued);
+    return c->queued[idx];
+}
+
+struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
+{
+    const struct request *r = &c->requests[slot_at(c, idx)];
+    return (struct core_sequence){.request = r->id,
+                                  .running = r->replica != NULL,
+                                  .replica = r->replica ? r->replica->id : 0,
+                                  .class = r->replica ? r->class : r->asked,
+                                  .n_pages = r->n_pages,
+                                  .n_issued = r->n_issued,
+                                  .n_right = r->n_right,
+                                  .arrival = r->arrival,
+                                  .pages = r->pages};
+}
+
+struct pages_stats core_pages(const struct core *c, uint32_t replica)
+{
+    return pages_stats(c->replicas[replica].pages);
+}
+
+struct page_view core_page_at(const struct core *c, uint32_t replica, uint32_t page)
+{
+    return pages_view(c->replicas[replica].pages, page);
+}
+
+uint32_t core_in_flight(const struct core *c, uint32_t replica)
+{
+    return c->replicas[replica].flight.n;
+}

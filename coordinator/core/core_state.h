@@ -1,0 +1,347 @@
+/* The core's state, private to this folder.
+ *
+ * A replica:            a request:
+ *   WAITING <---------+    QUEUED --admitted--> RUNNING --> ended (its slot is free)
+ *     | enough workers|      ^                    |
+ *   LOADING --------->|      +--generation lost---+
+ *     |               |      +--preempted---------+
+ *     | all Ready     |
+ *   LINKING --------->| any loss: worker, link, overdue Step, fault
+ *     | all Linked    |
+ *   PROBING --------->|
+ *     | digest right  |
+ *   READY ------------+                                                                      */
+#ifndef FLOTILLA_CORE_CORE_STATE_H
+#define FLOTILLA_CORE_CORE_STATE_H
+
+#include "common/base/arena.h"
+#include "common/base/hash.h"
+#include "coordinator/core/core.h"
+#include "coordinator/core/cost.h"
+
+#define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
+#define NO_WORKER UINT32_MAX
+#define NAMES_A_WORKER 4u /* names of workers that are remembered over restarts, for each entry */
+#define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
+#define VERDICTS 4u       /* digests of probes that are remembered */
+#define STEP_SIZES 14u    /* powers of two up to LIMIT_STEP_ROWS, and one */
+
+enum replica_state {
+    REPLICA_WAITING,
+    REPLICA_LOADING,
+    REPLICA_LINKING,
+    REPLICA_PROBING,
+    REPLICA_READY
+};
+
+/* What is remembered of the workers of one name, over their restarts. */
+struct record {
+    char name[LIMIT_NAME_BYTES]; /* "": the entry is free */
+    bool proven;                 /* it was part of a generation that became ready */
+    uint32_t faults;             /* a certain fault counts two, a suspicion one; time served less */
+    uint64_t lost_ns[FLEET_LOSSES]; /* when it was to blame for a loss, the latest first */
+    uint32_t n_lost;                /* of those, and no more than there is room for */
+    uint64_t held_until_ns;         /* it is not planned with before this time */
+    uint64_t hold_ns;               /* how long it was held down the last time; doubles */
+    uint64_t seen_ns;               /* when a worker of this name last said Hello */
+    char why[LIMIT_TEXT_BYTES];     /* what it was last to blame for */
+};
+
+struct worker {
+    bool used;
+    struct replica *replica; /* in whose generation it has a stage; NULL: it is a spare */
+    uint32_t stage;          /* which one */
+    bool ready, linked;      /* in that generation */
+    bool knows;              /* it has spoken of that generation: its Assign arrived */
+    bool suspect;            /* its data link broke, and it has said nothing since */
+    uint32_t record;         /* index of its name's record */
+    uint32_t doubt; /* record of the other end of its link that broke at doubted_ns, or NO_WORKER */
+    uint64_t doubted_ns;
+    struct instance instance;
+    struct msg_hello hello;
+    struct msg_memory memory; /* as it told last */
+    char address[LIMIT_NAME_BYTES];
+    char endpoint[LIMIT_TEXT_BYTES];
+    uint64_t joined_ns, heard_ns, assigned_ns;
+    uint64_t moves,
+        moved_ns;       /* its compute thread's counter, and when that was last seen to move */
+    uint64_t passed_ns; /* when it was last heard to have finished another Step */
+    uint64_t loaded_ns; /* when its load was last seen to move */
+    uint64_t waited_ns, beat_ns; /* its threads' waiting for CPU, and when that was heard */
+    double waiting;              /* share of the time that a thread of it waits for CPU, of late */
+    struct msg_heartbeat heartbeat; /* of its generation, like the next two */
+    uint64_t compute_ns, idle_ns;
+    uint64_t load_done, load_total;
+};
+
+/* What a run of a Step must come back with. */
+struct asked {
+    uint64_t request;
+    uint32_t attempt, sample, first_pos; /* of the token that is wanted */
+    uint32_t n_top;                      /* alternatives beside it, if logprobs */
+    bool token, logprobs;                /* wanted */
+};
+
+struct verdict_name {
+    char name[LIMIT_NAME_BYTES];
+    struct instance instance; /* the process of this name that computed it last */
+};
+
+/* What a generation's probe computed, and which workers took part in such generations. */
+struct verdict {
+    bool used, agreed; /* agreed: by two generations that were not made of the same workers */
+    bool contradicted; /* those who computed it computed another one later */
+    uint64_t seen_ns;  /* when it was last computed */
+    uint64_t digest;
+    uint32_t n_times;  /* generations that computed it since the standing one was computed, */
+    uint64_t since_ns; /* and when the first of them did */
+    uint32_t n_names;  /* of the workers that computed it, at most core.verdict_names */
+    struct verdict_name *names;
+};
+
+struct in_flight {
+    uint64_t number, issued_ns;
+    struct cost_work work;
+    uint32_t n_asked; /* entries of flight.asked: one for each run but a probe's */
+    bool alone;       /* the chain was empty when it was issued, */
+    bool first;       /* and nothing had run before: its stages' idle time does not count */
+};
+
+/* A replica's Steps in flight, and what is known of how long Steps take it. The latter stays when a
+ * generation ends. */
+struct flight {
+    struct in_flight steps[LIMIT_WINDOW]; /* the oldest first */
+    uint32_t n;
+    uint64_t next_number;         /* of the Step that is issued next */
+    struct asked *asked;          /* window x LIMIT_STEP_RUNS, by the Steps' numbers */
+    bool rested;                  /* nothing has run since the last Step came back */
+    uint64_t moved_ns;            /* when the last result came: Steps wait for those before them */
+    uint64_t took_ns[STEP_SIZES]; /* the slowest Step of late, by the logarithm of its rows */
+    struct cost cost;             /* of a Step on the slowest stage */
+    double trips;                 /* round trip of a lone Step / the time of its slowest stage */
+    uint64_t wire_ns; /* of the round trip of a lone Step: the time outside the stages */
+    uint64_t wire_sum_ns, queue_sum_ns; /* of all Steps: on the network, and behind others */
+};
+
+struct replica {
+    uint32_t id; /* index in core.replicas */
+    char name[LIMIT_NAME_BYTES];
+    enum replica_state state;
+    uint32_t generation;          /* number of the present or the last one; 0: there was none */
+    uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
+    uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
+    bool link_up;
+    bool cramped;       /* no generation begins, since too little fits its workers' memory */
+    uint64_t began_ns;  /* when the present or last generation began; 0: none has */
+    uint64_t retry_ns;  /* no generation is begun before this time */
+    uint64_t pause_ns;  /* between failed beginnings; doubles */
+    uint64_t served_ns; /* up to when its workers' service was counted */
+    uint64_t since_ns;  /* the state was entered, or something moved in it */
+    char why[LIMIT_TEXT_BYTES];  /* what it waits for */
+    char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
+    char told[LIMIT_TEXT_BYTES]; /* what core_status points to */
+    /* ---- its KV pages ---- */
+    struct pages *pages;
+    uint32_t n_pages;
+    uint32_t ctx;             /* positions of a sequence that this pool allows */
+    uint32_t *twice, n_twice; /* pages of the present step build that the index had already */
+    /* ---- its sequences ---- */
+    uint32_t *running, n_running; /* slots, the most urgent first: by class, then arrival */
+    uint64_t *closed;             /* ended requests whose sampling state the last stage may drop */
+    uint32_t n_closed;            /* up to 2 x max_live */
+    /* ---- its Steps ---- */
+    struct flight flight;
+    uint64_t step_build;  /* counts step builds, whether they were issued or not */
+    uint32_t n_chosen;    /* decodes chosen for the present step build, and not added yet */
+    uint32_t decode_from; /* index into running: whose turn it is to decode */
+    uint64_t prefilled;   /* the last Step in which the most urgent prompt went on */
+    uint64_t steps, steps_mixed;
+    uint32_t sequences_max; /* of one Step */
+    uint64_t prefix_lookups, prefix_hits, tokens_saved, tokens_computed, preemptions;
+};
+
+struct request {
+    bool used, ignore_eos;
+    struct replica *replica;    /* in which it runs; NULL: it is in the queue */
+    struct replica *opened;     /* whose last stage has its sampling parameters, or NULL */
+    bool looked;                /* it was counted among the look-ups for prefixes */
+    enum priority asked, class; /* class: in which it runs, fixed when it is admitted */
+    uint64_t waited_ns;         /* in the queue, before this time */
+    uint64_t arrival;           /* counts submissions */
+    uint64_t id, client, tenant, deadline_ns;
+    uint64_t wait_since_ns;          /* for a replica */
+    uint64_t queued_ns;              /* since when it is in the queue */
+    uint64_t submitted_ns, begun_ns; /* begun: its first row was issued */
+    uint32_t attempt;                /* 1 and one more for each lost generation that it ran in */
+    uint32_t suspected;              /* lost generations in whose lost Steps it was, */
+    uint32_t suspected_in;           /* the last of them */
+    uint32_t sample;
+    int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
+    uint32_t n_prompt, n_tokens, max_new;
+    /* Since its admission, positions of which a row was issued or was found computed; and how many
+     * of them are known to hold the right token. Both are equal while no guessed token is issued.
+     */
+    uint32_t n_issued, n_right;
+    uint32_t *pages; /* room for all it can ever need */
+    uint32_t n_pages;
+    struct prefix walk; /* along its pages that are in the index, */
+    uint32_t n_walked;  /* so many */
+    uint64_t chosen_in; /* step build that chose it to decode and has not come to it yet; 0: none */
+    uint64_t put_in;    /* last step build that has rows of it */
+    struct sampling sampling;
+};
+
+struct core {
+    struct core_config cfg;
+    char model_path[LIMIT_PATH_BYTES], results_endpoint[LIMIT_TEXT_BYTES];
+    int32_t *eog;
+    uint64_t *layer_bytes;
+    uint64_t now_ns;
+    struct worker *workers; /* cfg.max_workers */
+    struct record *records; /* n_records: more than there are workers */
+    uint32_t n_records;
+    struct verdict verdicts[VERDICTS];
+    uint32_t verdict_names;   /* that are remembered of each */
+    uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
+    uint32_t n_erratic; /* generations whose workers had computed another digest before */
+    struct replica *replicas; /* cfg.n_replicas */
+    uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
+                                 served one replica takes only newer generations of another */
+    struct request *requests; /* max_live slots */
+    uint32_t *free_slots, n_free_slots;
+    uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */
+    uint32_t n_trials;          /* live requests that are on trial */
+    uint64_t arrivals;
+    struct imap by_id;
+    struct msg_replica_status *status; /* n_replicas: what core_status points to, */
+    struct msg_worker_status *staff;   /* n_replicas x n_stages: and what those point to */
+    uint64_t dropped;
+    struct action *actions;
+    size_t n_actions, cap_actions;
+    struct arena arena; /* of the present step: what actions point to */
+};
+
+/* core.c */
+/* Whether any replica serves. */
+bool core__ready(const struct core *c);
+/* Positions of the longest sequence that a replica may take. */
+uint32_t core__ctx(const struct core *c);
+/* Why there is no replica, for a client: what is waited for, and what was lost. */
+const char *core__no_replica(struct core *c);
+struct action *core__act(struct core *c, enum action_type type);
+void core__note(struct core *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A note that something was lost. */
+void core__note_loss(struct core *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void *core__alloc(struct core *c, size_t bytes);
+/* Text that lives until the next step. */
+const char *core__text(struct core *c, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* requests.c */
+void request__submit(struct core *c, const struct event *e);
+void request__end(struct core *c, struct request *r, enum status status, enum finish_reason reason,
+                  const char *text);
+/* The last stage that has its sampling parameters may drop them; nothing, if none has. */
+void request__close(struct core *c, struct request *r);
+void request__results(struct core *c, const struct msg_result *m);
+void request__by_id(struct core *c, uint64_t id, enum status status, enum finish_reason reason,
+                    const char *text);
+void request__tick(struct core *c);
+/* A replica's generation is over: queues again what may be replayed, ends the rest. was_ready:
+ * where no other replica serves, requests begin to wait for one now; suspicious: those in its Steps
+ * in flight may be what ended it. */
+void request__generation_lost(struct core *c, struct replica *rep, bool was_ready, bool suspicious,
+                              const char *why);
+/* Whether a request must run among proven ones only, to show whether it is what ends generations.
+ */
+bool request__on_trial(const struct request *r);
+
+/* fleet.c */
+struct worker *fleet__find(struct core *c, struct instance instance);
+/* Takes a Hello: the worker's entry, or NULL where the table has no room for it. */
+struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, const char *address);
+void fleet__heartbeat(struct core *c, struct worker *w, const struct msg_from_worker *m);
+/* Gives up workers that are silent for too long. lost_ns: time in which the shell did not run. */
+void fleet__tick(struct core *c, uint64_t lost_ns);
+/* A certain fault of a worker. `why` is copied. */
+void fleet__blame(struct core *c, struct worker *w, const char *why);
+/* The same, of a worker that may be gone. */
+void fleet__blame_name(struct core *c, const char *name, bool certain, const char *why);
+/* The link from one worker to the next failed: either may be to blame. */
+void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const char *why);
+/* A replica's workers became ready, or served up to now. */
+void fleet__ready(struct core *c, struct replica *r);
+void fleet__served(struct core *c, struct replica *r);
+/* Gives each stage of a replica without workers one that is a spare; false, and nothing is given:
+ * there are too few. */
+bool fleet__plan(struct core *c, struct replica *r);
+/* Its workers are spares again. */
+void fleet__dismiss(struct core *c, struct replica *r);
+/* Which workers are held down, and why, but for what the reader is told already; "" if none is. */
+void fleet__held(const struct core *c, const char *told, char *ret, size_t size);
+/* Moves a moment later by time in which the shell did not run, but never past now. */
+void fleet__forgive(const struct core *c, uint64_t *since_ns, uint64_t lost_ns);
+
+/* verdict.c */
+/* The probe of a replica's present generation computed this digest. NULL: it may serve; otherwise
+ * why not, with the workers named and blamed. */
+const char *verdict__probe(struct core *c, const struct replica *r, uint64_t digest);
+
+/* replica.c */
+void replica__open(struct core *c, struct replica *r, uint32_t id);
+void replica__close(struct replica *r);
+void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address);
+void replica__link(struct core *c, struct epoch epoch, bool up);
+void replica__tick(struct core *c, uint64_t lost_ns);
+struct worker *replica__at(struct core *c, const struct replica *r, uint32_t stage);
+struct epoch replica__epoch(const struct core *c, const struct replica *r);
+/* The replica whose present or last generation has this epoch, or NULL. */
+struct replica *replica__of(struct core *c, struct epoch epoch);
+/* Ends the generation, if there is one. suspicious: as in request__generation_lost. */
+void replica__lose(struct core *c, struct replica *r, bool suspicious, const char *why);
+/* A worker that has a stage is to blame, and nobody else: ends its generation. */
+void replica__lose_to(struct core *c, struct worker *w, const char *why);
+/* The link into a stage (n_stages: into the coordinator) failed: blames, and ends the generation.
+ */
+void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, const char *why);
+/* The probe of a generation has come back with this digest of its logits. */
+void replica__probed(struct core *c, struct replica *r, uint64_t digest);
+
+/* flight.c */
+/* Takes a result's Step out of flight. False: it was not the next in flight or is not what was
+ * asked for, and nothing in it counts. */
+bool flight__result(struct core *c, const struct msg_result *m);
+/* A Step is on its way: it is the next one by its number, and the window has room for it. */
+void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
+                 struct cost_work work);
+/* A new generation: nothing is in flight, and Steps are numbered from 1. */
+void flight__begin(struct flight *f);
+void flight__check_overdue(struct core *c, struct replica *r);
+/* Time in which the shell did not run counts for no Step. */
+void flight__forgive(const struct core *c, struct flight *f, uint64_t lost_ns);
+
+/* room.c */
+/* Chooses the pool's size for the planned stages. False: too little fits, and nobody is planned. */
+bool room__plan(struct core *c, struct replica *r);
+/* A new pool of so many pages, all free, and the context that it allows. */
+void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages);
+
+/* sched.c */
+void sched__compose(struct core *c, struct replica *rep);
+void sched__probe(struct core *c, struct replica *rep);
+
+/* queue.c */
+/* Into the queue; out of it, or of the running ones. */
+void queue__enter(struct core *c, struct request *r);
+void queue__leave(struct core *c, struct request *r);
+/* Gives all its pages back. */
+void queue__release(struct request *r);
+/* Out of the running ones and back into the queue, without pages: it is computed again later. */
+void queue__again(struct core *c, struct request *r);
+/* Lets into a replica who may run there now, in order of urgency. */
+void queue__admit(struct core *c, struct replica *rep);
+/* A page for r, which runs; if need be one of a running request that is less urgent, other than
+ * those that have rows in the present step build. */
+bool queue__page(struct core *c, struct request *r, uint32_t *ret_page);
+
+#endif

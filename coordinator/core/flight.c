@@ -1,0 +1,304 @@
+/* Steps in flight: what their results must hold, how long Steps take, and when one is overdue.
+ *
+ * A worker that is slow is not lost. Its heartbeats say which Step has arrived, which is done, and
+ * carry a counter that its compute thread moves with each layer and with each idle turn. A counter
+ * that moves while a Step is computed means patience, up to a hard cap; one that stands still means
+ * a hung compute thread; a worker that turns idly and still lacks a Step that the one before it has
+ * passed on means a broken link. */
+#include "coordinator/core/core_state.h"
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define HUNG_NS (10 * NS_PER_S) /* without a move, where no Step's time is known yet */
+#define OVERDUE_FACTOR 5u       /* times the predicted time of a Step */
+#define IDLE_FACTOR 10u /* times the configured limit: a Step that does not arrive, at the most */
+/* The most that a Step may take while it moves: times the configured limit, and its own. */
+#define SLOW_FACTOR 30u
+#define SLOW_LIMITS 6u
+
+/* ---- in flight ---- */
+
+void flight__begin(struct flight *f)
+{
+    CHECK(f->n == 0);
+    f->next_number = 1;
+}
+
+/* Where what a Step asks for is kept: at most a window of Steps is in flight. */
+static struct asked *asked_of(const struct core *c, const struct flight *f, uint64_t number)
+{
+    return f->asked + number % c->cfg.window * LIMIT_STEP_RUNS;
+}
+
+/* What the Step's result must hold; a probe's is its digest. */
+static uint32_t note_asked(struct core *c, const struct flight *f, const struct msg_step *step)
+{
+    struct asked *asked = asked_of(c, f, step->number);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < step->n_runs; i++) {
+        const struct msg_run *x = &step->runs[i];
+        if (x->kind == RUN_PROBE) continue;
+        const uint32_t *slot = imap_get(&c->by_id, x->request);
+        CHECK(slot != NULL);
+        const struct sampling *s = &c->requests[*slot].sampling;
+        asked[n++] =
+            (struct asked){.request = x->request,
+                           .attempt = x->attempt,
+                           .sample = x->sample,
+                           .first_pos = x->first_pos + x->n_rows,
+                           .n_top = s->top_logprobs < c->cfg.vocab ? s->top_logprobs : c->cfg.vocab,
+                           .token = x->n_logits > 0,
+                           .logprobs = s->logprobs};
+    }
+    return n;
+}
+
+void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
+                 struct cost_work work)
+{
+    struct flight *f = &r->flight;
+    CHECK(r->state >= REPLICA_PROBING && f->n < c->cfg.window);
+    CHECK(step->number == f->next_number && step->n_runs > 0 && step->n_runs <= LIMIT_STEP_RUNS);
+    f->steps[f->n] = (struct in_flight){.number = step->number,
+                                        .issued_ns = c->now_ns,
+                                        .work = work,
+                                        .n_asked = note_asked(c, f, step),
+                                        .alone = f->n == 0,
+                                        .first = f->rested};
+    f->next_number++;
+    f->rested = false;
+    f->n++;
+}
+
+/* ---- how long Steps take ---- */
+
+/* When the chain turned to this Step: when it was issued, or when the one before it came back. */
+static uint64_t begun_ns(const struct flight *f, const struct in_flight *step)
+{
+    return step->issued_ns > f->moved_ns ? step->issued_ns : f->moved_ns;
+}
+
+static uint32_t size_of(uint32_t rows)
+{
+    uint32_t size = 0;
+    while (size + 1 < STEP_SIZES && rows >> size > 1) size++;
+    return size;
+}
+
+static void learn_speed(struct flight *f, uint64_t took_ns, uint32_t rows)
+{
+    uint64_t *known = &f->took_ns[size_of(rows)];
+    if (took_ns > *known)
+        *known = took_ns;
+    else
+        *known -= (*known - took_ns) / 16; /* one slow Step is forgotten in time */
+}
+
+/* What a Step of so many rows may take: what such Steps took, or larger ones, or in proportion the
+ * largest that are known. */
+static uint64_t predict(const struct flight *f, uint32_t rows)
+{
+    uint32_t size = size_of(rows);
+    for (uint32_t i = size; i < STEP_SIZES; i++)
+        if (f->took_ns[i]) return f->took_ns[i];
+    for (uint32_t i = size; i-- > 0;)
+        if (f->took_ns[i]) return f->took_ns[i] << (size - i);
+    return 0;
+}
+
+/* ---- results ---- */
+
+/* What the stages took for a Step: the slowest, and all together. */
+struct took {
+    uint64_t slowest_ns, all_ns;
+};
+
+static struct took take_timings(struct core *c, const struct replica *r, const struct msg_result *m,
+                                bool first)
+{
+    struct took took = {0, 0};
+    for (uint32_t i = 0; i < m->n_timings; i++) {
+        if (m->timings[i].stage >= c->cfg.n_stages) continue;
+        struct worker *w = replica__at(c, r, m->timings[i].stage);
+        w->heard_ns = w->moved_ns = c->now_ns; /* it has just computed: it lives */
+        w->compute_ns += m->timings[i].compute_ns;
+        if (!first) w->idle_ns += m->timings[i].idle_ns;
+        if (m->timings[i].compute_ns > took.slowest_ns) took.slowest_ns = m->timings[i].compute_ns;
+        took.all_ns += m->timings[i].compute_ns;
+    }
+    return took;
+}
+
+/* What composing goes by: a Step's time on its slowest stage, and how many times that a lone Step's
+ * round trip takes. */
+static void learn_cost(const struct core *c, struct flight *f, const struct in_flight *step,
+                       struct took took)
+{
+    uint64_t trip_ns = c->now_ns - step->issued_ns;
+    uint64_t beside_ns = trip_ns > took.all_ns ? trip_ns - took.all_ns : 0;
+    if (took.slowest_ns == 0) return;
+    cost_learn(&f->cost, step->work, took.slowest_ns);
+    if (step->alone) f->wire_ns = f->wire_ns ? (f->wire_ns * 7 + beside_ns) / 8 : beside_ns;
+    uint64_t wire_ns = beside_ns < f->wire_ns ? beside_ns : f->wire_ns;
+    f->wire_sum_ns += wire_ns;
+    f->queue_sum_ns += beside_ns - wire_ns;
+    if (!step->alone) return;
+    double trips = (double)trip_ns / (double)took.slowest_ns;
+    f->trips = f->trips == 0.0 ? trips : f->trips + (trips - f->trips) / 8.0;
+}
+
+/* A result's run is what the Step's run asked for: the same request, and one token of the
+ * vocabulary at the right place, with log-probabilities exactly if they are wanted, or an error. */
+static bool is_answer(const struct core *c, const struct asked *a, const struct msg_run_result *x)
+{
+    if (x->request != a->request || x->attempt != a->attempt || x->sample != a->sample || x->dead)
+        return false;
+    if (x->error && x->error[0]) return true;
+    if (x->first_pos != a->first_pos || x->n_tokens != 1 || x->tokens[0] < 0 ||
+        (uint32_t)x->tokens[0] >= c->cfg.vocab)
+        return false;
+    if (!a->logprobs || !x->logprobs.chosen) return !a->logprobs && !x->logprobs.chosen;
+    if (x->logprobs.n_top != a->n_top) return false;
+    for (uint32_t i = 0; i < a->n_top; i++)
+        if (x->logprobs.top_ids[i] < 0 || (uint32_t)x->logprobs.top_ids[i] >= c->cfg.vocab)
+            return false;
+    return true;
+}
+
+/* One for each run that wants a token, in their order. */
+static bool is_what_was_asked(const struct core *c, const struct flight *f,
+                              const struct in_flight *step, const struct msg_result *m)
+{
+    const struct asked *asked = asked_of(c, f, step->number);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < step->n_asked; i++) {
+        if (!asked[i].token) continue;
+        if (n == m->n_runs || !is_answer(c, &asked[i], &m->runs[n])) return false;
+        n++;
+    }
+    return n == m->n_runs;
+}
+
+/* The replica of whose Steps in flight this is the next one's result; NULL: of none. */
+static struct replica *whose(struct core *c, const struct msg_result *m)
+{
+    struct replica *r = replica__of(c, m->epoch);
+    if (!r || r->state < REPLICA_PROBING) return NULL;
+    const struct flight *f = &r->flight;
+    return m->number < (f->n ? f->steps[0].number : f->next_number) ? NULL : r;
+}
+
+bool flight__result(struct core *c, const struct msg_result *m)
+{
+    struct replica *r = whose(c, m);
+    if (!r) {
+        c->dropped++;
+        return false;
+    }
+    struct flight *f = &r->flight;
+    uint32_t last = c->cfg.n_stages - 1;
+    const char *name = replica__at(c, r, last)->hello.name;
+    if (f->n == 0 || m->number != f->steps[0].number) {
+        replica__link_failed(c, r, last + 1,
+                             core__text(c, "the result of Step %" PRIu64 " of worker %s is missing",
+                                        f->n ? f->steps[0].number : f->next_number, name));
+        return false;
+    }
+    struct in_flight step = f->steps[0];
+    if (!is_what_was_asked(c, f, &step, m)) {
+        replica__lose_to(
+            c, replica__at(c, r, last),
+            core__text(c, "the result of Step %" PRIu64 " of worker %s is not what was asked for",
+                       step.number, name));
+        return false;
+    }
+    bool probe = r->state == REPLICA_PROBING;
+    learn_speed(f, c->now_ns - begun_ns(f, &step), step.work.rows);
+    f->moved_ns = c->now_ns;
+    struct took took = take_timings(c, r, m, step.first);
+    if (!probe) learn_cost(c, f, &step, took);
+    f->n--;
+    memmove(&f->steps[0], &f->steps[1], f->n * sizeof f->steps[0]);
+    if (probe) replica__probed(c, r, m->digest);
+    return !probe;
+}
+
+/* ---- overdue ---- */
+
+/* A Step that is on its way, and a thread that waits for one, compute nothing: what Steps of its
+ * size took does not excuse them for longer than this. */
+static uint64_t idle_limit(const struct core *c, uint64_t limit_ns)
+{
+    uint64_t most_ns = IDLE_FACTOR * c->cfg.step_timeout_ns;
+    return limit_ns < most_ns ? limit_ns : most_ns;
+}
+
+/* The oldest Step is later than `limit`: the first stage that did not finish it is hung, or slow,
+ * or the link to it is broken. `since_ns`: when the stage before was heard to have passed it on. */
+static void look_at_stage(struct core *c, struct replica *r, uint32_t stage, uint64_t since_ns,
+                          uint64_t limit_ns)
+{
+    const struct in_flight *step = &r->flight.steps[0];
+    struct worker *w = replica__at(c, r, stage);
+    const char *name = w->hello.name;
+    uint64_t number = step->number, age_ns = c->now_ns - begun_ns(&r->flight, step);
+    uint64_t idle_ns = idle_limit(c, limit_ns);
+    bool arrived = w->heartbeat.step_received >= number;
+    if (c->now_ns - w->moved_ns >= (arrived ? limit_ns : idle_ns)) {
+        replica__lose_to(
+            c, w,
+            core__text(c, "Step %" PRIu64 " is overdue at worker %s: its compute thread hangs",
+                       number, name));
+    } else if (arrived) {
+        if (age_ns < SLOW_FACTOR * c->cfg.step_timeout_ns || age_ns < SLOW_LIMITS * limit_ns)
+            return;
+        replica__lose_to(c, w,
+                         core__text(c,
+                                    "Step %" PRIu64
+                                    " is overdue at worker %s: it still computes after %" PRIu64
+                                    " s",
+                                    number, name, age_ns / NS_PER_S));
+    } else if (c->now_ns - since_ns >= idle_ns) {
+        const char *from = stage ? replica__at(c, r, stage - 1)->hello.name : "the coordinator";
+        replica__link_failed(
+            c, r, stage,
+            core__text(c, "Step %" PRIu64 " is overdue: the link from %s to worker %s", number,
+                       from, name));
+    }
+}
+
+void flight__check_overdue(struct core *c, struct replica *r)
+{
+    const struct flight *f = &r->flight;
+    if (f->n == 0) return;
+    const struct in_flight *step = &f->steps[0];
+    uint64_t since_ns = begun_ns(f, step);
+    uint64_t limit_ns = predict(f, step->work.rows) * OVERDUE_FACTOR;
+    if (r->state == REPLICA_PROBING) limit_ns = HUNG_NS;
+    if (limit_ns < c->cfg.step_timeout_ns) limit_ns = c->cfg.step_timeout_ns;
+    uint64_t idle_ns = idle_limit(c, limit_ns);
+    if (c->now_ns < since_ns + idle_ns) return;
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+        const struct worker *w = replica__at(c, r, i);
+        if (w->heartbeat.step_done < step->number) {
+            look_at_stage(c, r, i, since_ns, limit_ns);
+            return;
+        }
+        if (w->passed_ns > since_ns) since_ns = w->passed_ns;
+    }
+    if (c->now_ns - since_ns >= idle_ns)
+        replica__link_failed(
+            c, r, c->cfg.n_stages,
+            core__text(c, "Step %" PRIu64 " is overdue: the link from worker %s to the coordinator",
+                       step->number, replica__at(c, r, c->cfg.n_stages - 1)->hello.name));
+}
+
+void flight__forgive(const struct core *c, struct flight *f, uint64_t lost_ns)
+{
+    for (uint32_t i = 0; i < f->n; i++) fleet__forgive(c, &f->steps[i].issued_ns, lost_ns);
+    fleet__forgive(c, &f->moved_ns, lost_ns);
+}

@@ -1,0 +1,220 @@
+/* Every page has a record; free pages are a stack, and the cached leaves, which may be evicted, are
+ * a list threaded through the records in the order of their last use. */
+#include "coordinator/core/pages.h"
+
+#include "common/base/check.h"
+#include "common/base/mem.h"
+
+#define NONE UINT32_MAX
+
+struct page {
+    uint32_t count;
+    uint32_t older, newer;
+    uint64_t used; /* when it was last let go of */
+    bool leaf;     /* it is in the list of leaves */
+    bool free;
+};
+
+struct pages {
+    struct pages_config cfg;
+    struct index *index;
+    struct page *pages;
+    uint32_t *free;          /* n_free, a stack */
+    uint32_t oldest, newest; /* leaves */
+    uint64_t clock;
+    struct pages_stats stats;
+};
+
+struct pages *pages_open(const struct pages_config *config)
+{
+    struct index_config index = {.n_pages = config->n_pages,
+                                 .page_size = config->page_size,
+                                 .seed = config->seed,
+                                 .hash_mask = config->hash_mask};
+    struct pages *p = mem_zalloc(sizeof *p);
+    p->cfg = *config;
+    p->index = index_open(&index);
+    p->pages = mem_zalloc((config->n_pages + 1) * sizeof *p->pages);
+    p->free = mem_zalloc((config->n_pages + 1) * sizeof *p->free);
+    pages_clear(p);
+    return p;
+}
+
+size_t pages_bytes(uint32_t page_size)
+{
+    /* A record, its entry in the index, its places in the stack and in the list of pages that a
+     * step build had twice. */
+    return sizeof(struct page) + index_bytes(page_size) + 2 * sizeof(uint32_t);
+}
+
+void pages_close(struct pages *p)
+{
+    if (!p) return;
+    index_close(p->index);
+    mem_free(p->pages);
+    mem_free(p->free);
+    mem_free(p);
+}
+
+void pages_clear(struct pages *p)
+{
+    uint32_t n = p->cfg.n_pages;
+    for (uint32_t i = 0; i < n; i++) {
+        p->pages[i] = (struct page){.free = true};
+        p->free[i] = n - 1 - i;
+    }
+    index_clear(p->index);
+    p->oldest = p->newest = NONE;
+    p->stats.n_free = n;
+    p->stats.n_cached = p->stats.n_held = 0;
+}
+
+/* ---- leaves ---- */
+
+static void leave_list(struct pages *p, uint32_t i)
+{
+    struct page *x = &p->pages[i];
+    if (!x->leaf) return;
+    *(x->older == NONE ? &p->oldest : &p->pages[x->older].newer) = x->newer;
+    *(x->newer == NONE ? &p->newest : &p->pages[x->newer].older) = x->older;
+    x->leaf = false;
+}
+
+/* A page that is let go of is the newest. A parent whose last child went was used no earlier than
+ * that child, the oldest of all: its place is near the old end. */
+static void enter_list(struct pages *p, uint32_t i, bool newest)
+{
+    struct page *x = &p->pages[i];
+    CHECK(!x->leaf && !x->free && x->count == 0);
+    uint32_t older = newest ? p->newest : NONE;
+    for (uint32_t at = newest ? NONE : p->oldest; at != NONE && p->pages[at].used < x->used;
+         at = p->pages[at].newer)
+        older = at;
+    x->older = older;
+    x->newer = older == NONE ? p->oldest : p->pages[older].newer;
+    *(x->older == NONE ? &p->oldest : &p->pages[x->older].newer) = i;
+    *(x->newer == NONE ? &p->newest : &p->pages[x->newer].older) = i;
+    x->leaf = true;
+}
+
+/* ---- counts ---- */
+
+static void make_free(struct pages *p, uint32_t i)
+{
+    CHECK(p->stats.n_free < p->cfg.n_pages);
+    p->pages[i] = (struct page){.free = true};
+    p->free[p->stats.n_free++] = i;
+}
+
+static void evict(struct pages *p, uint32_t i)
+{
+    CHECK(p->pages[i].leaf && p->pages[i].count == 0 && p->stats.n_cached > 0);
+    uint32_t parent = index_remove(p->index, i);
+    leave_list(p, i);
+    if (parent != INDEX_NONE && p->pages[parent].count == 0) enter_list(p, parent, false);
+    make_free(p, i);
+    p->stats.n_cached--;
+    p->stats.evicted++;
+}
+
+bool pages_take(struct pages *p, uint32_t *ret_page)
+{
+    if (p->stats.n_free == 0 && p->oldest != NONE) evict(p, p->oldest);
+    if (p->stats.n_free == 0) return false;
+    struct page *x = &p->pages[p->free[p->stats.n_free - 1]];
+    CHECK(x->free && x->count == 0);
+    *ret_page = p->free[--p->stats.n_free];
+    x->free = false;
+    x->count = 1;
+    p->stats.n_held++;
+    return true;
+}
+
+uint32_t pages_available(const struct pages *p)
+{
+    return p->stats.n_free + p->stats.n_cached;
+}
+
+static void hold(struct pages *p, uint32_t i)
+{
+    struct page *x = &p->pages[i];
+    CHECK(!x->free);
+    if (x->count++ > 0) return;
+    CHECK(p->stats.n_cached > 0);
+    leave_list(p, i);
+    p->stats.n_cached--;
+    p->stats.n_held++;
+}
+
+void pages_drop(struct pages *p, uint32_t page)
+{
+    CHECK(page < p->cfg.n_pages);
+    struct page *x = &p->pages[page];
+    CHECK(x->count > 0 && p->stats.n_held > 0);
+    if (--x->count > 0) return;
+    p->stats.n_held--;
+    x->used = ++p->clock;
+    struct index_entry entry = index_entry_of(p->index, page);
+    if (entry.serial) {
+        p->stats.n_cached++;
+        if (entry.leaf) enter_list(p, page, true);
+    } else {
+        make_free(p, page);
+    }
+}
+
+/* ---- the index ---- */
+
+struct prefix pages_root(const struct pages *p, uint64_t tenant)
+{
+    return index_root(p->index, tenant);
+}
+
+enum pages_found pages_find(struct pages *p, struct prefix *walk, const int32_t *tokens,
+                            uint64_t step, uint32_t *ret_page)
+{
+    uint32_t i = p->cfg.share ? index_find(p->index, walk, tokens) : INDEX_NONE;
+    if (i == INDEX_NONE) return PAGES_NONE;
+    if (index_entry_of(p->index, i).step >= step) return PAGES_SOON;
+    hold(p, i);
+    index_follow(p->index, walk, i);
+    *ret_page = i;
+    return PAGES_HIT;
+}
+
+uint32_t pages_enter(struct pages *p, struct prefix *walk, const int32_t *tokens, uint64_t step,
+                     uint32_t page)
+{
+    if (!p->cfg.share) return page;
+    CHECK(p->pages[page].count > 0);
+    uint32_t i = index_find(p->index, walk, tokens);
+    if (i == INDEX_NONE) {
+        index_enter(p->index, walk, tokens, step, page);
+        return page;
+    }
+    hold(p, i);
+    index_follow(p->index, walk, i);
+    return i;
+}
+
+struct pages_stats pages_stats(const struct pages *p)
+{
+    struct index_stats index = index_stats(p->index);
+    struct pages_stats s = p->stats;
+    s.hashes = index.hashes;
+    s.lookups = index.lookups;
+    s.entered = index.entered;
+    return s;
+}
+
+struct page_view pages_view(const struct pages *p, uint32_t page)
+{
+    const struct page *x = &p->pages[page];
+    struct index_entry entry = index_entry_of(p->index, page);
+    return (struct page_view){.count = x->count,
+                              .free = x->free,
+                              .entered = entry.serial != 0,
+                              .serial = entry.serial,
+                              .parent = entry.parent,
+                              .tokens = entry.tokens};
+}

@@ -1,0 +1,524 @@
+/* Composing Steps. First come decodes, in turn; then, by urgency, chunks of prompts, as many rows
+ * as the Step's predicted time allows. Pages are taken as rows are issued; a prompt's pages that
+ * the prefix index has are not computed again. */
+#include "coordinator/core/core_state.h"
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+
+#include <string.h>
+
+/* Beside decodes, prefill may take this many percent of the time that the decodes take, and where
+ * more prompts wait than sequences decode, as many times more; but the most urgent prompt has some
+ * rows each window + 1 Steps, however long they take. */
+#define PREFILL_PERCENT 50u
+#define CHUNK_LEAST 2u
+#define TURNS 8u /* prompts for which a more urgent one leaves time */
+
+/* While nothing decodes, a Step is cut so that all stages have work. The Steps in flight together
+ * take at most FLIGHT_MOST_NS, so that a request that comes soon has its turn; but one Step may
+ * always take STEP_MOST_ROWS times as long as a one-row Step, so that weights are read for many
+ * rows. While a request is about to decode, both are divided by SOON_PARTS. */
+#define SHARE_LEAST 128u /* rows that it has nevertheless */
+#define FLIGHT_MOST_NS (150 * NS_PER_MS)
+#define STEP_MOST_ROWS 8u
+#define SOON_PARTS 4u
+
+/* A Step that is being composed. rep->n_chosen is also of it: decodes that were chosen for it and
+ * are not added yet. */
+struct step_build {
+    struct msg_run *runs;
+    uint64_t number;
+    uint32_t n_runs;
+    uint32_t n_pages; /* in tables of runs, chosen decodes' included */
+    struct cost_work work;
+    uint64_t limit_ns;  /* what it should take; 0: no limit */
+    uint32_t chunk;     /* rows of prompts that it may still take */
+    uint32_t n_prompts; /* that have not had their turn */
+    bool decodes, prefills;
+    const struct request *growing[LIMIT_STEP_RUNS]; /* their last page here is not whole yet, */
+    uint32_t n_growing;                             /* and all its tokens are known */
+    bool seen_first;                                /* the most urgent prompt has had its turn */
+    bool full;                                      /* no prompt gets a row more */
+};
+
+/* Rows of r that may be issued now: all its known tokens' positions. */
+static uint32_t rows_due(const struct request *r)
+{
+    return r->n_tokens - r->n_issued;
+}
+
+static bool decoding(const struct request *r)
+{
+    return r->n_issued >= r->n_prompt && rows_due(r) <= 1;
+}
+
+static struct request *running(const struct core *c, const struct replica *rep, uint32_t i)
+{
+    return &c->requests[rep->running[i]];
+}
+
+/* ---- what runs at this time ---- */
+
+struct load {
+    uint32_t n_decoding, n_due; /* sequences that decode, and those not in flight */
+    bool soon;                  /* one will: its first token is on the way */
+    uint64_t depth;             /* positions of those that decode */
+    uint64_t prefill;           /* rows of prompts that are due, */
+    uint32_t n_prompts;         /* and of how many requests */
+};
+
+static struct load load_of(const struct core *c, const struct replica *rep)
+{
+    struct load l = {0};
+    for (uint32_t i = 0; i < rep->n_running; i++) {
+        const struct request *r = running(c, rep, i);
+        if (decoding(r)) {
+            if (r->n_tokens == r->n_prompt) {
+                l.soon |= r->max_new > 1;
+                continue;
+            }
+            l.n_decoding++;
+            l.n_due += rows_due(r);
+            l.depth += r->n_issued;
+        } else {
+            l.prefill += rows_due(r);
+            l.n_prompts += rows_due(r) > 0;
+        }
+    }
+    return l;
+}
+
+/* Steps that must be in flight to keep every stage busy. */
+static uint32_t steps_wanted(const struct core *c, const struct replica *rep)
+{
+    uint32_t n = (uint32_t)(rep->flight.trips + 0.5);
+    if (n > c->cfg.window) n = c->cfg.window;
+    return n > c->cfg.n_stages ? n : c->cfg.n_stages;
+}
+
+/* Sequences that start together would otherwise clump into one Step and leave the rest of the
+ * chain empty. */
+static uint32_t decodes_a_step(const struct core *c, const struct replica *rep,
+                               const struct load *l)
+{
+    uint32_t n = steps_wanted(c, rep);
+    return (l->n_decoding + n - 1) / n;
+}
+
+/* Most predicted time of one Step without decodes. */
+static uint64_t most_alone(const struct core *c, const struct replica *rep)
+{
+    uint64_t rows = STEP_MOST_ROWS * cost_predict(&rep->flight.cost, (struct cost_work){1, 1, 0});
+    uint64_t share = FLIGHT_MOST_NS / c->cfg.window;
+    return share > rows ? share : rows;
+}
+
+/* While sequences decode, the limit is for the Steps of a round trip together. */
+static uint64_t limit_beside_decodes(const struct core *c, const struct replica *rep,
+                                     const struct load *l)
+{
+    const struct flight *f = &rep->flight;
+    uint32_t n = decodes_a_step(c, rep, l);
+    struct cost_work decodes = {n, n, l->depth * n / l->n_decoding};
+    uint64_t each = cost_predict(&f->cost, decodes), prefill = each * PREFILL_PERCENT / 100;
+    uint64_t crowd = prefill * l->n_prompts / l->n_decoding, most = most_alone(c, rep) / SOON_PARTS;
+    if (crowd > most) crowd = most;
+    if (prefill < crowd) prefill = crowd;
+    each = c->cfg.step_ns ? c->cfg.step_ns : each + prefill;
+    uint64_t all = each * steps_wanted(c, rep), under_way = 0;
+    for (uint32_t i = 0; i < f->n; i++) under_way += cost_predict(&f->cost, f->steps[i].work);
+    return under_way >= all ? 1 : all - under_way < each ? all - under_way : each;
+}
+
+/* The Step's limits in predicted time (0: nothing is measured yet) and in rows of one prompt. */
+static void set_limits(const struct core *c, const struct replica *rep, const struct load *l,
+                       struct step_build *b)
+{
+    b->limit_ns = 0;
+    b->chunk = c->cfg.rows_max;
+    if (l->n_decoding == 0 && c->cfg.n_stages > 1) {
+        uint32_t parts = 2 * steps_wanted(c, rep);
+        uint64_t share = (l->prefill + parts - 1) / parts;
+        if (share < SHARE_LEAST) share = SHARE_LEAST;
+        if (share < b->chunk) b->chunk = (uint32_t)share;
+    }
+    if (rep->flight.cost.n == 0) return;
+    b->limit_ns = l->n_decoding ? limit_beside_decodes(c, rep, l)
+                                : most_alone(c, rep) / (l->soon ? SOON_PARTS : 1);
+}
+
+/* ---- runs ---- */
+
+/* Pages of a table when the first `end` positions are in it. */
+static uint32_t table_of(const struct core *c, uint32_t end)
+{
+    return (end + c->cfg.page - 1) / c->cfg.page;
+}
+
+static bool take_pages(struct core *c, struct request *r, uint32_t end)
+{
+    while (r->n_pages * c->cfg.page < end) {
+        if (!queue__page(c, r, &r->pages[r->n_pages])) return false;
+        r->n_pages++;
+    }
+    return true;
+}
+
+/* Full pages whose rows are all issued, and with the right tokens, may be shared from the next Step
+ * on. */
+static void enter_pages(struct core *c, const struct step_build *b, struct request *r)
+{
+    struct replica *rep = r->replica;
+    uint32_t page = c->cfg.page;
+    CHECK(r->n_right <= r->n_issued && r->n_right <= r->n_tokens);
+    while ((r->n_walked + 1) * page <= r->n_right) {
+        CHECK(r->n_walked < r->n_pages);
+        uint32_t mine = r->pages[r->n_walked];
+        uint32_t kept =
+            pages_enter(rep->pages, &r->walk, r->tokens + r->n_walked * page, b->number, mine);
+        CHECK(rep->n_twice < rep->n_pages);
+        if (kept != mine) rep->twice[rep->n_twice++] = mine;
+        r->pages[r->n_walked++] = kept;
+    }
+}
+
+/* The pages that the index had already are let go of when the Step is composed: until then its rows
+ * still go there. */
+static void drop_twice(struct replica *rep)
+{
+    while (rep->n_twice) pages_drop(rep->pages, rep->twice[--rep->n_twice]);
+}
+
+static void add_run(struct core *c, struct step_build *b, struct request *r, uint32_t n)
+{
+    uint32_t end = r->n_issued + n, n_pages = table_of(c, end);
+    bool decode = decoding(r);
+    CHECK(n > 0 && end <= r->n_tokens && n_pages <= r->n_pages && b->n_runs < LIMIT_STEP_RUNS);
+    uint32_t *pages =
+        core__alloc(c, n_pages * sizeof *pages); /* the table may change before it is sent */
+    memcpy(pages, r->pages, n_pages * sizeof *pages);
+    struct msg_run *run = &b->runs[b->n_runs++];
+    *run = (struct msg_run){.request = r->id,
+                            .attempt = r->attempt,
+                            .sample = r->sample,
+                            .kind = decode ? RUN_DECODE : RUN_PREFILL,
+                            .first_pos = r->n_issued,
+                            .n_rows = n,
+                            .n_logits = end == r->n_tokens,
+                            .n_pages = n_pages,
+                            .tokens = r->tokens + r->n_issued,
+                            .pages = pages};
+    if (run->n_logits && !r->opened) {
+        run->has_open = true;
+        r->opened = r->replica;
+        run->open = (struct msg_open){r->sampling, r->n_prompt};
+    }
+    for (uint32_t i = 0; i < n; i++) b->work.depth += r->n_issued + i;
+    r->n_issued = r->n_right = end; /* no token here is a guess */
+    r->put_in = r->replica->step_build;
+    if (!r->begun_ns) r->begun_ns = c->now_ns;
+    b->work.rows += n;
+    b->work.logits += run->n_logits;
+    b->decodes |= decode;
+    b->prefills |= !decode;
+    if (!decode) {
+        r->replica->tokens_computed += n;
+        b->chunk -= n;
+    }
+    enter_pages(c, b, r);
+}
+
+/* ---- decodes ---- */
+
+static bool choose(struct core *c, struct replica *rep, struct step_build *b, uint32_t i)
+{
+    struct request *r = running(c, rep, i);
+    uint32_t n_pages = table_of(c, r->n_issued + 1);
+    if (n_pages > LIMIT_STEP_PAGES - b->n_pages) return false;
+    r->chosen_in = rep->step_build;
+    b->n_pages += n_pages;
+    rep->n_chosen++;
+    rep->decode_from = i + 1;
+    return true;
+}
+
+/* Whether one of `most` is kept for a prompt: where it is the only one, for the most urgent only.
+ */
+static bool left_for_prefill(const struct request *most_urgent, const struct load *l, uint32_t most)
+{
+    return l->prefill > 0 && (most > 1 || !decoding(most_urgent));
+}
+
+/* The most urgent request always, the others in turn, beginning behind the last one served. */
+static void choose_decodes(struct core *c, struct replica *rep, struct step_build *b,
+                           const struct load *l)
+{
+    const struct request *first = running(c, rep, 0);
+    uint32_t most = decodes_a_step(c, rep, l), start = rep->decode_from;
+    uint32_t rows = c->cfg.rows_max - (left_for_prefill(first, l, c->cfg.rows_max) ? 1 : 0);
+    uint32_t logits = c->cfg.logits_max - (left_for_prefill(first, l, c->cfg.logits_max) ? 1 : 0);
+    uint32_t runs = LIMIT_STEP_RUNS - (l->prefill > 0 ? 1 : 0);
+    if (most > rows) most = rows;
+    if (most > logits) most = logits;
+    if (most > runs) most = runs;
+    if (l->n_due == 0 || most == 0) return;
+    if (decoding(first) && rows_due(first) && choose(c, rep, b, 0)) rep->decode_from = start;
+    for (uint32_t i = 0; i < rep->n_running && rep->n_chosen < most; i++) {
+        uint32_t at = (start + i) % rep->n_running;
+        const struct request *r = running(c, rep, at);
+        if (!decoding(r) || !rows_due(r) || r->chosen_in == rep->step_build) continue;
+        if (!choose(c, rep, b, at)) return;
+    }
+}
+
+/* ---- prefill ---- */
+
+/* Whether all tokens of the page after those that r has walked are known. */
+static bool knows_next_page(const struct core *c, const struct request *r)
+{
+    return (r->n_walked + 1) * c->cfg.page <= r->n_tokens;
+}
+
+/* Whether r's next page is the one that another request has begun to compute in this Step. */
+static bool another_begins(const struct core *c, const struct step_build *b,
+                           const struct request *r)
+{
+    size_t bytes = c->cfg.page * sizeof *r->tokens;
+    for (uint32_t i = 0; i < b->n_growing && c->cfg.share; i++) {
+        const struct request *x = b->growing[i];
+        if (x->walk.serial == r->walk.serial && x->tenant == r->tenant &&
+            memcmp(x->tokens + x->n_walked * c->cfg.page, r->tokens + r->n_walked * c->cfg.page,
+                   bytes) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Walks over the pages that others have computed, but for the last row's. False: the next one is
+ * being computed in this very Step, and r rides behind. */
+static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
+{
+    struct replica *rep = r->replica;
+    uint32_t page = c->cfg.page, n_hits = 0;
+    enum pages_found found = PAGES_HIT;
+    if (r->n_issued != r->n_walked * page) return true;
+    while (r->n_pages > r->n_walked) pages_drop(rep->pages, r->pages[--r->n_pages]);
+    while (found == PAGES_HIT && r->n_issued + page < r->n_tokens) {
+        found = pages_find(rep->pages, &r->walk, r->tokens + r->n_issued, b->number,
+                           &r->pages[r->n_pages]);
+        if (found != PAGES_HIT) break;
+        r->n_pages++;
+        r->n_walked++;
+        r->n_issued = r->n_right += page;
+        n_hits++;
+    }
+    rep->prefix_lookups += !r->looked;
+    rep->prefix_hits += !r->looked && n_hits;
+    rep->tokens_saved += (uint64_t)n_hits * page;
+    r->looked = true;
+    if (found == PAGES_NONE && knows_next_page(c, r) && another_begins(c, b, r)) return false;
+    return found != PAGES_SOON;
+}
+
+/* What the Step takes with n rows more of a prompt, the first one at position pos. */
+static uint64_t time_with(const struct replica *rep, const struct step_build *b, uint32_t pos,
+                          uint32_t n)
+{
+    struct cost_work w = b->work;
+    w.rows += n + rep->n_chosen;
+    w.logits += rep->n_chosen;
+    w.depth += (uint64_t)n * pos + (uint64_t)n * n / 2;
+    return cost_predict(&rep->flight.cost, w);
+}
+
+/* Half of the time that is left, while others wait; and the time of CHUNK_LEAST first rows is left
+ * for each of them, up to TURNS. The last one has all of it. */
+static uint64_t time_for(const struct replica *rep, const struct step_build *b)
+{
+    uint64_t before = time_with(rep, b, 0, 0), least = time_with(rep, b, 0, CHUNK_LEAST) - before;
+    if (b->n_prompts == 0 || b->limit_ns <= before) return b->limit_ns;
+    uint64_t left = b->limit_ns - before;
+    uint64_t kept = least * (b->n_prompts < TURNS ? b->n_prompts : TURNS);
+    uint64_t share = left > kept + least ? left - kept : least;
+    if (share > left / 2 && left / 2 >= least) share = left / 2;
+    return share < left ? before + share : b->limit_ns;
+}
+
+/* Where there is no time for a prompt's first row, there is none for any row; but the most urgent
+ * one may have some nevertheless. */
+static bool is_full(const struct core *c, const struct replica *rep, const struct step_build *b)
+{
+    if (b->work.rows + rep->n_chosen >= c->cfg.rows_max || b->chunk == 0) return true;
+    return b->limit_ns && b->seen_first && time_with(rep, b, 0, 1) > b->limit_ns;
+}
+
+/* Whether the first prompt of a Step has rows even where there is no time for them: where nothing
+ * else would go on, and each window + 1 Steps. */
+static bool must_go_on(const struct core *c, const struct replica *rep, const struct step_build *b)
+{
+    bool empty = !rep->n_chosen && !b->decodes;
+    return (empty && rep->flight.n == 0) || b->number - rep->prefilled > c->cfg.window;
+}
+
+/* How many of at most n rows of r the Step's time allows. */
+static uint32_t rows_in_time(const struct step_build *b, const struct request *r, uint32_t n)
+{
+    const struct replica *rep = r->replica;
+    if (!b->limit_ns) return n;
+    uint64_t limit = time_for(rep, b);
+    if (time_with(rep, b, r->n_issued, 1) > limit) return 0;
+    uint32_t low = 0, most = n;
+    while (low < most) {
+        uint32_t mid = (low + most + 1) / 2;
+        if (time_with(rep, b, r->n_issued, mid) <= limit)
+            low = mid;
+        else
+            most = mid - 1;
+    }
+    return low;
+}
+
+static void add_prefill(struct core *c, struct step_build *b, struct request *r)
+{
+    struct replica *rep = r->replica;
+    uint32_t page = c->cfg.page;
+    CHECK(b->n_prompts > 0);
+    b->n_prompts--;
+    if (!find_prefix(c, b, r)) return;
+    CHECK(b->work.rows + rep->n_chosen <= c->cfg.rows_max);
+    uint32_t room = c->cfg.rows_max - b->work.rows - rep->n_chosen, n = rows_due(r);
+    if (room > b->chunk) room = b->chunk;
+    if (b->n_prompts > 0) room = (room + 1) / 2; /* the others' */
+    if (n <= room && b->work.logits + rep->n_chosen >= c->cfg.logits_max)
+        n--; /* its last row waits */
+    if (n > room) n = room;
+    bool first = !b->seen_first;
+    b->seen_first = true;
+    if (n == 0) return;
+    uint32_t least = first && must_go_on(c, rep, b) ? CHUNK_LEAST : 0;
+    uint32_t in_time = rows_in_time(b, r, n);
+    if (in_time < least) in_time = least;
+    if (n > in_time) n = in_time;
+    uint32_t past = (r->n_issued + n) % page;
+    if (n < rows_due(r) && n / 2 > past)
+        n -= past; /* chunks end with a page, where that costs little */
+    if (n && !take_pages(c, r, r->n_issued + n)) {
+        uint32_t have = r->n_pages * page;
+        n = have > r->n_issued ? have - r->n_issued : 0;
+    }
+    uint32_t n_pages = table_of(c, r->n_issued + n);
+    if (n == 0 || n_pages > LIMIT_STEP_PAGES - b->n_pages) return;
+    b->n_pages += n_pages;
+    if (first) rep->prefilled = b->number;
+    add_run(c, b, r, n);
+    if (knows_next_page(c, r) && r->n_issued > r->n_walked * page)
+        b->growing[b->n_growing++] = r; /* at most one for each run */
+}
+
+/* ---- Steps ---- */
+
+static struct step_build new_build(struct core *c, struct replica *rep)
+{
+    rep->step_build++;
+    rep->n_chosen = 0;
+    return (struct step_build){.runs = core__alloc(c, LIMIT_STEP_RUNS * sizeof(struct msg_run)),
+                               .number = rep->flight.next_number};
+}
+
+static void issue(struct core *c, struct replica *rep, const struct step_build *b)
+{
+    struct msg_step *step = core__alloc(c, sizeof *step);
+    *step = (struct msg_step){.epoch = replica__epoch(c, rep),
+                              .number = b->number,
+                              .rows = b->work.rows,
+                              .width = c->cfg.width,
+                              .n_runs = b->n_runs,
+                              .runs = b->runs};
+    CHECK(b->work.rows <= c->cfg.rows_max);
+    if (rep->n_closed) {
+        uint64_t *closed = core__alloc(c, rep->n_closed * sizeof *closed);
+        memcpy(closed, rep->closed, rep->n_closed * sizeof *closed);
+        step->closed = closed;
+        step->n_closed = rep->n_closed;
+        rep->n_closed = 0;
+    }
+    flight__add(c, rep, step, b->work);
+    core__act(c, ACT_STEP)->step = step;
+}
+
+/* By urgency, so that pages go to the more urgent first. */
+static void fill(struct core *c, struct replica *rep, struct step_build *b)
+{
+    struct load l = load_of(c, rep);
+    b->n_prompts = l.n_prompts;
+    set_limits(c, rep, &l, b);
+    choose_decodes(c, rep, b, &l);
+    b->full = is_full(c, rep, b);
+    uint64_t preemptions = rep->preemptions;
+    for (uint32_t i = 0; i < rep->n_running && b->n_runs < LIMIT_STEP_RUNS; i++) {
+        struct request *r = running(c, rep, i);
+        if (rep->preemptions != preemptions) { /* maybe of a decode that was chosen */
+            preemptions = rep->preemptions;
+            b->full = is_full(c, rep, b);
+        }
+        if (r->chosen_in == rep->step_build) {
+            CHECK(rep->n_chosen > 0);
+            rep->n_chosen--;
+            r->chosen_in = 0;
+            if (take_pages(c, r, r->n_issued + 1)) add_run(c, b, r, 1);
+        } else if (!b->full && !decoding(r) && rows_due(r)) {
+            add_prefill(c, b, r);
+            b->full = is_full(c, rep, b);
+        }
+    }
+    drop_twice(rep);
+}
+
+/* The decodes that were chosen found no page, and left no time to prompts: without a Step in flight
+ * nothing would change that. The most urgent prompt goes on. */
+static void fill_with_a_prompt(struct core *c, struct replica *rep, struct step_build *b)
+{
+    b->seen_first = false;
+    for (uint32_t i = 0; i < rep->n_running && b->n_runs == 0; i++) {
+        struct request *r = running(c, rep, i);
+        if (decoding(r) || !rows_due(r)) continue;
+        b->n_prompts = 1;
+        add_prefill(c, b, r);
+    }
+    drop_twice(rep);
+}
+
+void sched__compose(struct core *c, struct replica *rep)
+{
+    while (rep->state == REPLICA_READY && rep->flight.n < c->cfg.window) {
+        queue__admit(c, rep);
+        if (rep->n_running == 0) return;
+        struct step_build b = new_build(c, rep);
+        fill(c, rep, &b);
+        if (b.n_runs == 0 && rep->flight.n == 0) fill_with_a_prompt(c, rep, &b);
+        if (b.n_runs == 0) return;
+        issue(c, rep, &b);
+        rep->steps++;
+        rep->steps_mixed += b.decodes && b.prefills;
+        if (b.n_runs > rep->sequences_max) rep->sequences_max = b.n_runs;
+    }
+}
+
+/* One row through every stage of a new generation. Its page goes back at once: whatever is written
+ * there next is written by a later Step. */
+void sched__probe(struct core *c, struct replica *rep)
+{
+    static const int32_t token = 0;
+    static const uint32_t page = 0;
+    struct step_build b = new_build(c, rep);
+    b.work.rows = b.n_runs = 1;
+    b.runs[0] = (struct msg_run){.kind = RUN_PROBE,
+                                 .n_rows = 1,
+                                 .n_logits = 1,
+                                 .n_pages = 1,
+                                 .tokens = &token,
+                                 .pages = &page};
+    issue(c, rep, &b);
+}
