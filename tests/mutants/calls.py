@@ -63,7 +63,7 @@ MUTANTS = [
       "what a connection refused is encoded anew whenever its call is looked at"),
     m("one-call-is-held", CALLS, "        hold_route(s, &c->route); /* later, and then more at once */", "        c->retry_ns = s->now_ns + RETRY_NS;\n        if (!c->refused_ns) c->refused_ns = s->now_ns;",
       "calls_test", "each call of a full connection is tried by itself"),
-    m("size-unchecked", GENERATE, "    if (check_size(s, body, &em) == 0 &&\n", "    if (\n", "limits_test", "what cannot fit is unpacked first"),
+    m("size-unchecked", GENERATE, "    if (check_size(s, body, &em) == 0) {\n", "    {\n", "limits_test", "what cannot fit is unpacked first"),
     m("prompt-bytes-unchecked", GENERATE, "    if (z.prompt_bytes / s->token_bytes > s->ctx)", "    if (false)", "limits_test",
       "a text that cannot fit is tokenised first"),
     m("turn-in-messages", METHODS, "n < MESSAGES_A_TURN && bytes < BYTES_A_TURN; n++)", "n < MESSAGES_A_TURN; n++)", "limits_test",
