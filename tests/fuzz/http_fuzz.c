@@ -18,16 +18,28 @@ static void text(void *arg, struct buf *out)
     (void)buf_append(out, body, sizeof body - 1);
 }
 
+/* A connection to the server. The system keeps the ports of closed ones for a minute; each is from
+ * another of the addresses 127.1.0.0 to 127.1.255.255, so that they last. */
+static int dial(void)
+{
+    static uint32_t count;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)}, from = at;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    from.sin_addr.s_addr = htonl(UINT32_C(127) << 24 | 1 << 16 | (count++ & 0xffff));
+    from.sin_port = 0;
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    fuzz_check(s >= 0 && bind(s, (struct sockaddr *)&from, sizeof from) == 0 &&
+               connect(s, (struct sockaddr *)&at, sizeof at) == 0);
+    return s;
+}
+
 /* Sends a request, and reads the reply until the server closes; returns its bytes. */
 static size_t talk(const void *data, size_t size, char *reply, size_t room)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     struct timeval most = {.tv_sec = 20};
     size_t n = 0;
     ssize_t got;
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int s = socket(AF_INET, SOCK_STREAM, 0);
-    fuzz_check(s >= 0 && connect(s, (struct sockaddr *)&at, sizeof at) == 0);
+    int s = dial();
     (void)setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
     for (size_t sent = 0; sent < size;) {
         ssize_t k = send(s, (const char *)data + sent, size - sent, MSG_NOSIGNAL);
