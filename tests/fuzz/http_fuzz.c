@@ -4,6 +4,7 @@
 #include "tests/fuzz/fuzz.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -19,18 +20,22 @@ static void text(void *arg, struct buf *out)
 }
 
 /* A connection to the server. The system keeps the ports of closed ones for a minute; each is from
- * another of the addresses 127.1.0.0 to 127.1.255.255, so that they last. */
+ * another of the addresses 127.1.0.0 to 127.1.255.255, so that they last. libFuzzer's alarm may
+ * interrupt it: then another one is made. */
 static int dial(void)
 {
     static uint32_t count;
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)}, from = at;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    from.sin_addr.s_addr = htonl(UINT32_C(127) << 24 | 1 << 16 | (count++ & 0xffff));
-    from.sin_port = 0;
-    int s = socket(AF_INET, SOCK_STREAM, 0);
-    fuzz_check(s >= 0 && bind(s, (struct sockaddr *)&from, sizeof from) == 0 &&
-               connect(s, (struct sockaddr *)&at, sizeof at) == 0);
-    return s;
+    for (;;) {
+        struct sockaddr_in from = {.sin_family = AF_INET};
+        from.sin_addr.s_addr = htonl(UINT32_C(127) << 24 | 1 << 16 | (count++ & 0xffff));
+        int s = socket(AF_INET, SOCK_STREAM, 0);
+        fuzz_check(s >= 0 && bind(s, (struct sockaddr *)&from, sizeof from) == 0);
+        if (connect(s, (struct sockaddr *)&at, sizeof at) == 0) return s;
+        fuzz_check(errno == EINTR);
+        (void)close(s);
+    }
 }
 
 /* Sends a request, and reads the reply until the server closes; returns its bytes. */
@@ -43,11 +48,14 @@ static size_t talk(const void *data, size_t size, char *reply, size_t room)
     (void)setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
     for (size_t sent = 0; sent < size;) {
         ssize_t k = send(s, (const char *)data + sent, size - sent, MSG_NOSIGNAL);
+        if (k < 0 && errno == EINTR) continue;
         if (k <= 0) break; /* it has seen enough and closed */
         sent += (size_t)k;
     }
     (void)shutdown(s, SHUT_WR);
-    while (n + 1 < room && (got = recv(s, reply + n, room - 1 - n, 0)) > 0) n += (size_t)got;
+    while (n + 1 < room &&
+           ((got = recv(s, reply + n, room - 1 - n, 0)) > 0 || (got < 0 && errno == EINTR)))
+        n += got > 0 ? (size_t)got : 0;
     reply[n] = 0;
     (void)close(s);
     return n;
