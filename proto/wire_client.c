@@ -592,6 +592,12 @@ int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_stat
                                .running = s->running,
                                .queued = s->queued,
                                .messages_dropped = s->messages_dropped};
+    if (s->n_replicas > LIMIT_REPLICAS) return wire__bad(em, "replicas");
+    /* What follows is bounded by these counts, whatever unpacking took. */
+    a->budget += (s->n_replicas + 1) * sizeof(struct msg_replica_status);
+    for (size_t i = 0; i < s->n_replicas; i++)
+        if (s->replicas[i]->n_workers <= LIMIT_STAGES)
+            a->budget += (s->replicas[i]->n_workers + 1) * sizeof(struct msg_worker_status);
     struct msg_replica_status *replicas = arena_alloc(a, (s->n_replicas + 1) * sizeof *replicas);
     if (!replicas) return wire__bad(em, "replicas");
     for (size_t i = 0; i < s->n_replicas; i++) {
