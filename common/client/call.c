@@ -191,11 +191,11 @@ static void go_on_lost(struct client_call *r, uint64_t now)
 {
     if (r->cancelled) {
         end_cancelled(r);
-    } else if (r->request.samples > 1 || now - r->lost_ns >= CLIENT_PATIENCE_MS * NS_PER_MS) {
+    } else if (r->request.samples > 1 || now >= r->lost_ns + CLIENT_PATIENCE_MS * NS_PER_MS) {
         struct client_end end = {.lost = r->lost_code, .status = STATUS_UNAVAILABLE};
         (void)snprintf(end.text, sizeof end.text, "%s %s", r->c->endpoint, r->lost_why);
         call__end(r, &end);
-    } else if (r->to_ask || now - r->asked_ns >= CLIENT_PING_NS) {
+    } else if (r->to_ask || now >= r->asked_ns + CLIENT_PING_NS) {
         ask(r, now);
     }
 }
@@ -213,7 +213,7 @@ static void go_on_unasked(struct client_call *r, uint64_t now)
 {
     if (r->cancelled) {
         end_cancelled(r);
-    } else if (now - r->heard_ns >= CLIENT_CONNECT_MS * NS_PER_MS) {
+    } else if (now >= r->heard_ns + CLIENT_CONNECT_MS * NS_PER_MS) {
         struct errmsg em;
         struct client_end end = {.lost = client__nobody(r->c, &em), .status = STATUS_UNAVAILABLE};
         (void)snprintf(end.text, sizeof end.text, "%s", em.text);

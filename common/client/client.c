@@ -302,7 +302,7 @@ static void ping(struct client *c, uint64_t now)
 /* Silence of the connection: a new one, and all calls are asked for there. */
 static void renew_silent(struct client *c, uint64_t now)
 {
-    if (now - c->heard_ns < c->again_ns) return;
+    if (now < c->heard_ns + c->again_ns) return;
     c->again_ns *= 2; /* over a slow line a long reply takes its time */
     (void)connect_again(c, NULL);
     c->blocked = false;
@@ -338,7 +338,7 @@ size_t client_turn(struct client *c, int timeout_ms)
     if (waits_for_server(c)) renew_silent(c, now);
     for (size_t i = c->n_calls; i-- > 0;) call__look_after(c->calls[i], now);
     if (c->unary && !c->unary->sent) unary__send(c);
-    if (waits_for_server(c) && now - c->pinged_ns >= CLIENT_PING_NS) ping(c, now);
+    if (waits_for_server(c) && now >= c->pinged_ns + CLIENT_PING_NS) ping(c, now);
     watch(c);
     c->in_turn = false;
     c->listened_ns = now;

@@ -10,7 +10,7 @@
 #define FAKE_SOCKETS 256
 
 struct fake_net {
-    uint64_t now_ns;
+    uint64_t now_ns, reading_ns; /* the time, and how long one reading of it takes */
     /* A message is sent: 0, ERR_AGAIN or ERR_CLOSED. NULL: all are taken. */
     int (*on_send)(uint32_t sock, const struct net_frame *frames, unsigned n);
     /* Before each net_poll waits. May send a signal to this process, answer, move the clock. */
