@@ -82,7 +82,8 @@ int client__nobody(const struct client *c, struct errmsg *em);
 
 /* call.c */
 void call__take_reply(struct client_call *r, const struct msg_reply *h, struct net_frame body);
-/* It is lost for now: it will be asked for again, or ends. */
+/* The call is lost, for this reason: it is asked for again until CLIENT_PATIENCE_MS have passed
+ * since it was first lost, and then ends. */
 void call__lose(struct client_call *r, int code, const char *why);
 void call__end(struct client_call *r, const struct client_end *end);
 /* Does what time demands of it. */

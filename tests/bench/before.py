@@ -4,7 +4,8 @@
 
 The engine alone (prefill of 128, decode of 64) on both demo models, and a cluster of two workers with one thread each, one of
 each build, both up for the whole run: one stream, 16 clients, and prompts of 512 tokens. Each line is new / old, at least 0.98.
-A sample of the engine is the best of three short runs: what else a shared machine does only ever slows one down.
+A sample of the engine is the best of three short runs, each a process of its own. Compare a build with itself first: where that
+is far from 1, this machine cannot tell.
 """
 import argparse, itertools, os, re, subprocess, sys
 
