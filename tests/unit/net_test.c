@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -96,11 +97,13 @@ static bool put_frame(int fd, size_t bytes, bool more)
     return put(fd, header, sizeof header) && put(fd, data, bytes);
 }
 
-/* Whether the other end has closed the connection; waits for it. */
+/* Whether the other end has closed the connection; `wait`: within 30 s. */
 static bool is_closed(int fd, bool wait)
 {
     char c[256];
     ssize_t k;
+    struct timeval most = {.tv_sec = 30};
+    if (wait) (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
     while ((k = recv(fd, c, sizeof c, wait ? 0 : MSG_DONTWAIT)) > 0) continue;
     return k == 0 || errno == ECONNRESET;
 }
