@@ -582,6 +582,63 @@ static void test_worker_status(void **state)
     assert_int_equal(r.replicas[0].workers[0].faults, 3);
 }
 
+/* As many sub-messages as the limits allow, each as small as can be: their bytes are few, and
+ * unpacking them takes most for each byte. */
+static void test_many_small(void **state)
+{
+    (void)state;
+    static struct msg_run runs[LIMIT_STEP_RUNS];
+    static struct msg_run_result results[LIMIT_STEP_RUNS];
+    static struct msg_replica_status replicas[LIMIT_REPLICAS];
+    static struct msg_worker_status workers[LIMIT_STAGES];
+    struct errmsg em = {0};
+    const int32_t token = 1;
+    const uint32_t page = 1;
+    for (uint32_t i = 0; i < LIMIT_STEP_RUNS; i++) {
+        runs[i] = (struct msg_run){.request = 1,
+                                   .n_rows = 1,
+                                   .n_logits = 1,
+                                   .n_pages = 1,
+                                   .tokens = &token,
+                                   .pages = &page,
+                                   .has_open = true,
+                                   .open = {.sampling = {.top_p = 1, .repetition = 1}}};
+        results[i] = (struct msg_run_result){.request = 1};
+    }
+    struct msg_step step, got_step;
+    struct msg_run one[2];
+    step = make_step(one);
+    step.runs = runs;
+    step.n_runs = step.rows = LIMIT_STEP_RUNS;
+    step.frame_bytes = 0;
+    wire_put_step(&step, &out);
+    if (wire_get_step(out.data, out.len, &arena, &got_step, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(got_step.n_runs, LIMIT_STEP_RUNS);
+
+    struct msg_result result = {.epoch = step.epoch,
+                                .number = 1,
+                                .n_runs = LIMIT_STEP_RUNS,
+                                .runs = results},
+                      got_result;
+    wire_put_result(&result, &out);
+    if (wire_get_result(out.data, out.len, &arena, &got_result, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(got_result.n_runs, LIMIT_STEP_RUNS);
+
+    for (uint32_t i = 0; i < LIMIT_REPLICAS; i++)
+        replicas[i] = (struct msg_replica_status){.n_workers = LIMIT_STAGES, .workers = workers};
+    struct msg_status status = {.n_replicas = LIMIT_REPLICAS, .replicas = replicas}, got_status;
+    wire_put_status(&status, &out);
+    if (wire_get_status(out.data, out.len, &arena, &got_status, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(got_status.n_replicas, LIMIT_REPLICAS);
+    assert_int_equal(got_status.replicas[LIMIT_REPLICAS - 1].n_workers, LIMIT_STAGES);
+
+    /* Empty ones from somebody else: two bytes each. */
+    buf_drop(&out, out.len);
+    for (uint32_t i = 0; i < LIMIT_REPLICAS; i++) (void)buf_append(&out, "\x1a", 2);
+    if (wire_get_status(out.data, out.len, &arena, &got_status, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(got_status.n_replicas, LIMIT_REPLICAS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -592,6 +649,7 @@ int main(void)
         cmocka_unit_test(test_memory),        cmocka_unit_test(test_names_are_cleaned),
         cmocka_unit_test(test_worker_status), cmocka_unit_test(test_generate),
         cmocka_unit_test(test_mutations),     cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_many_small),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);
 }
