@@ -42,6 +42,7 @@ static struct server {
     bool has_seed;
     uint64_t asked_seed;
     uint64_t generate_ns[CALLS_MAX];
+    bool cancels_late; /* more tokens arrive before a cancelled call's end */
 } server;
 
 static struct arena arena, body_arena;
@@ -140,7 +141,7 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
             wire_get_cancel(f[1].data, f[1].bytes, &body_arena, &server.cancelled, &em), 0);
         server.n_cancels++;
         reply(
-            sock, MS,
+            sock, server.cancels_late ? 45 * MS : MS,
             &(struct msg_reply){.call = server.cancelled, .end = true, .status = STATUS_CANCELLED});
     } else {
         server.n_unary++;
@@ -541,6 +542,7 @@ static void assert_cancelled(const struct seen *s)
 static void test_cancel_in_flight(void **state)
 {
     static struct seen s, other;
+    server.cancels_late = true;
     start(*state, &s, 0);
     start(*state, &other, 0);
     s.cancel_at = 3;
