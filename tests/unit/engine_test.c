@@ -401,10 +401,10 @@ static void test_touched(void **state)
     assert_true(w.done > read_bytes && w.done < w.total);
 }
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define COUNTS_MALLOC false
 #elif defined(__has_feature)
-#define COUNTS_MALLOC !__has_feature(address_sanitizer)
+#define COUNTS_MALLOC (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
 #else
 #define COUNTS_MALLOC true
 #endif
