@@ -440,13 +440,8 @@ static struct weights *make_gguf(void)
     struct buf b = {0};
     struct weights *g;
     struct errmsg em = {0};
-    (void)buf_append(&b, "GGUF", 4);
-    u32(&b, 3);
-    u64(&b, 1);
-    u64(&b, 1);
-    str(&b, "general.architecture");
-    u32(&b, META_STRING);
-    str(&b, "llama");
+    put_header(&b, 1, 1);
+    put_text_key(&b, "general.architecture", "llama");
     str(&b, "first");
     u32(&b, 1);
     u64(&b, 8);
