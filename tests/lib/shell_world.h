@@ -45,7 +45,7 @@ struct seen {
 struct world {
     struct shell *s;
     struct config config;
-    struct core_config core; /* as the shell made it of the file; without its end tokens */
+    struct core_config core; /* as the shell made it of the cluster file */
     struct model_file model;
     uint32_t message_bytes; /* the largest frame of a client */
     uint64_t now_ns, next_tick_ns;
