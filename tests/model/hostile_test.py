@@ -1,5 +1,5 @@
-"""Files that are wrong on purpose (tests/lib/malformed_tensors.py), cut, split or truncated while they
-are read: refused with a message that names the file, within a gigabyte of memory, never a signal."""
+"""Files that are wrong on purpose (tests/lib/malformed_tensors.py), cut, parts of a split model, or truncated while they are
+read: refused with a message that names the file, within a gigabyte of memory, and never by a signal."""
 import os, resource, shutil, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))

@@ -23,7 +23,6 @@
 #define MS NS_PER_MS
 #define CLIENTS 0 /* sockets in the order in which they are opened */
 #define WORKERS 1
-#define RESULTS 2
 
 static struct script {
     bool ready, calls; /* the replica is ready; there are calls */
@@ -33,7 +32,7 @@ static struct script {
     void (*on_poll)(void);
     /* seen */
     struct core_config config;
-    uint32_t n_ticks, n_lost, n_from_worker, from_worker_at_lost, n_results, n_alive, n_assign;
+    uint32_t n_ticks, n_lost, n_from_worker, from_worker_at_lost, n_alive, n_assign;
     uint64_t lost_ns, stopped_ns, draining_ns;
     uint32_t n_polls;
     char alive_route[16], assign_route[16];
@@ -99,7 +98,6 @@ struct actions core_step(struct core *c, const struct event *e)
             act(&a, &script.connect_to, TO_CONNECT);
         break;
     case EV_FROM_WORKER: script.n_from_worker++; break;
-    case EV_RESULT: script.n_results++; break;
     default: break;
     }
     return a;
