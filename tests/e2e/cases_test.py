@@ -1,6 +1,6 @@
 """Cases from public bug reports of LLM servers, as far as they can be shown without chat templates. Some are on scripted
 models whose whole output is known in advance (tests/lib/specs.py), alone and on two workers."""
-import json, os, random, re, signal, subprocess, sys, tempfile, time, unittest
+import json, os, random, signal, subprocess, sys, tempfile, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
@@ -159,16 +159,10 @@ class ClusterFile(unittest.TestCase):
         for kv in ("f32", "f16", "q8_0", "q4_0"):
             self.assertEqual(self.check(base + f"kv: {kv}\n")[0], 0)
 
-    def test_every_key_is_documented(self):
-        root = os.path.join(HERE, "..", "..")
-        with open(os.path.join(root, "deploy", "cluster.example.yaml")) as f:
-            example = f.read()
-        with open(os.path.join(root, "coordinator", "config.c")) as f:
-            keys = re.findall(r'\{"([a-z_.]+)", CONF_', f.read())
-        self.assertGreater(len(keys), 10)
-        for key in keys:
-            self.assertRegex(example, rf"(?m)^\s*#?\s*{key.split('.')[-1]}:", key)
-        code, error = self.check(example.replace("/srv/models/model.gguf", MODEL))
+    def test_example_file(self):
+        """It is accepted with a model that exists. That it has every key is config_test.c's."""
+        with open(os.path.join(HERE, "..", "..", "deploy", "cluster.example.yaml")) as f:
+            code, error = self.check(f.read().replace("/srv/models/model.gguf", MODEL))
         self.assertEqual(code, 0, error)
 
 
