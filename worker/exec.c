@@ -372,7 +372,7 @@ static void take_data(struct exec *e)
 static void *exec_main(void *arg)
 {
     struct exec *e = arg;
-    (void)pthread_setname_np(pthread_self(), "compute"); /* for those who look from outside */
+    (void)pthread_setname_np(pthread_self(), "compute"); /* for ps and top */
     while (!atomic_load(&e->stop)) {
         struct net_poll items[2 + LINK_POLLS] = {{.sock = e->pair}, {.sock = e->in}};
         link_poll(e->out, items + 2);

@@ -86,7 +86,7 @@ void world_cancel(struct world *w, uint32_t route, uint64_t client, uint64_t cal
 void world_tokenize(struct world *w, uint32_t route, uint64_t client, uint64_t call,
                     const char *text);
 
-/* A request for max_tokens behind a prompt of n tokens, the first of them "bcd". */
+/* A request for max_tokens after a prompt of n tokens, the first of them "bcd". */
 struct msg_generate world_ask(uint32_t n_prompt, uint32_t max_tokens);
 /* One such of WORLD_CLIENT on route 0. */
 void world_ask_tokens(struct world *w, uint64_t call, uint32_t n_prompt, uint32_t max_tokens);

@@ -161,7 +161,7 @@ static void test_logprobs_of_another_number(void **state)
         assert_true(r.logprobs.top_ids[i] == -1 && r.logprobs.top[i] == -INFINITY);
     for (uint32_t i = 502 * 20; i < 503 * 20; i++) assert_int_equal(r.logprobs.top_ids[i], 0);
     answer_close(&a);
-    /* What lies behind the two that are told is not read: here it would be id 7. */
+    /* What lies beyond the two in the message is not read: here it would be id 7. */
     int32_t sevens[40];
     for (int i = 0; i < 40; i++) sevens[i] = 7;
     struct msg_logprobs two = {chosen, 2, sevens, top};

@@ -278,8 +278,8 @@ static void test_silent_call(void **state)
 
 static void test_half_open(void **state)
 {
-    /* From now on nothing comes through the connection, in neither direction, and nobody is told.
-     */
+    /* From now on nothing comes through the connection in either direction, and neither end
+     * notices. */
     static struct seen s;
     fake.reading_ns = 1000; /* the clock goes on within a turn */
     server.stop_after = 3;

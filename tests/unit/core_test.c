@@ -90,7 +90,7 @@ static void test_silent_worker(void **state)
     f->now_ns += 1499 * MS;
     (void)from(f, 1, (struct msg_from_worker){.type = FROM_HEARTBEAT});
     assert_null(first(feed(f, (struct event){.type = EV_TICK}), ACT_LINK_CLOSE));
-    /* A second in which the loop itself did not run counts for nobody. */
+    /* A second in which the coordinator's loop did not run does not count. */
     f->now_ns += 1000 * MS;
     struct event stalled = {.type = EV_TICK, .tick = {1000 * MS}};
     assert_null(first(feed(f, stalled), ACT_LINK_CLOSE));

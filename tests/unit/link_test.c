@@ -99,7 +99,7 @@ static void test_up_is_told_once(void **state)
     assert_int_equal(turn(), LINK_UP);
 }
 
-/* What is refused waits, and what comes later waits behind it. */
+/* A message that is refused waits, and later ones wait behind it. */
 static void test_what_is_refused_waits_in_order(void **state)
 {
     (void)state;
@@ -122,7 +122,7 @@ static void test_what_is_refused_waits_in_order(void **state)
     assert_string_equal(sent, "|a|b|header+body|c|d");
     struct net_poll items[LINK_POLLS];
     link_poll(the_link, items);
-    assert_null(items[1].sock); /* nothing waits: nobody needs to be woken to send it */
+    assert_null(items[1].sock); /* nothing waits, so there is nothing to poll for */
 }
 
 /* More messages than the queue holds, but never more at once. */

@@ -339,7 +339,7 @@ static void test_accounts(void **state)
     pass(&a, 900000);
     (void)conns_turn(c, now += 2 * NS_PER_S);
     assert_int_equal(conns_cut(c), 0);
-    pass(&a, 200000); /* more than a mebibyte is there that nobody was handed */
+    pass(&a, 200000); /* now more than a mebibyte was not delivered */
     (void)conns_turn(c, now += 2 * NS_PER_S);
     assert_int_equal(conns_cut(c), 1);
     assert_true(is_closed(a.peer, true));

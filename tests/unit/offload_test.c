@@ -242,7 +242,7 @@ static void test_count_limits(void **state)
     assert_int_equal(put(f, 1, 'A', LONG_JOB), 0);
     wait_begun('A');
     assert_int_equal(put(f, 1, 'a', 1), 0);
-    wait_begun('a'); /* both threads stand */
+    wait_begun('a'); /* both threads are taken */
     uint32_t n = 0;
     while (put(f, 1, 'b', 1) == 0) n++;
     assert_int_equal(n, JOBS_MAX / SHARE);

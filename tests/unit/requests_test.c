@@ -239,8 +239,7 @@ static void test_priority_is_not_inverted(void **state)
     (void)feed(f, request(3, 3, 4, PRIORITY_LOW));
     f->now_ns += 21000 * MS;
     assert_true(turn(f, &s, r));
-    assert_true(ready_runs(f, 1) && ready_runs(f, 2) &&
-                !ready_runs(f, 3)); /* who rose by waiting preempts nobody */
+    assert_true(ready_runs(f, 1) && ready_runs(f, 2) && !ready_runs(f, 3)); /* it rose by waiting */
     (void)feed(f, request(4, 3, 4, PRIORITY_HIGH));
     (void)feed(f, request(5, 3, 4, PRIORITY_NORMAL));
     assert_true(turn(f, &s, r));

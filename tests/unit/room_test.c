@@ -193,8 +193,8 @@ static uint64_t bytes_for(uint64_t pages)
     return have;
 }
 
-/* The pool is what the machine that both are on has room for; its size is told, and bounds the
- * context. */
+/* The pool is as large as the machine of both workers has room for; the log tells its size, which
+ * bounds the context. */
 static void test_pool_by_room(void **state)
 {
     (void)state;
@@ -234,8 +234,8 @@ static void test_pool_bounds(void **state)
     core_close(f.core);
 }
 
-/* What cannot fit is refused before a worker is asked to load: status and requests say why, and
- * what would fit; it is tried again, and told once. */
+/* A pool that cannot fit is refused before any worker loads: status and requests say why, and what
+ * would fit. It is tried again and again, but logged once. */
 static void test_refused(void **state)
 {
     (void)state;

@@ -335,7 +335,7 @@ static struct msg_worker_status distinct_worker(uint32_t from)
                                   .load_total = from + 1001,
                                   .compute_ns = from + 1002,
                                   .idle_ns = from + 1003};
-    /* Clients are not told of single Steps. */
+    /* Not part of a status. */
     w.heartbeat.step_received = w.heartbeat.step_done = 0;
     w.heartbeat.moves = w.heartbeat.cpu_wait_ns = 0;
     return w;

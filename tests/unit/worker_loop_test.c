@@ -24,7 +24,7 @@
 static struct script {
     uint64_t stop_ns;
     uint64_t silent_ns; /* from then on the first connection brings no answer; 0: never */
-    uint64_t freeze_ns, freeze_for_ns; /* the worker itself stands still */
+    uint64_t freeze_ns, freeze_for_ns; /* the worker's process is stopped then, for so long */
     uint32_t version;                  /* of the coordinator */
     bool refuse;
     uint64_t ready_ns; /* the compute thread says Ready then; 0: never */
@@ -132,7 +132,7 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
     struct msg_from_worker m;
     struct errmsg em = {0};
     assert_int_equal(n, 1);
-    if (fake.lookup_rc) return ERR_AGAIN; /* it is connected to nobody */
+    if (fake.lookup_rc) return ERR_AGAIN; /* there is no connection */
     assert_int_equal(wire_get_from_worker(f->data, f->bytes, &arena, &m, &em), 0);
     if (sock != CONTROL && !script.back_ns) script.back_ns = fake.now_ns;
     switch (m.type) {
@@ -146,7 +146,7 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
     default: break;
     }
     if (sock == CONTROL && script.silent_ns && fake.now_ns >= script.silent_ns) return 0;
-    /* Nothing waits for a worker that stands still. */
+    /* Nothing is sent to a worker that is about to be stopped. */
     if (script.freeze_ns && fake.now_ns + NS_PER_S >= script.freeze_ns) return 0;
     if (m.type == FROM_HEARTBEAT) say(sock, script.refuse ? TO_REFUSE : TO_ALIVE);
     return 0;

@@ -535,7 +535,7 @@ static void test_nothing_after_a_fault(void **state)
     assert_int_equal(hear(&r), FROM_FAULT);
     assert_false(r.heard.downstream);
     if (!strstr(r.heard.text, "page 64 of 64")) fail_msg("%s", r.heard.text);
-    /* It closes the link, and the Step that lay behind is lost with it. */
+    /* It closes the link, and the next Step is lost with it. */
     struct net_poll items[] = {{.sock = r.monitor}, {.sock = r.from}};
     enum net_event event = NET_EVENT_NONE;
     while (event != NET_EVENT_LOST) {
