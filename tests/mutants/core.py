@@ -1,4 +1,5 @@
-"""One-line faults of the coordinator's core (but for pages, times and Steps), and the tests that must catch each."""
+"""One-line faults of the coordinator's core: requests, queue, Steps in flight, generations, fleet. For the scheduler, the
+cost model and the pages see sched.py."""
 REQUESTS, FLEET, GENERATION = "requests_test", "replica_test", "generation_test"
 
 MUTANTS = [

@@ -2,7 +2,7 @@
 #include "coordinator/core/pages.h"
 
 #include "common/base/rng.h"
-#include "coordinator/core/core.h"
+#include "tests/lib/core_config.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -47,7 +47,7 @@ struct table {
     struct prefix walk;
 };
 
-/* Takes a page, fills it with `tokens` in Step `step`, and enters it. */
+/* Takes a page, fills it with `tokens` in Step `step`, and enters it. False: there is none. */
 static bool fill(struct pages *p, struct table *t, const int32_t *tokens, uint64_t step)
 {
     uint32_t page;
@@ -73,7 +73,7 @@ static void release(struct pages *p, struct table *t)
     t->walk = pages_root(p, 0);
 }
 
-/* Positions of a table that read what was written. */
+/* How many positions of a table hold what was written there. */
 static uint32_t reads(const struct pages *p, const struct table *t)
 {
     uint32_t n = 0;
@@ -90,7 +90,8 @@ static struct table new_table(const struct pages *p)
 
 static const int32_t one[SIZE] = {1, 1, 1, 1}, two[SIZE] = {2, 2, 2, 2}, three[SIZE] = {3, 3, 3, 3};
 
-/* Capacity 2: 1 and 2 are entered and let go of, 1 is touched: 3 takes the place of 2. */
+/* Capacity 2: `one` and `two` are entered and released, `one` is found again: `three` takes the
+ * place of `two`. */
 static void test_least_recently_used(void **state)
 {
     (void)state;
@@ -222,7 +223,7 @@ static void test_same_step(void **state)
     pages_close(p);
 }
 
-/* Leaves go before their parents, and the least used chain first. */
+/* Leaves are evicted before their parents, and the least recently used chain first. */
 static void test_leaves_first(void **state)
 {
     (void)state;
@@ -294,7 +295,7 @@ static void test_tenants_whose_hashes_collide(void **state)
     pages_close(p);
 }
 
-/* A parent that was used lately outlives an older leaf, also when its own last child has gone. */
+/* A recently used parent outlives an older leaf, even after its own last child was evicted. */
 static void test_a_parent_used_lately(void **state)
 {
     (void)state;
@@ -315,8 +316,8 @@ static void test_a_parent_used_lately(void **state)
     pages_close(p);
 }
 
-/* 40 tokens, cut to 10, cut to none: a table reads 40, 10 and 0 positions. The page that the cut
- * goes through is kept for others as it is; its tail is written again on a page of its own. */
+/* 40 tokens, cut to 10, cut to none: a table reads 40, 10 and 0 positions. The page in which the
+ * table is cut stays as it is for others; what is left of it is written again in a new page. */
 static void test_forty_ten_none(void **state)
 {
     (void)state;
@@ -344,8 +345,8 @@ static void test_forty_ten_none(void **state)
     pages_close(p);
 }
 
-/* A child shares its parent's pages and grows otherwise: the parent keeps pages, counts and text.
- */
+/* A child shares its parent's first pages and goes on differently: the parent's pages, counts and
+ * tokens stay. */
 static void test_a_child_grows(void **state)
 {
     (void)state;
@@ -403,34 +404,19 @@ static void test_out_of_pages(void **state)
     pages_close(p);
 }
 
-/* The hash of a prefix is another one for another cluster, model, KV type, page size or tenant. */
+/* The core's seed of the hash covers cluster, model, KV type and page size; the root, the tenant.
+ */
 static void test_what_the_hash_covers(void **state)
 {
     (void)state;
     enum { VARIANTS = 6 };
     struct hash128 roots[VARIANTS];
     for (int i = 0; i < VARIANTS; i++) {
-        struct core_config k = {.n_replicas = 1,
-                                .n_stages = 1,
-                                .max_workers = LIMIT_WORKERS,
-                                .n_layers = 1,
-                                .vocab = 9,
-                                .model_digest = i == 1 ? 2 : 1,
-                                .kv_type = i == 2 ? 2 : 1,
-                                .page = i == 3 ? 32 : 16,
-                                .hash_seed = i == 4 ? 2 : 1,
-                                .hash_mask = UINT64_MAX,
-                                .model_path = "/m",
-                                .results_endpoint = "r",
-                                .n_pages = 4,
-                                .share = true,
-                                .ctx = 60,
-                                .rows_max = 4,
-                                .logits_max = 4,
-                                .window = 1,
-                                .max_live = 1,
-                                .max_running = 1,
-                                .max_per_client = 1};
+        struct core_config k = config();
+        if (i == 1) k.model_digest++;
+        if (i == 2) k.kv_type++;
+        if (i == 3) k.page *= 2;
+        if (i == 4) k.hash_seed++;
         core_close(core_open(&k));
         struct pages *p = pages_open(&opened);
         roots[i] = pages_root(p, i == 5 ? 2 : 1).hash;
@@ -524,7 +510,7 @@ static void keep_it(struct pages *p)
     (void)pages_take(p, &page);
 }
 
-/* A count below zero ends the process rather than give one page to two. */
+/* A broken promise about a page's count ends the process: else one page might be given to two. */
 static void test_promises(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* A core with two replicas of two stages: each has its own workers, generations, Steps and pages;
- * the queue, the fleet and the numbers of generations are of all. */
+ * they share the queue, the fleet and the numbering of generations. */
 #include "tests/lib/core_fixture.h"
 
 enum { REPLICAS = 2, STAGES = 2 };
@@ -188,7 +188,7 @@ static void test_the_other_goes_on(void **state)
     begin(0, 1, 2);
 }
 
-/* Results and links of one replica are nothing to the other. */
+/* Results, lost links and faults that name another epoch than their replica's change nothing. */
 static void test_epochs(void **state)
 {
     (void)state;
@@ -212,7 +212,7 @@ static void test_epochs(void **state)
 }
 
 /* A request that is preempted in one replica and admitted to the other is opened there, and closed
- * where it was, with the next Step. */
+ * in the first with its next Step. */
 static void test_moves(void **state)
 {
     (void)state;
