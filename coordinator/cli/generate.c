@@ -276,7 +276,7 @@ int cmd_generate(int argc, char **argv)
          "N  answers to the one prompt; the others are in --json (1, --cluster)"},
         {"--sample", 0, OPT_U32, &o.sample, 0, 15, NULL,
          "I  the one that is answer I of several (0, --model)"},
-        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document instead of text"},
+        CMD_OPT_JSON(&json),
         {0},
     };
     size_t n_rest;

@@ -16,6 +16,7 @@ enum load_scenario {
     LOAD_POISSON,       /* requests at random times, so many a second */
     LOAD_SHARED_PREFIX, /* closed, and the prompts begin alike */
     LOAD_CONVOY,        /* short requests alone, then beside long ones */
+    LOAD_SCENARIOS,
 };
 
 struct load_options {
@@ -60,6 +61,8 @@ struct load_run {
 int load_run(const struct load_options *o, struct load_run *ret, struct errmsg *em);
 
 /* load_report.c */
+/* As --scenario takes it and reports tell it. */
+const char *load_scenario_name(enum load_scenario s);
 void load_run_close(struct load_run *r);
 /* Notes whether an answer is, token by token, what the engine alone says. */
 void load_compare(struct load_record *r, const struct tokens *alone);

@@ -2,15 +2,12 @@
 #include "coordinator/cli/cmd.h"
 #include "coordinator/cli/load.h"
 
-#include "common/base/pool.h"
-
 #include <string.h>
 
 static int parse_scenario(const char *name, enum load_scenario *ret, struct errmsg *em)
 {
-    static const char *const names[] = {"closed", "poisson", "shared-prefix", "convoy"};
-    for (int i = 0; i < 4; i++)
-        if (strcmp(name, names[i]) == 0) {
+    for (int i = 0; i < LOAD_SCENARIOS; i++)
+        if (strcmp(name, load_scenario_name((enum load_scenario)i)) == 0) {
             *ret = (enum load_scenario)i;
             return 0;
         }
@@ -53,7 +50,7 @@ int cmd_load(int argc, char **argv)
         {"--check", 0, OPT_U32, &o.checks, 1, 1000000, NULL, "N  answers that are checked (8)"},
         {"--out", 'o', OPT_STRING, &o.out, 0, 0, NULL, "FILE  one JSON line for each request"},
         {"--plot", 0, OPT_STRING, &o.plot, 0, 0, NULL, "FILE  an SVG of TTFT and ITL"},
-        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        CMD_OPT_JSON(&json),
         {0},
     };
     size_t n_rest;

@@ -154,7 +154,7 @@ int cmd_status(int argc, char **argv)
     const struct opt table[] = {
         {"--cluster", 0, OPT_STRING, &cluster, 0, 0, NULL,
          "ADDR  the coordinator's client address"},
-        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        CMD_OPT_JSON(&json),
         {"--watch", 0, OPT_FLAG, &watch, 0, 0, NULL, "again each second, until ^C"},
         {0},
     };

@@ -9,7 +9,6 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/base/pool.h"
 #include "common/engine/engine.h"
 
 #include <errno.h>
@@ -437,13 +436,11 @@ int cmd_up(int argc, char **argv)
         {"--ctx", 0, OPT_U32, &u.ctx, 1, 1 << 20, NULL, "N  context limit (the model's)"},
         {"--kv-tokens", 0, OPT_U32, &u.kv_tokens, 16, 1 << 30, NULL,
          "N  tokens the KV pool has room for (what the workers have memory for)"},
-        {"--kv", 0, OPT_STRING, &u.kv, 0, 0, NULL,
-         "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)"},
-        {"--pre", 0, OPT_STRING, &u.pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
+        CMD_OPT_KV(&u.kv),
+        CMD_OPT_PRE(&u.pre),
         {"--chunk", 0, OPT_U32, &u.chunk, 1, 4096, NULL, "N  rows of a Step (512)"},
         {"--max-requests", 0, OPT_U32, &u.max_requests, 1, 4096, NULL, "N  live requests (256)"},
-        {"--isa", 0, OPT_STRING, &u.isa, 0, 0, NULL,
-         "NAME  force scalar, avx2 or avx512 (the best)"},
+        CMD_OPT_ISA(&u.isa),
         {"--replica-wait", 0, OPT_U32, &u.replica_wait, 0, 86400, &u.replica_wait_given,
          "S  how long requests wait for lost workers (30)"},
         {"--set", 0, OPT_LIST, &u.keys, 0, 0, NULL,
