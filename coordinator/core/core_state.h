@@ -84,7 +84,8 @@ struct asked {
 
 struct verdict_name {
     char name[LIMIT_NAME_BYTES];
-    struct instance instance; /* the process of this name that computed it last */
+    struct instance instance; /* the process of this name that computed it last, */
+    uint64_t seen_ns;         /* and when */
 };
 
 /* What a generation's probe computed, and which workers took part in such generations. */
@@ -95,7 +96,7 @@ struct verdict {
     uint64_t digest;
     uint32_t n_times;  /* generations that computed it since the standing one was computed, */
     uint64_t since_ns; /* and when the first of them did */
-    uint32_t n_names;  /* of the workers that computed it, at most core.verdict_names */
+    uint32_t n_names;  /* of the workers that computed it, at most core.n_records */
     struct verdict_name *names;
 };
 
@@ -201,9 +202,8 @@ struct core {
     struct record *records; /* n_records: more than there are workers */
     uint32_t n_records;
     struct verdict verdicts[VERDICTS];
-    uint32_t verdict_names;   /* that are remembered of each */
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
-    uint32_t n_erratic; /* generations whose workers had computed another digest before */
+    uint32_t n_erratic;       /* generations whose workers had computed another digest before */
     struct replica *replicas; /* cfg.n_replicas */
     uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
                                  served one replica takes only newer generations of another */
@@ -215,7 +215,7 @@ struct core {
     struct imap by_id;
     struct msg_replica_status *status; /* n_replicas: what core_status points to, */
     struct msg_worker_status *staff;   /* n_replicas x n_stages: and what those point to */
-    uint64_t dropped;
+    uint64_t dropped; /* messages of no generation, results not in flight, Hellos without room */
     struct action *actions;
     size_t n_actions, cap_actions;
     struct arena arena; /* of the present step: what actions point to */

@@ -254,7 +254,8 @@ void request__results(struct core *c, const struct msg_result *m)
 static void check_time(struct core *c, struct request *r)
 {
     if (c->now_ns >= r->deadline_ns)
-        request__end(c, r, STATUS_DEADLINE_EXCEEDED, FINISH_NONE, "the request's deadline has passed");
+        request__end(c, r, STATUS_DEADLINE_EXCEEDED, FINISH_NONE,
+                     "the request's deadline has passed");
     else if (!core__ready(c) && c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)
         request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__no_replica(c));
 }
