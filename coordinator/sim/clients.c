@@ -122,8 +122,8 @@ void client__reconnect(struct world *w)
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
         if (!r->submitted || r->ended) continue;
-        r->submitted = r->wronged = r->erred = false;
-        r->lost = r->lost_running = r->lost_in_flight = 0;
+        r->submitted = r->erred = false;
+        r->lost = r->lost_in_flight = 0;
         r->waited_ns = r->begun_ns = 0;
         world__schedule(w, NS_PER_MS * (1 + rng_below(&w->rng, 300)), HAPPEN_SUBMIT)->who = i;
     }

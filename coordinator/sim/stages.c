@@ -88,10 +88,8 @@ void stage__heartbeat(struct world *w, uint32_t who)
                                 .has_epoch = s->gate.epoch.generation != 0,
                                 .epoch = s->gate.epoch,
                                 .heartbeat = s->heartbeat};
-    if (!s->hung) s->moves++; /* its compute thread turns, or computes */
-    m.heartbeat.moves = s->moves;
     struct msg_from_worker again = s->standing;
-    if (!s->hung) s->moves++; /* its compute thread turns */
+    if (!s->hung) s->moves++; /* its compute thread turns, or computes */
     m.heartbeat.moves = s->moves;
     stage__tell(w, who, &m);
     if (s->stands && s->heartbeat.step_received == 0) stage__tell(w, who, &again);
