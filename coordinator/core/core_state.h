@@ -21,7 +21,8 @@
 
 #define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
 #define NO_WORKER UINT32_MAX
-#define NAMES_A_WORKER 4u /* names of workers that are remembered over restarts, for each entry */
+#define NAMES_A_WORKER 4u /* names that are remembered, for each worker that may be known at once  \
+                           */
 #define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
 #define VERDICTS 4u       /* digests of probes that are remembered */
 #define STEP_SIZES 14u    /* powers of two up to LIMIT_STEP_ROWS, and one */
@@ -38,7 +39,7 @@ enum replica_state {
 struct record {
     char name[LIMIT_NAME_BYTES]; /* "": the entry is free */
     bool proven;                 /* it was part of a generation that became ready */
-    uint32_t faults;             /* a certain fault counts two, a suspicion one; time served less */
+    uint32_t faults; /* a certain fault counts two, a suspicion one; service takes them away */
     uint64_t lost_ns[FLEET_LOSSES]; /* when it was to blame for a loss, the latest first */
     uint32_t n_lost;                /* of those, and no more than there is room for */
     uint64_t held_until_ns;         /* it is not planned with before this time */
@@ -132,13 +133,13 @@ struct replica {
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
     bool link_up;
-    bool cramped;       /* no generation begins, since too little fits its workers' memory */
-    uint64_t began_ns;  /* when the present or last generation began; 0: none has */
-    uint64_t retry_ns;  /* no generation is begun before this time */
-    uint64_t pause_ns;  /* between failed beginnings; doubles */
-    uint64_t served_ns; /* up to when its workers' service was counted */
-    uint64_t since_ns;  /* the state was entered, or something moved in it */
-    char why[LIMIT_TEXT_BYTES];  /* what it waits for */
+    bool cramped;               /* no generation begins, since its workers have too little memory */
+    uint64_t began_ns;          /* when the present or last generation began; 0: none has */
+    uint64_t retry_ns;          /* no generation is begun before this time */
+    uint64_t pause_ns;          /* between failed beginnings; doubles */
+    uint64_t served_ns;         /* up to when its workers' service was counted */
+    uint64_t since_ns;          /* the state was entered, or something moved in it */
+    char why[LIMIT_TEXT_BYTES]; /* what it waits for */
     char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
     char told[LIMIT_TEXT_BYTES]; /* what core_status points to */
     /* ---- its KV pages ---- */
@@ -155,10 +156,12 @@ struct replica {
     uint64_t step_build;  /* counts step builds, whether they were issued or not */
     uint32_t n_chosen;    /* decodes chosen for the present step build, and not added yet */
     uint32_t decode_from; /* index into running: whose turn it is to decode */
-    uint64_t prefilled;   /* the last Step in which the most urgent prompt went on */
+    uint64_t prefilled;   /* number of the last Step with rows of the most urgent prompt */
     uint64_t steps, steps_mixed;
-    uint32_t sequences_max; /* of one Step */
-    uint64_t prefix_lookups, prefix_hits, tokens_saved, tokens_computed, preemptions;
+    uint32_t sequences_max;                 /* of one Step */
+    uint64_t prefix_lookups, prefix_hits;   /* requests that looked; of those, that found some */
+    uint64_t tokens_saved, tokens_computed; /* of prompts: found in the index; computed */
+    uint64_t preemptions;
 };
 
 struct request {
@@ -314,6 +317,9 @@ bool flight__result(struct core *c, const struct msg_result *m);
 /* A Step is on its way: it is the next one by its number, and the window has room for it. */
 void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
                  struct cost_work work);
+/* What the result of a Step in flight must hold, one for each of its runs but a probe's; kept until
+ * a Step with a number one window higher is added. */
+struct asked *flight__asked(const struct core *c, const struct flight *f, uint64_t number);
 /* A new generation: nothing is in flight, and Steps are numbered from 1. */
 void flight__begin(struct flight *f);
 void flight__check_overdue(struct core *c, struct replica *r);

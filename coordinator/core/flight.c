@@ -28,8 +28,7 @@ void flight__begin(struct flight *f)
     f->next_number = 1;
 }
 
-/* Where what a Step asks for is kept: at most a window of Steps is in flight. */
-static struct asked *asked_of(const struct core *c, const struct flight *f, uint64_t number)
+struct asked *flight__asked(const struct core *c, const struct flight *f, uint64_t number)
 {
     return f->asked + number % c->cfg.window * LIMIT_STEP_RUNS;
 }
@@ -37,7 +36,7 @@ static struct asked *asked_of(const struct core *c, const struct flight *f, uint
 /* What the Step's result must hold; a probe's is its digest. */
 static uint32_t note_asked(struct core *c, const struct flight *f, const struct msg_step *step)
 {
-    struct asked *asked = asked_of(c, f, step->number);
+    struct asked *asked = flight__asked(c, f, step->number);
     uint32_t n = 0;
     for (uint32_t i = 0; i < step->n_runs; i++) {
         const struct msg_run *x = &step->runs[i];
@@ -173,7 +172,7 @@ static bool is_answer(const struct core *c, const struct asked *a, const struct 
 static bool is_what_was_asked(const struct core *c, const struct flight *f,
                               const struct in_flight *step, const struct msg_result *m)
 {
-    const struct asked *asked = asked_of(c, f, step->number);
+    const struct asked *asked = flight__asked(c, f, step->number);
     uint32_t n = 0;
     for (uint32_t i = 0; i < step->n_asked; i++) {
         if (!asked[i].token) continue;

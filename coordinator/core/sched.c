@@ -25,8 +25,8 @@
 #define STEP_MOST_ROWS 8u
 #define SOON_PARTS 4u
 
-/* A Step that is being composed. rep->n_chosen is also of it: decodes that were chosen for it and
- * are not added yet. */
+/* A Step that is being composed. rep->n_chosen belongs to it too: the decodes that were chosen for
+ * it and are not added yet. */
 struct step_build {
     struct msg_run *runs;
     uint64_t number;
@@ -115,7 +115,8 @@ static uint64_t most_alone(const struct core *c, const struct replica *rep)
     return share > rows ? share : rows;
 }
 
-/* While sequences decode, the limit is for the Steps of a round trip together. */
+/* While sequences decode, the Steps of a round trip share one limit: a Step may take its share, or
+ * what those in flight have left of the whole. */
 static uint64_t limit_beside_decodes(const struct core *c, const struct replica *rep,
                                      const struct load *l)
 {
@@ -297,7 +298,7 @@ static bool another_begins(const struct core *c, const struct step_build *b,
 }
 
 /* Walks over the pages that others have computed, but for the last row's. False: the next one is
- * being computed in this very Step, and r rides behind. */
+ * being computed in this very Step, and r waits for the next Step. */
 static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
 {
     struct replica *rep = r->replica;
