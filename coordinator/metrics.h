@@ -3,7 +3,6 @@
 #ifndef FLOTILLA_COORDINATOR_METRICS_H
 #define FLOTILLA_COORDINATOR_METRICS_H
 
-#include "common/base/buf.h"
 #include "common/base/err.h"
 #include "common/base/stats.h"
 #include "proto/msg.h"

@@ -7,7 +7,6 @@
 #include "common/text/json.h"
 #include "coordinator/cli/whole.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* `generate`: its options, the prompt, and what is printed of an answer. */
 #include "coordinator/cli/cmd.h"
 #include "coordinator/cli/gen.h"
 

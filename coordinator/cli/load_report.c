@@ -1,3 +1,4 @@
+/* `bench --cluster`: what the requests of a load saw, summed up, written down and drawn. */
 #include "coordinator/cli/load.h"
 
 #include "common/base/mem.h"

@@ -1,3 +1,4 @@
+/* `status`: a cluster's replicas, workers and requests. */
 #include "coordinator/cli/cmd.h"
 
 #include "common/client/tools.h"
@@ -105,7 +106,7 @@ static void print_json(const struct msg_status *s)
     json_free(j);
 }
 
-/* Of the time in which requests ran: the bubble share. */
+/* The share of the time in which requests ran that the stage was idle (its bubbles). */
 static double idle_percent(const struct msg_worker_status *w)
 {
     double all = (double)w->compute_ns + (double)w->idle_ns;

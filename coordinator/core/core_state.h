@@ -21,11 +21,12 @@
 
 #define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
 #define NO_WORKER UINT32_MAX
-#define NAMES_A_WORKER 4u /* names that are remembered, for each worker that may be known at once  \
-                           */
-#define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
-#define VERDICTS 4u       /* digests of probes that are remembered */
-#define STEP_SIZES 14u    /* powers of two up to LIMIT_STEP_ROWS, and one */
+#define NAMES_A_WORKER                                                                             \
+    4u                  /* names that are remembered, for each worker that may be known at once    \
+                         */
+#define FLEET_LOSSES 3u /* a worker that is to blame so often in ten minutes is held down */
+#define VERDICTS 4u     /* digests of probes that are remembered */
+#define STEP_SIZES 14u  /* powers of two up to LIMIT_STEP_ROWS, and one */
 
 enum replica_state {
     REPLICA_WAITING,
@@ -250,13 +251,13 @@ void request__results(struct core *c, const struct msg_result *m);
 void request__by_id(struct core *c, uint64_t id, enum status status, enum finish_reason reason,
                     const char *text);
 void request__tick(struct core *c);
-/* A replica's generation is over: queues again what may be replayed, ends the rest. was_ready:
- * where no other replica serves, requests begin to wait for one now; suspicious: those in its Steps
- * in flight may be what ended it. */
+/* A replica's generation is over: queues again the requests that may be replayed, ends the others.
+ * was_ready: where no other replica serves, requests begin to wait for one now. suspicious: a
+ * request in its Steps in flight may be what ended it. */
 void request__generation_lost(struct core *c, struct replica *rep, bool was_ready, bool suspicious,
                               const char *why);
-/* Whether a request must run among proven ones only, to show whether it is what ends generations.
- */
+/* Whether a request was in flight at so many lost generations that it must show, without others
+ * like it, that it is not what ends them. */
 bool request__on_trial(const struct request *r);
 
 /* fleet.c */
@@ -280,7 +281,8 @@ void fleet__served(struct core *c, struct replica *r);
 bool fleet__plan(struct core *c, struct replica *r);
 /* Its workers are spares again. */
 void fleet__dismiss(struct core *c, struct replica *r);
-/* Which workers are held down, and why, but for what the reader is told already; "" if none is. */
+/* Which workers are held down; and why, unless that is `told`, which the reader is told anyway. ""
+ * if none is. */
 void fleet__held(const struct core *c, const char *told, char *ret, size_t size);
 /* Moves a moment later by time in which the shell did not run, but never past now. */
 void fleet__forgive(const struct core *c, uint64_t *since_ns, uint64_t lost_ns);
@@ -311,8 +313,8 @@ void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, con
 void replica__probed(struct core *c, struct replica *r, uint64_t digest);
 
 /* flight.c */
-/* Takes a result's Step out of flight. False: it was not the next in flight or is not what was
- * asked for, and nothing in it counts. */
+/* Takes a result's Step out of flight. False: nothing in it counts for requests: it is a probe's,
+ * is not that of the next Step in flight, or is not what was asked for. */
 bool flight__result(struct core *c, const struct msg_result *m);
 /* A Step is on its way: it is the next one by its number, and the window has room for it. */
 void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
@@ -344,10 +346,10 @@ void queue__leave(struct core *c, struct request *r);
 void queue__release(struct request *r);
 /* Out of the running ones and back into the queue, without pages: it is computed again later. */
 void queue__again(struct core *c, struct request *r);
-/* Lets into a replica who may run there now, in order of urgency. */
+/* Admits to a replica the requests that may run there now, in order of urgency. */
 void queue__admit(struct core *c, struct replica *rep);
-/* A page for r, which runs; if need be one of a running request that is less urgent, other than
- * those that have rows in the present step build. */
+/* A page for r, which runs; if need be, a less urgent running request is preempted for it, unless
+ * it has rows in the present step build. False: there is none. */
 bool queue__page(struct core *c, struct request *r, uint32_t *ret_page);
 
 #endif

@@ -13,10 +13,11 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define HUNG_NS (10 * NS_PER_S) /* without a move, where no Step's time is known yet */
-#define OVERDUE_FACTOR 5u       /* times the predicted time of a Step */
-#define IDLE_FACTOR 10u /* times the configured limit: a Step that does not arrive, at the most */
-/* The most that a Step may take while it moves: times the configured limit, and its own. */
+#define HUNG_NS (10 * NS_PER_S) /* limit of a probe: no Step's time is known yet */
+#define OVERDUE_FACTOR 5u       /* a Step's limit: so many times its predicted time */
+#define IDLE_FACTOR 10u         /* most time for a Step to arrive: so many times step_timeout_ns */
+/* The most time for a Step whose stage computes: so many times step_timeout_ns, or its own limit.
+ */
 #define SLOW_FACTOR 30u
 #define SLOW_LIMITS 6u
 
@@ -97,8 +98,8 @@ static void learn_speed(struct flight *f, uint64_t took_ns, uint32_t rows)
         *known -= (*known - took_ns) / 16; /* one slow Step is forgotten in time */
 }
 
-/* What a Step of so many rows may take: what such Steps took, or larger ones, or in proportion the
- * largest that are known. */
+/* How long a Step of so many rows is expected to take: as long as such Steps took, else as larger
+ * ones, else in proportion to the largest that are known. 0: nothing is known. */
 static uint64_t predict(const struct flight *f, uint32_t rows)
 {
     uint32_t size = size_of(rows);

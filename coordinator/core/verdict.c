@@ -68,8 +68,8 @@ static void note_workers(struct core *c, const struct replica *r, struct verdict
     v->seen_ns = c->now_ns;
 }
 
-/* The entry of a digest; a new one takes the place of the one that was not computed for longest, of
- * those that do not stand. A free one was never computed. */
+/* The entry of a digest. A new one takes the place of the least recently computed one that does not
+ * stand; a free entry was never computed. */
 static uint32_t entry_of(struct core *c, uint64_t digest)
 {
     uint32_t at = VERDICTS;
@@ -112,8 +112,8 @@ static bool only_of(struct core *c, const struct replica *r, const struct verdic
     return true;
 }
 
-/* Whether the same workers are remembered to have computed another digest than v: one of them does
- * not repeat itself. */
+/* Whether the generation's workers are known to have computed another digest than v: then one of
+ * them does not repeat itself. */
 static bool erratic(struct core *c, const struct replica *r, const struct verdict *v)
 {
     for (uint32_t i = 0; i < VERDICTS; i++) {

@@ -271,7 +271,6 @@ void stage__loaded(struct world *w, uint32_t who, struct epoch epoch);
 void stage__step(struct world *w, uint32_t who, struct buf *bytes);
 void stage__done(struct world *w, uint32_t who);
 void stage__next(struct world *w, uint32_t who);
-void stage__tell(struct world *w, uint32_t who, struct msg_from_worker *m);
 void stage__heartbeat(struct world *w, uint32_t who);
 void stage__start(struct world *w, uint32_t who);
 void stage__kill(struct world *w, uint32_t who);
