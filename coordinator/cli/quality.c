@@ -1,5 +1,5 @@
 /* `quality`: how well a model file predicts a text, and how far its predictions lie from those of a
- * baseline: another model file, or vectors recorded from one (tests/model/record.py).
+ * baseline: another model file, or vectors, the logits recorded from one (tests/model/record.py).
  *
  * Perplexity of GGUF models is usually quoted so: the text is cut into windows of N tokens (a last
  * partial one is dropped), a window's first token is replaced by BOS where the model wants BOS, and
@@ -249,7 +249,7 @@ int cmd_quality(int argc, char **argv)
         {"--model", 'm', OPT_STRING, &q.model, 0, 0, NULL, "FILE  the model to judge"},
         {"--text", 0, OPT_STRING, &q.text, 0, 0, NULL, "FILE  a text to predict"},
         {"--baseline", 0, OPT_STRING, &q.baseline, 0, 0, NULL,
-         "FILE  another model, or vectors recorded from one"},
+         "FILE  another model, or vectors: logits recorded from one"},
         {"--window", 0, OPT_U32, &q.window, 4, 1 << 20, NULL,
          "N  tokens of a window, whose second half is scored (512)"},
         CMD_OPT_THREADS(&q.threads),

@@ -289,6 +289,7 @@ static bool holds(const struct core *c, const struct worker *w, const struct rep
            h->holding.layer_first == r->first[stage] && h->holding.layer_last == r->last[stage];
 }
 
+/* A worker that may be planned with; the lower the rank, the better. */
 struct candidate {
     uint32_t worker, rank;
     bool taken;

@@ -17,7 +17,7 @@
 
 /* ---- tokens and ends ---- */
 
-/* 1. Exactly once; and what is said of the time in the queue is true. */
+/* 1. Exactly once; and the time in the queue that the action tells is right. */
 static void check_tokens(struct world *w, const struct action *a)
 {
     struct world_request *r = check__find(w, a->tokens.request);

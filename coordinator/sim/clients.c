@@ -40,7 +40,7 @@ static void make_prompt(struct world *w, struct world_request *r)
     r->max_new = 5 + r->max_new % 10;
 }
 
-/* Some requests outlive every fault: those must be answered. */
+/* Draws a request. The deadline of some lies beyond every fault: those must be answered. */
 static void make(struct world *w, uint32_t idx)
 {
     struct world_request *r = &w->requests[idx];
@@ -101,7 +101,7 @@ void client__submit(struct world *w, uint32_t idx)
     world__core(w, &e);
 }
 
-/* The core's answer to the end of a request by its client comes at once, or never was it so. */
+/* A client ends its request: the core must end it at once, with the right status. */
 void client__end(struct world *w, uint32_t idx, enum event_type type)
 {
     struct world_request *r = &w->requests[idx];

@@ -22,7 +22,7 @@ static bool one_in(struct world *w, uint64_t n)
     return rng_below(&w->rng, n) == 0;
 }
 
-/* Kinds that keep their worker broken until it is mended, and that a spare must make good. */
+/* Faults that keep their worker broken until it is mended: a spare must take its place. */
 static const enum fault lasting[] = {FAULT_HANG, FAULT_LOAD, FAULT_UNREACHABLE, FAULT_DAMAGE};
 #define LASTING (sizeof lasting / sizeof lasting[0])
 
@@ -118,7 +118,7 @@ static void stop(struct world *w, uint32_t who)
     o->life = s->life;
 }
 
-/* Of the worker itself, which is alive. */
+/* A fault of one worker, which is alive. */
 static void break_worker(struct world *w, uint32_t who, enum fault f)
 {
     struct world_worker *s = &w->workers[who];
@@ -143,7 +143,7 @@ static void break_worker(struct world *w, uint32_t who, enum fault f)
     }
 }
 
-/* The next result of the last stage that gives a token. */
+/* The next result with a token that a last stage sends will lie. */
 static void spoil(struct world *w, enum lie lie)
 {
     for (uint32_t i = 0; i < w->n_workers; i++)
