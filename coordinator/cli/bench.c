@@ -193,10 +193,11 @@ int cmd_bench(int argc, char **argv)
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("flotilla bench --model FILE [-p 512] [-n 128] [options]\n"
-                     "       flotilla bench --cluster ADDR [options]   (--help tells which)",
-                     "  flotilla bench --model smol.gguf -p 512 -n 128 --threads 2 --json\n", table,
-                     argc, argv, NULL, 0, &n_rest, &status))
+    if (!cmd_options(
+            "flotilla bench --model FILE [-p 512] [-n 128] [options]\n"
+            "       flotilla bench --cluster ADDR [options]   (add --help for its options)",
+            "  flotilla bench --model smol.gguf -p 512 -n 128 --threads 2 --json\n", table, argc,
+            argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
     if (!b.path) {

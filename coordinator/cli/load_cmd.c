@@ -33,9 +33,8 @@ int cmd_load(int argc, char **argv)
     const struct opt table[] = {
         {"--cluster", 0, OPT_STRING, &o.cluster, 0, 0, NULL, "ADDR  a running cluster"},
         {"--scenario", 0, OPT_STRING, &scenario, 0, 0, NULL,
-         "NAME  closed (each client asks again when answered), poisson (at random times), "
-         "shared-prefix, or convoy (short requests beside long ones, of fixed numbers and "
-         "lengths)"},
+         "NAME  closed, poisson, shared-prefix, or convoy, whose numbers and lengths are fixed "
+         "(closed)"},
         {"--clients", 'c', OPT_U32, &o.clients, 1, 4096, NULL, "N  requests at once (8)"},
         {"--requests", 'r', OPT_U32, &o.requests, 1, 1000000, NULL,
          "N  requests in all (4 a client)"},
