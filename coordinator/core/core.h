@@ -31,8 +31,8 @@ struct core_config {
     const int32_t *eog; /* end-of-generation tokens */
     uint32_t n_eog;
     uint32_t kv_type;
-    uint32_t n_pages; /* of the KV pool; 0: as many as the workers have room for, between */
-    uint32_t pages_least, pages_most;
+    uint32_t n_pages;                 /* of the KV pool; 0: as many as the workers have room for, */
+    uint32_t pages_least, pages_most; /* between these */
     struct room_costs costs; /* without layer_bytes, n_pages is not checked against any memory */
     uint32_t page;           /* positions of a page */
     bool share;              /* prompts that begin alike share pages */

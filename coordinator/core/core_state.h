@@ -21,12 +21,10 @@
 
 #define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
 #define NO_WORKER UINT32_MAX
-#define NAMES_A_WORKER                                                                             \
-    4u                  /* names that are remembered, for each worker that may be known at once    \
-                         */
-#define FLEET_LOSSES 3u /* a worker that is to blame so often in ten minutes is held down */
-#define VERDICTS 4u     /* digests of probes that are remembered */
-#define STEP_SIZES 14u  /* powers of two up to LIMIT_STEP_ROWS, and one */
+#define NAMES_A_WORKER 4u /* names remembered, for each worker that may be known at once */
+#define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
+#define VERDICTS 4u       /* digests of probes that are remembered */
+#define STEP_SIZES 14u    /* powers of two up to LIMIT_STEP_ROWS, and one */
 
 enum replica_state {
     REPLICA_WAITING,
