@@ -28,7 +28,7 @@ void wire_put_pong(const uint64_t *unknown, uint32_t n, struct buf *to); /* Ping
 void wire_put_status(const struct msg_status *m, struct buf *to);
 
 /* Decoders reset the arena first; the message lives until its next reset. They set the arena's
- * budget from the size of the bytes. */
+ * budget from the size of the bytes and the limits on the message's lists. */
 int wire_get_step(const void *data, size_t n, struct arena *a, struct msg_step *ret,
                   struct errmsg *em);
 int wire_get_result(const void *data, size_t n, struct arena *a, struct msg_result *ret,

@@ -584,8 +584,12 @@ static int get_replica(const PbReplica *r, struct arena *a, struct msg_replica_s
 int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_status *ret,
                     struct errmsg *em)
 {
-    const Flotilla__Client__StatusReply *s =
-        wire__unpack(&flotilla__client__status_reply__descriptor, data, n, a, em);
+    const size_t elements =
+        WIRE__ELEMENTS(LIMIT_REPLICAS, Flotilla__Client__ReplicaStatus, struct msg_replica_status) +
+        WIRE__ELEMENTS(LIMIT_REPLICAS * LIMIT_STAGES, Flotilla__Client__WorkerStatus,
+                       struct msg_worker_status);
+    const Flotilla__Client__StatusReply *s = wire__unpack_elements(
+        &flotilla__client__status_reply__descriptor, data, n, elements, a, em);
     if (!s) return ERR_PROTO;
     *ret = (struct msg_status){.ready = s->ready,
                                .model = text_or_empty(s->model),
@@ -593,11 +597,6 @@ int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_stat
                                .queued = s->queued,
                                .messages_dropped = s->messages_dropped};
     if (s->n_replicas > LIMIT_REPLICAS) return wire__bad(em, "replicas");
-    /* What follows is bounded by these counts, whatever unpacking took. */
-    a->budget += (s->n_replicas + 1) * sizeof(struct msg_replica_status);
-    for (size_t i = 0; i < s->n_replicas; i++)
-        if (s->replicas[i]->n_workers <= LIMIT_STAGES)
-            a->budget += (s->replicas[i]->n_workers + 1) * sizeof(struct msg_worker_status);
     struct msg_replica_status *replicas = arena_alloc(a, (s->n_replicas + 1) * sizeof *replicas);
     if (!replicas) return wire__bad(em, "replicas");
     for (size_t i = 0; i < s->n_replicas; i++) {

@@ -9,6 +9,7 @@
 
 typedef Flotilla__Cluster__Step PbStep;
 typedef Flotilla__Cluster__Run PbRun;
+typedef Flotilla__Cluster__SampleOpen PbSampleOpen;
 typedef Flotilla__Cluster__Epoch PbEpoch;
 typedef Flotilla__Cluster__Timing PbTiming;
 typedef Flotilla__Cluster__Result PbResult;
@@ -145,7 +146,11 @@ int wire_get_step(const void *data, size_t n, struct arena *a, struct msg_step *
                   struct errmsg *em)
 {
     if (n > LIMIT_STEP_BYTES) return wire__bad(em, "step");
-    const PbStep *s = wire__unpack(&flotilla__cluster__step__descriptor, data, n, a, em);
+    const size_t elements = WIRE__ELEMENTS(LIMIT_STEP_RUNS, PbRun, struct msg_run) +
+                            WIRE__ELEMENTS(LIMIT_STEP_RUNS, PbSampleOpen, Flotilla__Sampling) +
+                            WIRE__ELEMENTS(LIMIT_STAGES, PbTiming, struct msg_timing);
+    const PbStep *s =
+        wire__unpack_elements(&flotilla__cluster__step__descriptor, data, n, elements, a, em);
     if (!s) return ERR_PROTO;
     if (s->version != PROTO_VERSION) return wire__bad(em, "version");
     if (s->n_runs == 0 || s->n_runs > LIMIT_STEP_RUNS) return wire__bad(em, "runs");
@@ -225,7 +230,10 @@ int wire_get_result(const void *data, size_t n, struct arena *a, struct msg_resu
                     struct errmsg *em)
 {
     if (n > LIMIT_RESULT_BYTES) return wire__bad(em, "result");
-    const PbResult *r = wire__unpack(&flotilla__cluster__result__descriptor, data, n, a, em);
+    const size_t elements = WIRE__ELEMENTS(LIMIT_STEP_RUNS, PbRunResult, struct msg_run_result) +
+                            WIRE__ELEMENTS(LIMIT_STAGES, PbTiming, struct msg_timing);
+    const PbResult *r =
+        wire__unpack_elements(&flotilla__cluster__result__descriptor, data, n, elements, a, em);
     if (!r) return ERR_PROTO;
     if (r->version != PROTO_VERSION) return wire__bad(em, "version");
     if (r->n_runs > LIMIT_STEP_RUNS) return wire__bad(em, "runs");

@@ -27,12 +27,11 @@ static void pb_free(void *arena, void *p)
     (void)p;
 }
 
-/* NULL: malformed, or more memory than the budget. */
-void *wire__unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t n,
-                   struct arena *a, struct errmsg *em)
+void *wire__unpack_elements(const ProtobufCMessageDescriptor *type, const void *data, size_t n,
+                            size_t elements_bytes, struct arena *a, struct errmsg *em)
 {
     arena_reset(a);
-    a->budget = n * LIMIT_UNPACK_FACTOR + 65536;
+    a->budget = n * LIMIT_UNPACK_FACTOR + 65536 + elements_bytes;
     ProtobufCAllocator alloc = {pb_alloc, pb_free, a};
     void *m = protobuf_c_message_unpack(type, &alloc, n, data);
     if (!m && a->starved)
@@ -40,6 +39,12 @@ void *wire__unpack(const ProtobufCMessageDescriptor *type, const void *data, siz
     else if (!m)
         (void)err_set(em, ERR_PROTO, "%s: malformed", type->short_name);
     return m;
+}
+
+void *wire__unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t n,
+                   struct arena *a, struct errmsg *em)
+{
+    return wire__unpack_elements(type, data, n, 0, a, em);
 }
 
 int wire__bad(struct errmsg *em, const char *field)

@@ -20,9 +20,19 @@
 
 /* Replaces what `to` holds. */
 void wire__pack(const ProtobufCMessage *m, struct buf *to);
-/* NULL: malformed, or more memory than the budget. */
+/* NULL: malformed, or more memory than the budget, which is LIMIT_UNPACK_FACTOR times the bytes
+ * and 64 KiB. Valid until the arena is reset. */
 void *wire__unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t n,
                    struct arena *a, struct errmsg *em);
+/* The same for a message with a list of sub-messages, each of which takes far more memory than
+ * bytes while it is nearly empty: the budget grows by elements_bytes, a sum of WIRE__ELEMENTS. */
+void *wire__unpack_elements(const ProtobufCMessageDescriptor *type, const void *data, size_t n,
+                            size_t elements_bytes, struct arena *a, struct errmsg *em);
+/* Memory of n sub-messages, unpacked as `pb` and handed out as `out`: a pointer to each, the
+ * arena's rounding, and what protobuf-c notes while it scans. It notes each field of a message in
+ * 32 bytes: the first 16 on its stack, the next 32 in one allocation, then twice as many each time.
+ */
+#define WIRE__ELEMENTS(n, pb, out) ((n) * (sizeof(pb) + sizeof(out) + 48 + 64 + 32 * 32))
 int wire__bad(struct errmsg *em, const char *field);
 /* `from` may be NULL: an empty text. A path is any bytes; in a text, what is no printable character
  * becomes a '?'. */

@@ -17,12 +17,14 @@
 #include <string.h>
 
 #define PAIR_HWM 64
-#define BIND_TRIES 50
-#define DATA_PEERS_MAX 4 /* one is right; strangers do not keep it out */
+#define BIND_TRIES 50 /* and BIND_PAUSE_MS between them */
+#define BIND_PAUSE_MS 20
+#define DATA_PEERS_MAX 4 /* one is the stage before; strangers shall not keep it out */
 #define PROGRESS_NS (200 * NS_PER_MS)
-/* An idle thread turns this often, so that the coordinator can tell it from one that hangs. */
+/* An idle thread wakes this often, so that the coordinator can tell it from one that hangs. */
 #define IDLE_TURN_MS 100
-/* A Step that is passed on may be longer than it came: fields that were left out, its timings. */
+/* A Step that is passed on may have more bytes than the one that came: fields that were left out
+ * are written, and a timing is added. */
 #define ENCODING_BYTES (128u * LIMIT_STEP_RUNS)
 
 struct exec {
@@ -31,7 +33,7 @@ struct exec {
     struct net_sock *control; /* the control thread's end of the pair */
     pthread_t thread;
     atomic_bool stop;
-    atomic_ullong moves;  /* goes up with layers, loaded bytes and turns; read by any thread */
+    atomic_ullong moves;  /* goes up with each layer, loaded part and turn; read by any thread */
     pthread_mutex_t lock; /* guards `shared` and nothing else */
     struct {
         bool has_epoch, holds;
@@ -40,17 +42,17 @@ struct exec {
         struct msg_holding holding;
         uint32_t pages;
     } shared;
-    /* what follows belongs to the compute thread */
+    /* What follows belongs to the compute thread. */
     struct net_sock *pair, *in;
     struct link *out; /* to the next stage, or to the coordinator */
     struct gate gate;
     struct msg_assign assign;
-    uint64_t hashes[LIMIT_SLICE_TENSORS]; /* of the assignment */
-    struct stage_work *work;
+    uint64_t hashes[LIMIT_SLICE_TENSORS]; /* the assignment's tensor_hashes */
+    struct stage_work *work;              /* NULL: no slice is loaded. Changed under the lock */
     struct arena arena;
     struct buf header;
     bool last;
-    uint64_t idle_since_ns, progress_ns;
+    uint64_t idle_since_ns, progress_ns; /* progress_ns: when it was told last */
 };
 
 /* ---- telling the control thread ---- */
@@ -86,19 +88,20 @@ static void close_links(struct exec *e)
     e->in = NULL;
 }
 
-/* The port of an epoch before may be in use a little longer: libzmq closes sockets on its own time.
- */
+/* The port may be in use a little longer by the epoch before: libzmq closes sockets later, in a
+ * thread of its own. */
 static int bind_fixed(struct net_sock *s, const char *endpoint, struct errmsg *em)
 {
     int rc = net_bind(s, endpoint, em);
     for (int i = 0; rc < 0 && i < BIND_TRIES; i++) {
-        (void)net_poll(NULL, 0, 20);
+        (void)net_poll(NULL, 0, BIND_PAUSE_MS);
         rc = net_bind(s, endpoint, em);
     }
     return rc;
 }
 
-/* Bytes of a Step's header at the most, as this epoch's Steps can be. */
+/* The most bytes that the header of a Step of this epoch can have: token and page ids, each run's
+ * other fields and bias, the closed requests, the timings. */
 static uint64_t header_max(const struct msg_assign *a)
 {
     uint64_t runs = a->rows_max < LIMIT_STEP_RUNS ? a->rows_max : LIMIT_STEP_RUNS;
@@ -109,6 +112,7 @@ static uint64_t header_max(const struct msg_assign *a)
            LIMIT_STAGES * 64;
 }
 
+/* Opens the socket to which the stage before connects; at which endpoint, Ready tells. */
 static int bind_in(struct exec *e, char *ret_endpoint, size_t size, struct errmsg *em)
 {
     char endpoint[NET_ENDPOINT_MAX], bound[NET_ENDPOINT_MAX];
@@ -148,7 +152,8 @@ static void watch_link(struct exec *e, const struct net_poll *items)
     }
 }
 
-/* Ends the guard: libzmq makes a copy of what it sends, and the link of what has to wait. */
+/* Hands over what e->header encodes and its frame. Ends the guard: libzmq copies what it sends, and
+ * the link what has to wait. */
 static void hand_on(struct exec *e, const void *body, size_t body_bytes)
 {
     struct net_frame f[2] = {{e->header.data, e->header.len}, {body, body_bytes}};
@@ -211,7 +216,7 @@ static int load(struct exec *e, struct errmsg *em)
     return rc;
 }
 
-/* From the first moment of an epoch: a heartbeat tells that the Assign has arrived. */
+/* Before the load begins: the next heartbeat tells the coordinator that the Assign has arrived. */
 static void publish_epoch(struct exec *e)
 {
     (void)pthread_mutex_lock(&e->lock);
@@ -270,7 +275,7 @@ static void take_command(struct exec *e)
     while (net_recv(e->pair, &msg) == 0) {
         struct msg_to_worker m;
         struct net_frame f = net_msg_frame(&msg, 0);
-        bool right = f.bytes == sizeof m; /* an empty one only wakes the thread */
+        bool right = f.bytes == sizeof m; /* an empty message only wakes the thread */
         if (right) memcpy(&m, f.data, sizeof m);
         if (right && m.type == TO_ASSIGN) {
             m.assign.tensor_hashes = net_msg_frame(&msg, 1).data;
@@ -342,7 +347,7 @@ static void take_data(struct exec *e)
 {
     struct net_msg msg;
     if (net_recv(e->in, &msg) < 0) return;
-    stage_work_rouse(e->work); /* an input link is open only while a slice is loaded */
+    stage_work_wake(e->work); /* an input link is open only while a slice is loaded */
     struct errmsg em = {0};
     struct msg_step s;
     struct net_frame header = net_msg_frame(&msg, 0);
@@ -367,7 +372,7 @@ static void take_data(struct exec *e)
 static void *exec_main(void *arg)
 {
     struct exec *e = arg;
-    (void)pthread_setname_np(pthread_self(), "compute"); /* for those who look from outside */
+    (void)pthread_setname_np(pthread_self(), "compute"); /* for ps and top */
     while (!atomic_load(&e->stop)) {
         struct net_poll items[2 + LINK_POLLS] = {{.sock = e->pair}, {.sock = e->in}};
         link_poll(e->out, items + 2);
@@ -397,7 +402,7 @@ int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_e
     e->net = net;
     (void)pthread_mutex_init(&e->lock, NULL);
     int rc = buf_reserve(&e->header, LIMIT_STEP_BYTES + ENCODING_BYTES);
-    if (rc < 0) (void)err_set(em, rc, "room for a Step");
+    if (rc < 0) (void)err_set(em, rc, "no memory for an encoded Step");
     if (rc == 0) rc = net_pair(net, limits, &e->control, &e->pair, em);
     e->out = link_open(net, LIMIT_WINDOW);
     if (rc == 0 && pthread_create(&e->thread, NULL, exec_main, e) != 0)
@@ -485,19 +490,20 @@ void exec_metrics(struct exec *e, struct buf *out)
         const char *name, *type, *help;
         uint64_t value;
     } all[] = {
-        {"flotilla_worker_generation", "gauge", "The replica's life that this worker serves.",
-         e->shared.epoch.generation},
+        {"flotilla_worker_generation", "gauge",
+         "Generation of the replica that this worker serves.", e->shared.epoch.generation},
         {"flotilla_worker_steps", "gauge", "Number of the last Step done.", h->step_done},
         {"flotilla_worker_rows", "gauge", "Positions computed in this generation.", h->rows},
-        {"flotilla_worker_read_bytes", "gauge", "Read for the present slice.", h->read_bytes},
-        {"flotilla_worker_weights_bytes", "gauge", "Of weights in memory.", h->weights_bytes},
-        {"flotilla_worker_kv_bytes", "gauge", "Of keys and values in memory.", h->kv_bytes},
-        {"flotilla_worker_activation_bytes_in", "gauge", "Received from the stage before.",
+        {"flotilla_worker_read_bytes", "gauge", "Bytes read from the file for the slice.",
+         h->read_bytes},
+        {"flotilla_worker_weights_bytes", "gauge", "Bytes of weights in memory.", h->weights_bytes},
+        {"flotilla_worker_kv_bytes", "gauge", "Bytes of keys and values in memory.", h->kv_bytes},
+        {"flotilla_worker_activation_bytes_in", "gauge", "Bytes received from the stage before.",
          h->activation_bytes_in},
-        {"flotilla_worker_activation_bytes_out", "gauge", "Sent to the stage after.",
+        {"flotilla_worker_activation_bytes_out", "gauge", "Bytes sent to the stage after.",
          h->activation_bytes_out},
-        {"flotilla_worker_messages_dropped", "gauge", "Stale, gapped or malformed messages.",
-         h->messages_dropped},
+        {"flotilla_worker_messages_dropped", "gauge",
+         "Stale or malformed messages that were dropped.", h->messages_dropped},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         prom_head(out, all[i].name, all[i].type, all[i].help);

@@ -14,35 +14,43 @@
 
 #include <stdbool.h>
 
-struct exec_options {
+struct exec_options { /* the strings are borrowed until exec_close */
     unsigned threads;
-    const char *isa;       /* NULL: the best; borrowed, like all strings here */
-    const char *listen;    /* address at which data links are received */
-    const char *advertise; /* "tcp://HOST:PORT", or NULL: any port, where the coordinator sees us */
-    const char *models;    /* folder in which model files are looked for by their names, or NULL */
-    bool off_machine;      /* listen is not loopback: needs a coordinator that allows plaintext */
+    const char *isa;       /* NULL: the best */
+    const char *listen;    /* host or address at which data links are received */
+    const char *advertise; /* "tcp://HOST:PORT", what the stage before connects to. NULL: any port,
+                            * at the address at which the coordinator sees this worker */
+    const char *models; /* folder where the model file is looked for by its name. NULL: at the path
+                         * that the coordinator names */
+    bool off_machine;   /* listen is not loopback: needs a coordinator that allows plaintext */
 };
 
 struct exec;
 
-/* Starts the thread. */
+/* Starts the thread. `net` is borrowed until exec_close. An error: no memory, no thread, or the
+ * sockets of the pair could not be made. */
 int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_exec,
               struct errmsg *em);
-/* Stops and joins it; a load under way is given up. */
+/* Stops and joins the thread; a load under way is given up. May be NULL. */
 void exec_close(struct exec *e);
 
-/* The control thread's end: readable when exec_next has something. */
+/* The control thread's end of the pair: readable when exec_next has a message. */
 struct net_sock *exec_socket(struct exec *e);
-/* Assign and Connect are passed on; false: the thread does not take it (it is far behind). */
+/* Passes an Assign or a Connect on; copied, with the hashes. False: too many of them wait already,
+ * and this one is not taken. */
 bool exec_command(struct exec *e, const struct msg_to_worker *m);
-/* The next message for the coordinator (its version and instance are not filled in). */
+/* The next message for the coordinator, without version and instance. False: there is none. */
 bool exec_next(struct exec *e, struct msg_from_worker *ret);
 
-/* Counters of the present epoch, and what is held. Any thread. */
+/* The rest is for any thread. */
+
+/* Fills in type, epoch and what the compute thread counts of the heartbeat. */
 void exec_heartbeat(struct exec *e, struct msg_from_worker *ret);
+/* The slice in memory. False: there is none. */
 bool exec_holding(struct exec *e, struct msg_holding *ret);
-uint32_t exec_pages(struct exec *e); /* KV pages of what is held; 0: nothing is */
-/* The same and the engine's kernel calls, as Prometheus reads them. Any thread. */
+/* KV pages of the slice in memory; 0: there is none. */
+uint32_t exec_pages(struct exec *e);
+/* Appends the counters and the kernels' calls, as Prometheus reads them. */
 void exec_metrics(struct exec *e, struct buf *out);
 
 #endif

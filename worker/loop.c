@@ -23,11 +23,10 @@
 #include <unistd.h>
 
 #define HEARTBEAT_NS (250 * NS_PER_MS)
-#define CPU_WAIT_NS NS_PER_S /* how often the threads' waiting for CPU is read */
-#define DRAIN_MS 200
-#define END_S 1
-/* A connection on which nothing comes for so long is made anew. */
-#define SILENT_NS (4 * NS_PER_S)
+#define CPU_WAIT_NS NS_PER_S       /* how often the threads' waiting for a CPU is read */
+#define DRAIN_MS 200               /* the Goodbye has so long to leave */
+#define END_S 1                    /* and the compute thread to end, which may read or compute */
+#define SILENT_NS (4 * NS_PER_S)   /* a connection on which nothing came for so long is made anew */
 #define STALL_NS (200 * NS_PER_MS) /* a wait that took so much longer: this process was stopped */
 
 static atomic_bool asked_to_stop;
@@ -45,8 +44,9 @@ struct loop {
     struct net_sock *control, *monitor;
     struct addr coordinator;
     char listen[ADDR_TEXT_BYTES], advertise[ADDR_TEXT_BYTES];
-    uint64_t heard_ns; /* the coordinator's last word, or when its connection was begun */
-    bool heard, told;  /* ever; that it is silent now */
+    uint64_t heard_ns; /* the coordinator's last message, or when its connection was begun */
+    bool heard;        /* it has sent a message in this process's life */
+    bool told;         /* the log says that it is silent */
     struct exec *exec;
     struct instance instance;
     struct msg_hello hello;
@@ -55,7 +55,7 @@ struct loop {
     bool refused;
     uint64_t cpu_wait_ns, cpu_wait_read_ns; /* the sum, and when it was read */
     struct msg_from_worker standing; /* the last Ready or Linked, repeated until Steps come */
-    bool stands;
+    bool stands;                     /* there is one */
     struct errmsg *em;
 };
 
@@ -69,7 +69,7 @@ static void send_up(struct loop *l, struct msg_from_worker *m)
     (void)net_send(l->control, &f, 1); /* not connected: the next Hello says it all again */
 }
 
-/* By this the coordinator chooses the size of the KV pool. */
+/* From this the coordinator chooses the size of the KV pool. */
 static struct msg_memory memory_now(struct loop *l)
 {
     struct machine_memory m = machine_memory("");
@@ -133,7 +133,7 @@ static void send_heartbeat(struct loop *l)
     m.heartbeat.resident_bytes = resident_bytes();
     m.memory = memory_now(l);
     send_up(l, &m);
-    /* A control connection may break and lose what was on its way. */
+    /* The control connection may have broken and lost it. */
     if (l->stands && m.heartbeat.step_received == 0) send_up(l, &l->standing);
 }
 
@@ -151,7 +151,7 @@ static void on_control(struct loop *l)
     struct net_msg msg;
     while (net_recv(l->control, &msg) == 0) {
         struct errmsg em = {0};
-        if (l->told) log_info("hears the coordinator again");
+        if (l->told) log_info("the coordinator answers again");
         l->heard = true;
         l->told = false;
         l->heard_ns = clock_ns();
@@ -178,7 +178,8 @@ static void on_control(struct loop *l)
                          m.epoch.generation, m.assign.layer_first, m.assign.layer_last,
                          m.assign.model_path);
             if (m.type == TO_CONNECT) fill_host(l, m.text, sizeof m.text);
-            if (!exec_command(l->exec, &m)) log_error("the compute thread takes no commands");
+            if (!exec_command(l->exec, &m))
+                log_error("the compute thread is far behind: a command was dropped");
         }
     }
 }
@@ -236,9 +237,9 @@ static int open_control(struct loop *l, struct errmsg *em)
     return rc;
 }
 
-/* A connection may be dead though this end knows nothing of it: the other host lost power, or
- * something between has forgotten it. libzmq makes a new one only when the old one breaks, and
- * looks up no name again; so whatever the reason is, a new socket is tried. */
+/* A connection may be dead without this end knowing: the other host lost power, or something
+ * between the two has forgotten it. libzmq makes a new one only when the old one breaks, and never
+ * looks up a name again; so whatever the reason is, a new socket is tried. */
 static void check_silence(struct loop *l)
 {
     struct errmsg em = {0};
@@ -250,8 +251,8 @@ static void check_silence(struct loop *l)
     }
     if (clock_ns() - l->heard_ns < SILENT_NS) return;
     if (!l->told)
-        log_warn("hears nothing from %s: %s", l->o->coordinator,
-                 rc < 0 && rc != ERR_AGAIN ? em.text : "makes new connections until it answers");
+        log_warn("no answer from %s: %s", l->o->coordinator,
+                 rc < 0 && rc != ERR_AGAIN ? em.text : "trying new connections until there is one");
     l->told = true;
     close_control(l);
     if (open_control(l, &em) < 0) log_error("%s", em.text);
@@ -273,7 +274,7 @@ static void turn(struct loop *l, uint64_t *next_heartbeat_ns)
     if (items[2].readable) on_monitor(l);
     if (items[0].readable) on_control(l);
     if (items[1].readable) on_exec(l);
-    check_silence(l); /* what had come was taken first */
+    check_silence(l); /* after what had come was taken */
 }
 
 static int introduce(struct loop *l, struct errmsg *em)
@@ -319,7 +320,7 @@ static int open_metrics(struct loop *l, struct errmsg *em)
     return rc < 0 ? err_wrap(em, ERR_CONF, "--metrics") : 0;
 }
 
-/* The addresses of the command line, each named by its option where it is wrong. */
+/* The addresses of the command line; an error names the option. */
 static int read_addresses(struct loop *l, struct errmsg *em)
 {
     struct addr advertise;
@@ -377,7 +378,7 @@ int loop_run(const struct loop_options *o, struct errmsg *em)
     http_close(l.metrics);
     net_monitor_close(l.control, l.monitor);
     if (l.control) net_sock_drain(l.control, DRAIN_MS);
-    if (rc == 0) process_end_within(END_S); /* the compute thread may read, touch or compute */
+    if (rc == 0) process_end_within(END_S);
     exec_close(l.exec);
     net_close(l.net);
     arena_close(&l.arena);

@@ -5,13 +5,14 @@
 
 #include "common/base/err.h"
 
-struct loop_options { /* all borrowed; NULL where not given */
+struct loop_options { /* the strings are borrowed; NULL where an option was not given */
     const char *coordinator, *name, *listen, *advertise, *models, *isa;
     const char *metrics; /* HOST:PORT of an HTTP port for Prometheus */
     unsigned threads;
 };
 
-/* Until SIGTERM or SIGINT (0), or until the coordinator refuses this worker (an error). */
+/* Serves until SIGTERM or SIGINT, and returns 0. ERR_CONF: an option is wrong, or the coordinator
+ * refuses this worker; other errors: it could not start. One at a time in a process. */
 int loop_run(const struct loop_options *o, struct errmsg *em);
 
 #endif

@@ -28,7 +28,7 @@ int main(int argc, char **argv)
         {"--advertise", 0, OPT_STRING, &o.advertise, 0, 0, NULL,
          "HOST:PORT  what they are told instead, behind NAT"},
         {"--models", 0, OPT_STRING, &o.models, 0, 0, NULL,
-         "DIR  where model files lie here, by name"},
+         "DIR  folder where the model file is looked for by its name"},
         {"--metrics", 0, OPT_STRING, &o.metrics, 0, 0, NULL,
          "HOST:PORT  where Prometheus reads /metrics (nowhere)"},
         {"--threads", 't', OPT_U32, &o.threads, 1, POOL_THREADS_MAX, NULL,

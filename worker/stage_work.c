@@ -13,9 +13,10 @@
 #include <string.h>
 
 _Static_assert(LIMIT_PAGE == KV_PAGE && LIMIT_STEP_ROWS <= ENG_ROWS_MAX,
-               "what a Step may carry, the engine can run");
+               "the engine can run whatever a Step may carry");
 
-/* A request's sampling state on the last stage, from its first row that wants logits to its end. */
+/* A request's sampling parameters on the last stage: from its first row that wants logits until it
+ * is closed. */
 struct sampler {
     struct sampling sampling; /* its bias is in the arrays below */
     int32_t bias_ids[SAMPLING_BIASES_MAX];
@@ -23,13 +24,15 @@ struct sampler {
     uint32_t boundary; /* the first position that is not the prompt's */
 };
 
-/* Log-probabilities of a Step's tokens; a run's begin at its first row. */
+/* Log-probabilities of a Step's tokens, by row of logits. A run's alternatives lie side by side
+ * from its first row on. */
 struct logprobs {
     float chosen[LIMIT_STEP_LOGITS];
     int32_t ids[LIMIT_STEP_LOGITS * SAMPLING_TOP_MAX];
     float top[LIMIT_STEP_LOGITS * SAMPLING_TOP_MAX];
 };
 
+/* Requests that ended keep their slot until a later Step closes them. */
 #define SLOTS (2u * LIMIT_LIVE)
 
 struct stage_work {
@@ -42,8 +45,8 @@ struct stage_work {
     uint32_t *free_samplers, n_free;
     struct imap by_request;
     struct chooser *chooser;
-    /* Token ids by KV page, as keys and values are: what was said before a position is found
-     * through the run's own pages, whoever wrote them. */
+    /* Token ids by KV page, as keys and values are: the tokens before a position are found through
+     * the run's own pages, whichever request wrote them. */
     int32_t *page_tokens;
     struct logprobs *logprobs;
 };
@@ -63,7 +66,7 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
     if (weights_digest(model) != o->assign->header_digest)
         return err_set(em, ERR_FORMAT, "%s is not the coordinator's model", weights_path(model, 0));
     if (o->assign->kv_type >= KV_N_TYPES)
-        return err_set(em, ERR_UNSUPPORTED, "KV type %" PRIu32, o->assign->kv_type);
+        return err_set(em, ERR_UNSUPPORTED, "KV type %" PRIu32 " is unknown", o->assign->kv_type);
     struct ring_use use = {0};
     struct machine_memory memory = machine_memory("");
     uint64_t room = machine_free(&memory);
@@ -151,7 +154,7 @@ void stage_work_reset(struct stage_work *w)
     for (uint32_t i = 0; i < w->n_free; i++) w->free_samplers[i] = i;
 }
 
-void stage_work_rouse(struct stage_work *w)
+void stage_work_wake(struct stage_work *w)
 {
     eng_wake(w->engine);
 }
@@ -204,12 +207,12 @@ void stage_work_metrics(const struct stage_work *w, struct buf *out)
 static void open_sampler(struct stage_work *w, const struct msg_run *r)
 {
     const uint32_t *known = imap_get(&w->by_request, r->request);
-    if (!known && w->n_free == 0) return; /* beyond every limit: the run then has no state */
+    if (!known && w->n_free == 0) return; /* more than may live: choose() says so of the run */
     uint32_t slot = known ? *known : w->free_samplers[--w->n_free];
     if (!known) imap_put(&w->by_request, r->request, slot);
     const struct sampling *o = &r->open.sampling;
     struct sampler *s = &w->samplers[slot];
-    for (uint32_t i = 0; i < o->n_bias; i++) { /* at most SAMPLING_BIASES_MAX, as was decoded */
+    for (uint32_t i = 0; i < o->n_bias; i++) { /* the decoder takes SAMPLING_BIASES_MAX at most */
         s->bias_ids[i] = o->bias_ids[i];
         s->bias[i] = o->bias[i];
     }
@@ -219,15 +222,15 @@ static void open_sampler(struct stage_work *w, const struct msg_run *r)
     s->sampling.bias = s->bias;
 }
 
-/* A Step's rows overwrite what their positions held, like their keys and values. The engine has
- * checked the pages; it looks at tokens on the first stage only. */
+/* A Step's rows overwrite what their positions held, as keys and values do. The engine has checked
+ * the pages; tokens it checks on the first stage only. */
 static int note_tokens(struct stage_work *w, const struct msg_run *r, struct errmsg *em)
 {
     for (uint32_t i = 0; i < r->n_rows; i++) {
         uint32_t pos = r->first_pos + i;
         if (r->tokens[i] < 0 || (uint32_t)r->tokens[i] >= eng_dims(w->engine)->vocab)
-            return err_set(em, ERR_PROTO, "token %" PRId32 " of %" PRIu32, r->tokens[i],
-                           eng_dims(w->engine)->vocab);
+            return err_set(em, ERR_PROTO, "token %" PRId32 " is not in a vocabulary of %" PRIu32,
+                           r->tokens[i], eng_dims(w->engine)->vocab);
         w->page_tokens[(size_t)r->pages[pos / LIMIT_PAGE] * LIMIT_PAGE + pos % LIMIT_PAGE] =
             r->tokens[i];
     }
@@ -239,7 +242,7 @@ struct history {
     const uint32_t *pages;
 };
 
-/* The tokens of a sequence, page by page. */
+/* A chooser_ask's `said`: a run's tokens from pos to the end of their page. */
 static const int32_t *said(const void *arg, uint32_t pos, uint32_t *ret_n)
 {
     const struct history *h = arg;
@@ -248,7 +251,7 @@ static const int32_t *said(const void *arg, uint32_t pos, uint32_t *ret_n)
            pos % LIMIT_PAGE;
 }
 
-/* Token i of a run whose first is row `row`: n_top alternatives each, side by side. */
+/* Keeps token i of a run whose first token is in row `row`. */
 static void note_logprobs(struct stage_work *w, const struct chooser_choice *c, size_t row,
                           uint32_t i)
 {
@@ -272,7 +275,8 @@ static void close_samplers(struct stage_work *w, const struct msg_step *s)
     }
 }
 
-/* Chooses the tokens after the run's last rows; the first is row `row` of the Step's. */
+/* Chooses the token after each of the run's last n_logits rows; `row` is the first of these rows
+ * among the Step's rows of logits. */
 static void choose(struct stage_work *w, const struct msg_run *r, const float *logits, size_t row,
                    struct msg_run_result *ret)
 {

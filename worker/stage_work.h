@@ -12,47 +12,51 @@
 #include <stdint.h>
 
 struct stage_work_options {
-    const struct msg_assign *assign; /* copied */
+    const struct msg_assign *assign; /* copied, without its hashes */
     unsigned threads;
     const char *isa;    /* NULL: the best */
-    const char *models; /* look for the model file here by its name; NULL: at the path assigned */
+    const char *models; /* folder where the model file is looked for by its name; NULL: at the path
+                         * of the assignment */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total); /* false: give up */
     void *progress_arg;
-    atomic_ullong *moves; /* goes up with each layer computed; borrowed until close, or NULL */
+    atomic_ullong *moves; /* goes up with each layer computed; borrowed until the close. Or NULL */
 };
 
 struct stage_work;
 
-/* Loads the slice. ERR_NOTFOUND names the file, ERR_FORMAT also a file that is another model than
- * the coordinator's. */
+/* Loads the slice. ERR_NOTFOUND: there is no such file; ERR_FORMAT: it is broken, or is another
+ * model than the coordinator's; ERR_UNSUPPORTED; ERR_NOMEM, with the largest pool that fits;
+ * ERR_CANCELLED: `progress` gave up. */
 int stage_work_open(const struct stage_work_options *o, struct stage_work **ret, struct errmsg *em);
+/* May be NULL. */
 void stage_work_close(struct stage_work *w);
 
-/* Whether what is loaded serves this assignment as it is. */
+/* Whether what is loaded serves this assignment without a new load. */
 bool stage_work_fits(const struct stage_work *w, const struct msg_assign *a);
-/* A new epoch: sampling state is forgotten. */
+/* A new epoch begins: forgets the sampling state of all requests. */
 void stage_work_reset(struct stage_work *w);
 
-/* KV pages of the slice. */
-uint32_t stage_work_pages(const struct stage_work *w);
-struct msg_holding stage_work_holding(const struct stage_work *w);
-uint32_t stage_work_width(const struct stage_work *w);
+uint32_t stage_work_pages(const struct stage_work *w); /* KV pages of the slice */
+uint32_t stage_work_width(const struct stage_work *w); /* floats of a row of activations */
 bool stage_work_is_last(const struct stage_work *w);
-/* Fills in read, weights and KV bytes. */
+/* The slice's model and layers, as Hello names them. */
+struct msg_holding stage_work_holding(const struct stage_work *w);
+/* Fills in read_bytes, weights_bytes and kv_bytes. */
 void stage_work_memory(const struct stage_work *w, struct msg_heartbeat *h);
-/* The kernels' calls, as Prometheus reads them. Any thread. */
+/* Appends the kernels' calls, as Prometheus reads them. Any thread. */
 void stage_work_metrics(const struct stage_work *w, struct buf *out);
 
-/* A Step has arrived and will be run once it is decoded. */
-void stage_work_rouse(struct stage_work *w);
+/* Wakes the engine's threads while the Step that has just arrived is decoded. */
+void stage_work_wake(struct stage_work *w);
 
 struct stage_output {
     const void *activations;  /* rows x width floats; of all stages but the last */
-    struct msg_result result; /* of the last stage; timings are the caller's */
+    struct msg_result result; /* of the last stage; the caller adds the timings */
 };
 
-/* Runs a Step that the gate has taken. The output is valid until the next. ERR_PROTO: the Step does
- * not fit this stage, which ends the epoch. Allocates nothing. */
+/* Runs a Step that the gate has taken. `activations`: rows x width floats of the stage before; NULL
+ * on the first. What *ret points to is valid until the next call. ERR_PROTO: the Step does not fit
+ * this stage, which ends the epoch. Allocates nothing. */
 int stage_work_step(struct stage_work *w, const struct msg_step *s, const void *activations,
                     struct stage_output *ret, struct errmsg *em);
 

@@ -137,9 +137,12 @@ static void count(_Atomic uint64_t *c, uint64_t n)
 
 void pool_barrier(struct pool *p)
 {
-    if (p->n_active == 1) return;
+    /* Once this thread has arrived, the others may end the job, and the next one may have another
+     * team: its size is read before. */
+    const unsigned n = p->n_active;
+    if (n == 1) return;
     unsigned seen = atomic_load_explicit(&p->barrier.value, memory_order_acquire);
-    if (atomic_fetch_add(&p->arrived, 1) + 1 == p->n_active) {
+    if (atomic_fetch_add(&p->arrived, 1) + 1 == n) {
         atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
         word_set(&p->barrier, seen + 1);
         return;

@@ -89,6 +89,7 @@ int net_open(struct net **ret_net, struct errmsg *em)
         return err_set(em, ERR_NOMEM, "ZeroMQ context");
     }
     stay_on_first_core(n->ctx);
+    (void)pthread_mutex_init(&n->guard.lock, NULL);
     *ret_net = n;
     return 0;
 }
@@ -99,6 +100,7 @@ void net_close(struct net *n)
 {
     if (!n) return;
     close_guard(&n->guard);
+    (void)pthread_mutex_destroy(&n->guard.lock);
     while (zmq_ctx_term(n->ctx) != 0 && errno == EINTR) continue;
     mem_free(n);
 }
@@ -252,6 +254,7 @@ static void *run_guard(void *arg)
     return NULL;
 }
 
+/* With the lock: the threads of a program may bind their first sockets in the same moment. */
 static int open_guard(struct guard *g, struct errmsg *em)
 {
     sigset_t all, before;
@@ -259,7 +262,6 @@ static int open_guard(struct guard *g, struct errmsg *em)
     int rc = conns_open(&g->conns, em);
     if (rc < 0) return rc;
     g->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    (void)pthread_mutex_init(&g->lock, NULL);
     (void)sigfillset(&all); /* signals are the program's thread's */
     (void)pthread_sigmask(SIG_BLOCK, &all, &before);
     int failed = g->wake < 0 ? errno : pthread_create(&g->thread, NULL, run_guard, g);
@@ -280,7 +282,6 @@ static void close_guard(struct guard *g)
     (void)pthread_join(g->thread, NULL);
     conns_close(g->conns);
     (void)close(g->wake);
-    (void)pthread_mutex_destroy(&g->lock);
 }
 
 /* What an honest peer may have waiting: a queue, a message that libzmq has read and cannot put
@@ -304,7 +305,10 @@ static int watch_peers(struct net_sock *s, struct errmsg *em)
 {
     struct guard *g = &s->net->guard;
     char endpoint[64];
-    int hwm = MONITOR_EVENTS, linger = 0, rc = open_guard(g, em);
+    int hwm = MONITOR_EVENTS, linger = 0;
+    (void)pthread_mutex_lock(&g->lock);
+    int rc = open_guard(g, em);
+    (void)pthread_mutex_unlock(&g->lock);
     if (rc < 0 || s->guarded) return rc;
     (void)snprintf(endpoint, sizeof endpoint, "inproc://guard-%p", s->zmq);
     void *monitor = zmq_socket(s->net->ctx, ZMQ_PAIR);

@@ -1,4 +1,4 @@
-"""This build against an older one, in turn: is anything slower than it was?
+"""This build against an older one, in turn: is anything slower than before?
 
     tests/bench/before.py OLD_BIN      the older build's folder of programs (build/bin of a checkout)
 

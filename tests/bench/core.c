@@ -1,10 +1,10 @@
-/* The coordinator core's own time for an event at 1,000 live requests: requests with prompts of 200
- * tokens, half of them alike, come, decode 64 tokens and go; the stages answer at once.
+/* The coordinator core's own time for an event while LIVE requests (1,000) are live: requests with
+ * prompts of 200 tokens, half of which begin alike, come, decode 64 tokens and go; the only stage
+ * answers at once.
  *
- *   core_bench [LIVE]       prints {"events": N, "us_per_event": X, "us_most": X} */
-#include "coordinator/core/core.h"
+ *   core_bench [LIVE]       prints {"live": N, "events": N, "us_per_event": X, "us_most": X} */
+#include "tests/lib/core_config.h"
 
-#include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 
@@ -100,31 +100,16 @@ static void answer(struct bench *b, const struct msg_step *s)
 int main(int argc, char **argv)
 {
     uint32_t live = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1000;
-    struct core_config k = {.incarnation = 1,
-                            .n_replicas = 1,
-                            .n_stages = 1,
-                            .max_workers = LIMIT_WORKERS,
-                            .n_layers = 4,
-                            .width = 8,
-                            .vocab = 40000,
-                            .model_digest = 9,
-                            .model_path = "/m",
-                            .results_endpoint = "tcp://:9",
-                            .n_pages = PAGES,
-                            .page = LIMIT_PAGE,
-                            .share = true,
-                            .hash_mask = UINT64_MAX,
-                            .ctx = 1024,
-                            .rows_max = 512,
-                            .logits_max = 64,
-                            .window = 2,
-                            .max_live = LIMIT_LIVE,
-                            .max_running = LIMIT_LIVE,
-                            .max_per_client = LIMIT_LIVE,
-                            .replica_wait_ns = 30 * NS_PER_S,
-                            .deadline_ns = 600 * NS_PER_S,
-                            .worker_timeout_ns = 600 * NS_PER_S,
-                            .step_timeout_ns = 600 * NS_PER_S};
+    struct core_config k = config();
+    k.n_stages = 1;
+    k.vocab = 40000;
+    k.n_eog = 0;
+    k.n_pages = PAGES;
+    k.ctx = 1024;
+    k.rows_max = 512;
+    k.logits_max = 64;
+    k.max_live = k.max_running = k.max_per_client = LIMIT_LIVE;
+    k.deadline_ns = k.worker_timeout_ns = k.step_timeout_ns = 600 * NS_PER_S;
     struct bench b = {.core = core_open(&k), .now_ns = NS_PER_S, .rng = {3}};
     make_ready(&b);
     b.spent_ns = b.events = b.most_ns = 0;

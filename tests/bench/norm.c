@@ -1,6 +1,6 @@
-/* Rows per second through a norm and the three products that read it (Q4_0, shapes of Llama 3.2
- * 1B's queries, keys and values), one thread: `fused`, each row normalised and quantised once, or
- * `apart`, each product normalising and quantising its own input.
+/* Rows per second through a norm and the three products that read it (Q4_0, the shapes of Llama 3.2
+ * 1B's queries, keys and values), in one thread: `fused`, where each row is normalised and
+ * quantised once, or `apart`, where each product normalises and quantises its own input.
  *
  *   norm_bench fused|apart LEVEL ROWS       prints {"rows_per_s": X} */
 #include "common/base/clock.h"

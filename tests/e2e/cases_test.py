@@ -1,6 +1,6 @@
-"""What public bug reports of such servers ask for, as far as raw prompts show it, on scripted models
-whose whole output is known in advance (tests/lib/specs.py), alone and on two workers."""
-import json, os, random, signal, subprocess, sys, tempfile, threading, time, unittest
+"""Cases from public bug reports of LLM servers, as far as they can be shown without chat templates. Some are on scripted
+models whose whole output is known in advance (tests/lib/specs.py), alone and on two workers."""
+import json, os, random, signal, subprocess, sys, tempfile, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
@@ -39,7 +39,7 @@ class Scripted(unittest.TestCase):
                            dict(prompt="2", tokens=2, text="\ufffd", reason="length", n=2)])
 
     def test_end_of_the_turn(self):
-        # Its metadata names another end token than the one that ends the turn.
+        # The metadata names another end token than the one that the model ends its turn with.
         self.both("eog", [dict(prompt="1", tokens=12, text=" hi there", reason="stop", n=2)])
 
     def test_stop_strings(self):
@@ -159,22 +159,15 @@ class ClusterFile(unittest.TestCase):
         for kv in ("f32", "f16", "q8_0", "q4_0"):
             self.assertEqual(self.check(base + f"kv: {kv}\n")[0], 0)
 
-    def test_every_key_is_documented(self):
-        root = os.path.join(HERE, "..", "..")
-        with open(os.path.join(root, "deploy", "cluster.example.yaml")) as f:
-            example = f.read()
-        with open(os.path.join(root, "coordinator", "config.c")) as f:
-            import re
-            keys = re.findall(r'\{"([a-z_.]+)", CONF_', f.read())
-        self.assertGreater(len(keys), 10)
-        for key in keys:
-            self.assertRegex(example, rf"(?m)^\s*#?\s*{key.split('.')[-1]}:", key)
-        code, error = self.check(example.replace("/srv/models/model.gguf", MODEL))
+    def test_example_file(self):
+        """It is accepted with a model that exists. That it has every key is config_test.c's."""
+        with open(os.path.join(HERE, "..", "..", "deploy", "cluster.example.yaml")) as f:
+            code, error = self.check(f.read().replace("/srv/models/model.gguf", MODEL))
         self.assertEqual(code, 0, error)
 
 
 class Clients(unittest.TestCase):
-    """D7, D12 and D18: clients that go away, pools that are full, queues that overflow."""
+    """Clients that go away, pools that are full, queues that overflow."""
 
     def idle(self, c, seconds=6):
         def free(s):
@@ -195,7 +188,7 @@ class Clients(unittest.TestCase):
             time.sleep(2)  # Steps that were in flight, and the heartbeats that tell of them
             before = c.workers()[0]["rows"]
             time.sleep(1)
-            self.assertEqual(c.workers()[0]["rows"], before)  # nobody computes for who is gone
+            self.assertEqual(c.workers()[0]["rows"], before)  # nothing is computed for clients that are gone
             self.assertEqual(len(c.generate("Hi", tokens=3, ignore_eos=True)["tokens"]), 3)
 
     def test_full_pool_and_clients_that_leave(self):
@@ -209,8 +202,8 @@ class Clients(unittest.TestCase):
             self.idle(c)
 
     def test_last_worker_stopped_under_load(self):
-        """Many requests, 200 at a time, and the last worker stands still for 10 s: it is lost, comes back, and every
-        request is answered, with what the engine alone says."""
+        """Many requests, 200 at a time, and the last worker stands still for 10 s: it is lost and comes back, and every
+        request is answered, with the tokens of the engine alone."""
         with Cluster(workers=3, threads=1, kv_tokens=8192, replica_wait=120) as c, tempfile.NamedTemporaryFile("r") as out:
             n = 2000 if LONG else 400
             load = subprocess.Popen([program("flotilla"), "bench", "--cluster", c.address, "--clients", "200", "--requests", str(n),

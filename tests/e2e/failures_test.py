@@ -1,4 +1,5 @@
-"""What a lost worker, a stopped one, and a vanished client do, with real processes."""
+"""What happens when a worker, a compute thread, a link, a client or the coordinator is lost, stops or stands still, with
+real processes."""
 import json, os, re, signal, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
@@ -269,7 +270,7 @@ class Failures(unittest.TestCase):
                 if link == "data":
                     self.assertIsNone(stream.result(timeout=30))
                     self.assertIn("UNAVAILABLE", stream.error)
-                    self.assertIn("the link from w1 to worker w2", stream.error)  # which turns idly meanwhile
+                    self.assertIn("the link from w1 to worker w2", stream.error)
                     self.assertLess(stream.ended - at, 3 * STEP_TIMEOUT_S)
                 else:
                     time.sleep(3 * WORKER_TIMEOUT_S)

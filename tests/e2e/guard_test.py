@@ -1,4 +1,4 @@
-"""The compute path of a worker allocates nothing, from a decoded Step to its result."""
+"""A worker's compute path, from a decoded Step to its result, allocates nothing; and the guard that shows it works."""
 import os, signal, subprocess, sys, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))

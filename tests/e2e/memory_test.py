@@ -1,5 +1,5 @@
-"""Memory and processors: the KV pool is what the workers have room for, what cannot fit is refused before a byte is read,
-and threads are what the quota gives a processor."""
+"""Memory and processors: the KV pool is as large as the workers have room for, what cannot fit is refused before a byte is
+read, and a worker has a thread for each processor of its quota."""
 import json, os, re, subprocess, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))

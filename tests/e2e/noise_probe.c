@@ -1,4 +1,4 @@
-/* Sends random and mutated messages to the sockets of running programs, and prints what came back:
+/* Sends random and mutated messages to the sockets of running programs, and counts what came back:
  *
  *   noise_probe SECONDS SEED (client|worker|push)=ENDPOINT ...
  *
@@ -13,7 +13,7 @@
 #define TARGETS 16
 
 struct target {
-    char kind; /* c, w, p */
+    char kind; /* 'c', 'w' or 'p': client, worker, push */
     struct net_sock *sock;
 };
 

@@ -1,6 +1,5 @@
-"""Random and mutated messages to every socket of a running cluster, in the sanitized build where there is
-one: what breaks a rule gets a status, other bytes are dropped and counted, and the cluster still gives the
-right answer."""
+"""Random and mutated messages to every socket of a running cluster, of the sanitized build where there is one: calls that
+break a rule get a status, other bytes are dropped and counted, and the cluster still gives the right answer."""
 import os, re, subprocess, sys, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))

@@ -1,10 +1,10 @@
 """One answer: the tokens depend on model, KV type, prompt, parameters and seed alone.
 
-Base case: the engine alone, one process, the machine's best level. Against it: 1, 2 and 3 workers,
-chunks of 16 and 512, 1 and 2 threads, every level and KV type, alone and among 7 other requests; for
-SmolLM2 and for Gemma 3, whose window is shorter than the longest prompt. The short form varies each axis, and
-asks each prompt with one of the two sets of parameters, which take turns from prompt to prompt and from cell to cell;
-the long form runs the product, whose cells take the KV types in turn, with both sets.
+Base case: the engine alone, in one process, at the machine's best level. Compared with it: 1, 2 and 3 workers, chunks of 16
+and 512, 1 and 2 threads, every level and KV type, alone and among 7 other requests; for SmolLM2 and for Gemma 3, whose
+window is shorter than the longest prompt. The long form runs the product of these axes, whose cells take the KV types in
+turn, with both sets of parameters. The short form runs a few cells in which each axis varies, and asks each prompt with one
+of the two sets, which take turns from prompt to prompt and from cell to cell.
 """
 import itertools, os, sys, unittest
 

@@ -1,5 +1,5 @@
-"""Programs as processes: descriptors that are closed, readers that go away, signals at any time, workers that
-end, and what `up` and `generate` take from the command line."""
+"""Programs as processes: closed descriptors, readers that go away, signals at any time, workers that end; IPv6; and what
+`up` and `generate` take from the command line."""
 import json, os, re, shlex, signal, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
@@ -94,7 +94,8 @@ class ProcessTest(unittest.TestCase):
         self.assertRegex(r.stderr.decode().splitlines()[-1], r"^flotilla up: w\d ended .*: isa 'nosuch' is unknown")
 
     def test_up_in_use(self):
-        """Own keys are overridden; little is said; what to type next works; a worker that is killed comes back."""
+        """The last --set of a key counts; the log is three lines, and the commands that it proposes work; a killed worker
+        comes back."""
         [port] = free_ports(1)
         name = os.path.basename(MODEL)
         with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +110,7 @@ class ProcessTest(unittest.TestCase):
                     r = subprocess.run(shlex.split(line), stdout=subprocess.PIPE, timeout=120)
                     self.assertEqual(r.returncode, 0, line)
                     self.assertTrue(r.stdout)
-                # Seeds of all 64 bits, and the whole way.
+                # Seeds of all 64 bits arrive whole.
                 most = 2**64 - 1
                 for seed in (most, 2**53 + 1):
                     a = c.generate("Once upon a time", temp=1, tokens=8, seed=seed)

@@ -1,5 +1,5 @@
-"""Bias, penalties and log-probabilities on a cluster: token by token and bit by bit what the engine
-alone gives, among other requests too."""
+"""Bias, penalties and log-probabilities: a cluster gives the tokens and bits of the engine alone, also among other
+requests."""
 import os, sys, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))

@@ -1,5 +1,5 @@
-"""Many requests at once: one answer whatever runs beside it, pages shared and given back, nothing lost
-when workers die, nothing without bound."""
+"""Many requests at once: each gets its one answer whatever runs beside it, pages are shared and given back, nothing is lost
+when workers die, and nothing grows without bound."""
 import collections, json, os, random, signal, sys, tempfile, time, unittest, urllib.error, urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
@@ -22,8 +22,8 @@ def idle(s):
 
 class Serve(unittest.TestCase):
     def one_answer(self, seed, workers):
-        """64 requests at once, of all lengths and parameters, some with a prefix in common, some given up
-        half way, in a pool that is too small for them."""
+        """64 requests at once, of different lengths and parameters, some with a common prefix, some given up by their
+        clients, in a pool that is too small for all of them."""
         rng = random.Random(seed)
         requests = []
         for i in range(64):
@@ -83,7 +83,7 @@ class Serve(unittest.TestCase):
             self.assertGreater(cache(c)["tokens_saved"], 2 * 512)
 
     def test_rides_behind(self):
-        """A second request comes while the first is still at the shared 1,000 tokens: computed once."""
+        """A second request comes while the first still computes the 1,000 tokens that both share: these are computed once."""
         with Cluster(workers=2, threads=1, kv_tokens=4096, chunk=32) as c:
             first = c.start(SYSTEM + "A", tokens=4, ignore_eos=True)
             c.wait(lambda s: s["replicas"][0]["prefix_cache"]["tokens_computed"] > 64, 30)
@@ -142,7 +142,7 @@ class Serve(unittest.TestCase):
             self.assertEqual(c.wait(idle, 10)["replicas"][0]["workers"][0]["kv_pages"], start)
 
     def test_pages_come_back(self):
-        """200 mixed requests with prefixes in common; then a killed worker: no stale hit."""
+        """After 200 mixed requests all pages are free or cached; and after a killed worker there is no stale hit."""
         rng = random.Random(3)
         with Cluster(workers=2, threads=1, kv_tokens=2048, replica_wait=60) as c:
             start = c.status()["replicas"][0]["workers"][0]["kv_pages"]
@@ -254,7 +254,7 @@ class Serve(unittest.TestCase):
             self.assertEqual((got["tokens"] == want["tokens"], got["text"] == want["text"]), (True, True))
 
     def test_slow_and_vanished_clients(self):
-        """A client that reads 10 bytes/s, and one that vanishes, cost the others nothing and are given up."""
+        """A client that reads 10 bytes/s, and one that vanishes, do not change what others get, and are given up."""
         with Cluster(workers=2, threads=1, kv_tokens=8192, set=["limits.hwm=1", "client_stall=5"]) as c:
             with Relay(int(c.address.rsplit(":", 1)[1])) as relay:
                 slow = Generation(f"tcp://127.0.0.1:{relay.port}", "Once upon a time", tokens=4000, ignore_eos=True)

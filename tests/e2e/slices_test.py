@@ -1,4 +1,4 @@
-"""A worker reads and holds only its slice, and says so in figures that the kernel confirms."""
+"""A worker reads and holds only its slice, and its own figures for that are those of the kernel."""
 import json, os, shutil, signal, subprocess, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
@@ -54,8 +54,8 @@ class Slices(unittest.TestCase):
                     want = slice_bytes(self.model, *w["layers"], self.layers)
                     self.assertEqual(w["read_bytes"], want)
                     io = proc_io(w["pid"])
-                    # Past the cache or from it; reads by io_uring are not in rchar, cached ones not in
-                    # read_bytes. On top: the header (2 MiB, read twice), libraries, alignment.
+                    # Reads by io_uring are not in rchar, reads from the cache not in read_bytes. The sum also has the
+                    # header (2 MiB, read twice), libraries and alignment.
                     if cold:
                         self.assertGreaterEqual(io["read_bytes"], want // 4)
                     seen = io["read_bytes"] + io["rchar"]
@@ -165,7 +165,7 @@ class Damaged(unittest.TestCase):
 
 
 class GemmaSlices(Slices):
-    """Its head is wider than hidden / heads, and its embedding is most of the file."""
+    """Its heads are wider than hidden / heads, and its embedding is most of the file."""
     model, layers, hidden, kv_heads, head = GEMMA, 18, 640, 1, 256
     ranges = [[0, 4], [5, 9], [10, 13], [14, 17]]
 

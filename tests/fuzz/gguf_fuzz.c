@@ -1,4 +1,4 @@
-/* The GGUF reader, the dimensions and the slice that follow from a header: any bytes. */
+/* The GGUF reader on any bytes, and the dimensions and slices that follow from a header. */
 #include "common/base/mem.h"
 #include "common/engine/engine.h"
 #include "tests/fuzz/fuzz.h"
@@ -8,7 +8,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct errmsg em = {0};
     struct weights *g;
     struct arch_dims d;
-    /* Half of the files are as long as their header says they might be. */
+    /* Half of the files count as longer than these bytes, so that their tensors are not missing. */
     uint64_t file_bytes = size && data[size - 1] & 1 ? UINT64_C(1) << 40 : size;
     if (weights_parse(data, size, file_bytes, &g, &em) < 0) return 0;
     for (size_t i = 0; i < weights_meta(g)->n; i++) {

@@ -19,9 +19,9 @@ static void text(void *arg, struct buf *out)
     (void)buf_append(out, body, sizeof body - 1);
 }
 
-/* A connection to the server. The system keeps the ports of closed ones for a minute; each is from
- * another of the addresses 127.1.0.0 to 127.1.255.255, so that they last. libFuzzer's alarm may
- * interrupt it: then another one is made. */
+/* A connection to the server. The system keeps the ports of closed ones for a minute: so that they
+ * do not run out, each comes from another of the addresses 127.1.0.0 to 127.1.255.255. libFuzzer's
+ * alarm may interrupt it; then another one is made. */
 static int dial(void)
 {
     static uint32_t count;

@@ -1,5 +1,5 @@
-/* A whole GGUF file in memory: the engine is opened on it as a program opens it, and a few steps
- * are run at every KV type. Any bytes give an error or finite work, never more. */
+/* A whole GGUF file in memory: the engine is opened on it as programs do, and a few steps are run
+ * with every KV type. Any bytes give an error, or an engine whose steps end. */
 #include "common/base/mem.h"
 #include "common/engine/engine.h"
 #include "tests/fuzz/fuzz.h"

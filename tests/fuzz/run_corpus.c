@@ -1,5 +1,5 @@
-/* Runs a fuzz target over a folder of inputs, without a fuzzer: NAME_corpus DIR. Each input is also
- * cut at every length, which libFuzzer finds by itself. */
+/* Runs a fuzz target over a folder of inputs, without a fuzzer: NAME_corpus DIR. Each input is run
+ * whole and cut: at every length up to 4 KiB, above that at some. */
 #include "tests/fuzz/fuzz.h"
 
 #include "common/base/mem.h"

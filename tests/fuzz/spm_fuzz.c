@@ -64,8 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     scores[n++] = -1;
     const uint8_t *p = data + 2, *body = p + 4 * PIECES;
     size_t left = size - 2 - 4 * PIECES;
-    for (uint32_t i = 0; i < PIECES;
-         i++, p += 4) { /* a length, a score, pieces cut from the text */
+    for (uint32_t i = 0; i < PIECES; i++, p += 4) { /* length, place in the text, score */
         size_t len = p[0] % 8, at = left ? (size_t)(p[1] | p[2] << 8) % left : 0;
         if (len > left - at || len == 0) continue;
         tokens[n] = (struct vocab_string){(const char *)body + at, len};

@@ -1,6 +1,5 @@
-/* The wire decoders: the first byte chooses which, the rest is the message. What decodes is encoded
- * and decoded again: it must be accepted, and then encode to the same
- * bytes ever again. */
+/* The wire decoders: the first byte chooses one, the rest is the message. What decodes is encoded
+ * and decoded again: it must be accepted, and encode to the same bytes from then on. */
 #include "proto/wire.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -10,7 +9,7 @@ static struct arena arena, again;
 static struct buf out, twice;
 static struct errmsg em;
 
-/* Once: fields that were absent have their defaults then. */
+/* Once over the wire: afterwards absent fields have their defaults. */
 #define ENCODED_AGAIN(m, put, get, to)                                                             \
     do {                                                                                           \
         put(m, to);                                                                                \
@@ -28,7 +27,7 @@ static struct errmsg em;
         fuzz_check(out.len == twice.len && memcmp(out.data, twice.data, out.len) == 0);            \
     } while (0)
 
-/* What is read off a message's bytes is what unpacking them gives. */
+/* Sizes that are read off a message's bytes are those that unpacking it gives. */
 static void sizes(const uint8_t *data, size_t size)
 {
     static struct msg_generate g;

@@ -3,6 +3,7 @@
 
 int main(int argc, char **argv)
 {
+    /* The byte by which wire_fuzz.c chooses the decoder of each kind. */
     static const uint8_t first[RANDOM_KINDS] = {0, 1, 2, 3, 4, 5, 49, 7};
     struct rng r = {1};
     struct buf b = {0};

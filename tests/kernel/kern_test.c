@@ -1,5 +1,6 @@
-/* Every kernel of every level that this machine has against the scalar oracle: bit for bit, or both
- * NaN; outputs between canaries. Data: Gaussian, extremes, exact ties, tiny, huge, zeros, NaN. */
+/* Every kernel of every level that this machine has against the scalar oracle: equal bit for bit,
+ * or both NaN; outputs lie between canaries. Data: Gaussian, extremes, exact ties, tiny, huge,
+ * zeros, NaN. And the oracle against f64. */
 #include "common/engine/cpu.h"
 #include "common/engine/kern.h"
 
@@ -290,8 +291,9 @@ static void test_rows(void **state)
         }
 }
 
-/* Attention over [lo, hi), spans joined. Of the partial results exactly n heads' are written, of a
- * head exactly head_size elements: what lies around keeps its mark. */
+/* Attention over positions [lo, hi), its spans joined. Of the partial results exactly those of the
+ * n spans and all heads are written, and of each exactly head_size elements: the rest keeps its
+ * canary. */
 static void attend(const struct kern *k, const struct kv_view *kv, const float *q, uint32_t heads,
                    uint32_t lo, uint32_t hi, float cap, float *out)
 {
@@ -369,7 +371,7 @@ static void test_attention(void **state)
                     one_attention((enum kv_type)type, sizes[d], heads[h], kinds[(d + h) % 5]);
 }
 
-/* The oracle itself against exact arithmetic. A product of quantised weights is w.x for activations
+/* The oracle itself against f64. A product of quantised weights is w.x for activations
  * whose every value is off by at most half a step X = amax / 127 of its block, and by the rounding
  * of x id, id and X: relative errors of 2^-24 each, of q up to 127. So it is off by at most
  * sum |w_i| (X / 2 + |x_i| 2^-21), and what the chains round: a sum of n terms is off by at most
@@ -498,8 +500,8 @@ static void test_half_precision_of_levels(void **state)
         }
 }
 
-/* What a tile holds is what was put into it, in every lane, whatever lies beside it; and a tile's
- * description agrees with the file's block. */
+/* What is put into a lane of a tile can be taken out again, whatever the other lanes hold; and the
+ * tile's description agrees with the file's block. */
 static void test_tiles(void **state)
 {
     (void)state;
@@ -527,8 +529,8 @@ static void test_tiles(void **state)
     }
 }
 
-/* Linear, by hand: W = [[1,2,3],[4,5,6]] as [in][out], so three rows of two in the file's order.
- * The kernel has no bias: with (.5, -.5, 0) the sums would be 41.5, 51.5, 63. */
+/* A product by hand: W = [[1,2,3],[4,5,6]] as [in][out], so three rows of two in the file's order.
+ */
 static void test_linear_vector(void **state)
 {
     (void)state;
@@ -576,9 +578,6 @@ static void test_linear_random(void **state)
     }
 }
 
-/* LayerNorm and RMSNorm fused with the product: the vector of the definition, a constant row, and
- * the same bits as norm, quantiser and product one after another. A row is normalised and quantised
- * once however many panels and threads read it: counted. */
 static unsigned n_norms, n_quantised;
 static const struct kern *counted;
 
@@ -667,6 +666,9 @@ static void fused_equals_unfused(const struct kern *k, bool layer)
     free_act(&b);
 }
 
+/* kern_norm_row and the product of its output, for LayerNorm and RMSNorm: values by hand, a
+ * constant row, and the bits of norm, quantiser and product one after another. Each row is
+ * normalised and quantised once. */
 static void test_norm_and_linear(void **state)
 {
     (void)state;
@@ -678,7 +680,7 @@ static void test_norm_and_linear(void **state)
     }
 }
 
-/* One Q4_K block, by hand: x = 256 ones. The kernel has no bias. */
+/* The product of one Q4_K block with x = 256 ones, at the level k. */
 static float q4_k_product(const struct kern *k, float d, float dmin, const uint8_t *scales,
                           uint8_t nibbles)
 {
@@ -725,7 +727,7 @@ static void test_kv_blocks(void **state)
     struct qblock b, again;
     float x[32], y[32];
     for (int round = 0; round < 200000; round++) {
-        /* a third of them Gaussian with sigma 1, the others of any size */
+        /* A third of them Gaussian with sigma 1, the others of any size. */
         float amax = 0,
               scale = round % 3 ? fm_float((uint32_t)(90 + rng_below(&rng, 60)) << 23) : 1;
         for (int i = 0; i < 32; i++) {

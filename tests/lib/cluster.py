@@ -43,7 +43,7 @@ def free_ports(n):
 
 
 class Namespace:
-    """A network of its own on this machine, with a loopback and a packet filter. Needs root."""
+    """A network namespace on this machine, with a loopback and a packet filter. Needs root."""
 
     def __enter__(self):
         self.name = f"flotilla-{os.getpid()}"
@@ -94,11 +94,11 @@ class Generation:
 
 
 class Cluster:
-    """`flotilla up`, until the end of the with block. Logs go to self.log, all of them; a worker that a test
-    ends stays ended, unless it is said otherwise."""
+    """`flotilla up`, until the end of the with block. All logs go to self.log. A worker that a test ends is not started again,
+    unless no_restart=False."""
 
     def __init__(self, model=MODEL, env=None, prefix=(), kv_tokens=16384, **kw):
-        """kv_tokens=None: by the machine's memory, as without the option."""
+        """kv_tokens=None: without the option, so that the pool follows from the machine's memory."""
         self.prefix = prefix
         kw["kv_tokens"] = kv_tokens
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")

@@ -1,12 +1,10 @@
 /* A core in virtual time, for unit tests: events in, actions out. The first half is for tests that
- * look at each action; the second, ready_*, for those that begin with a replica that is ready and
- * let Steps be answered in the order and after the time that the test says. */
+ * look at each action; the second, ready_*, for those that begin with a replica that is ready, and
+ * answer its Steps one by one, each after the time that the test says. */
 #ifndef FLOTILLA_TESTS_CORE_FIXTURE_H
 #define FLOTILLA_TESTS_CORE_FIXTURE_H
 
-#include "coordinator/core/core.h"
-
-#include "common/base/clock.h"
+#include "tests/lib/core_config.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,52 +26,20 @@ struct ready_step {
 struct fixture {
     struct core *core;
     uint64_t now_ns;
-    struct epoch epoch;    /* of the generation that workers speak of */
-    struct actions last;   /* of the last event */
-    uint32_t n_new;        /* tokens of the last turn */
-    uint64_t ended;        /* the request with the lowest id that ended in it, or 0 */
-    uint64_t position_ns;  /* what attention to a position takes in a timed turn */
-    uint64_t depth;        /* positions that it attended to, */
-    uint32_t prefilled[2]; /* and its rows of the prompts of requests 100 and 101 */
+    struct epoch epoch;  /* of the generation that workers name */
+    struct actions last; /* of the last event */
+    uint32_t n_new;      /* tokens of the last turn */
+    uint64_t ended;      /* the request with the lowest id that ended in it, or 0 */
+    /* ---- of core_test's timed turns ---- */
+    uint64_t position_ns;  /* what attention to one position takes */
+    uint64_t depth;        /* positions that the last turn attended to */
+    uint32_t prefilled[2]; /* its rows of the prompts of requests 100 and 101 */
     /* ---- of ready_* ---- */
     uint32_t n_stages;
     struct ready_step flight[READY_FLIGHT]; /* the oldest first */
     uint32_t n_flight;
     uint32_t n_ended;
 };
-
-/* Two stages, and little of everything. */
-static inline struct core_config config(void)
-{
-    static const int32_t eog = 2;
-    return (struct core_config){.incarnation = 77,
-                                .n_replicas = 1,
-                                .n_stages = 2,
-                                .max_workers = LIMIT_WORKERS,
-                                .n_layers = 5,
-                                .width = 8,
-                                .vocab = 50,
-                                .model_digest = 9,
-                                .model_path = "/m",
-                                .results_endpoint = "tcp://:9",
-                                .eog = &eog,
-                                .n_eog = 1,
-                                .n_pages = 8,
-                                .page = 16,
-                                .share = true,
-                                .hash_mask = UINT64_MAX,
-                                .ctx = 100,
-                                .rows_max = 16,
-                                .logits_max = 4,
-                                .window = 2,
-                                .max_live = 3,
-                                .max_running = 3,
-                                .max_per_client = 3,
-                                .replica_wait_ns = 1000 * MS,
-                                .deadline_ns = 60000 * MS,
-                                .worker_timeout_ns = 1500 * MS,
-                                .step_timeout_ns = 2000 * MS};
-}
 
 static inline struct actions feed(struct fixture *f, struct event e)
 {
@@ -88,7 +54,7 @@ static inline const struct action *first(struct actions a, enum action_type type
     return NULL;
 }
 
-/* A worker says something; the event is good until the next one. */
+/* A worker sends m, as an event that is valid until the next call. */
 static inline struct event said(const struct fixture *f, uint64_t who, struct msg_from_worker m)
 {
     static struct msg_from_worker kept;
@@ -112,7 +78,7 @@ static inline struct actions hello(struct fixture *f, uint64_t who, const char *
     return from(f, who, m);
 }
 
-/* From Assign on: two workers load, link, and the probe comes back. */
+/* From the Assign in `a` on: two workers load and link, and the probe comes back. */
 static inline void begin_generation(struct fixture *f, struct actions a)
 {
     const struct action *assign = first(a, ACT_TO_WORKER);
@@ -158,16 +124,23 @@ static inline int close_fixture(void **state)
     return 0;
 }
 
-static const int32_t prompt[8192] = {1, 1, 1};
+static const int32_t prompt[8192] = {1, 1, 1}; /* of all requests that name no other */
+
+static inline struct event request(uint64_t id, uint32_t n_prompt, uint32_t max_new,
+                                   enum priority class)
+{
+    return (struct event){.type = EV_SUBMIT,
+                          .submit = {.request = id,
+                                     .priority = class,
+                                     .tokens = prompt,
+                                     .n_prompt = n_prompt,
+                                     .max_new = max_new}};
+}
 
 static inline struct actions submit(struct fixture *f, uint64_t id, uint32_t n_prompt,
                                     uint32_t max_new)
 {
-    return feed(
-        f,
-        (struct event){
-            .type = EV_SUBMIT,
-            .submit = {.request = id, .tokens = prompt, .n_prompt = n_prompt, .max_new = max_new}});
+    return feed(f, request(id, n_prompt, max_new, PRIORITY_CRITICAL));
 }
 
 static inline void expect_end(struct actions a, enum status status, const char *words)
@@ -179,7 +152,7 @@ static inline void expect_end(struct actions a, enum status status, const char *
     assert_non_null(strstr(end->end.text, words));
 }
 
-/* Token 7 for each run that wants one, as the last stage would answer; returns how many. */
+/* What the last stage answers to a Step: token 7 for each run that wants one. Returns how many. */
 static inline uint32_t answers_of(const struct msg_step *s, struct msg_run_result *ret_runs)
 {
     static const int32_t token = 7;
@@ -197,8 +170,7 @@ static inline uint32_t answers_of(const struct msg_step *s, struct msg_run_resul
     return n;
 }
 
-/* Composes one Step; sends back token 7 for each run that wants one. False: there was nothing to
- * do. */
+/* Composes one Step and answers it. False: there was nothing to do. */
 static inline bool turn(struct fixture *f, struct msg_step *ret_step, struct msg_run *ret_runs)
 {
     struct msg_run_result runs[8];
@@ -221,20 +193,9 @@ static inline void reopen(struct fixture *f, struct core_config k)
     make_ready(f);
 }
 
-static inline struct event request(uint64_t id, uint32_t n_prompt, uint32_t max_new,
-                                   enum priority class)
-{
-    return (struct event){.type = EV_SUBMIT,
-                          .submit = {.request = id,
-                                     .priority = class,
-                                     .tokens = prompt,
-                                     .n_prompt = n_prompt,
-                                     .max_new = max_new}};
-}
-
 /* ---- a replica that is ready ---- */
 
-/* Two stages with more than a test is likely to use. */
+/* Two stages, and more than a test is likely to use. */
 static inline struct core_config ready_config(void)
 {
     struct core_config k = config();
@@ -284,33 +245,23 @@ static inline uint32_t ready_compose(struct fixture *r)
     return ready_event(r, (struct event){.type = EV_COMPOSE});
 }
 
-/* Answers the oldest Step: token 7 for each run that wants one. stage_ns: what each stage took; 0:
- * nothing is said of that. */
+/* Answers the oldest Step. stage_ns: what each stage took; 0: the answer has no timings. */
 static inline struct ready_step ready_answer(struct fixture *r, uint64_t stage_ns)
 {
-    static const int32_t token = 7;
     struct msg_run_result runs[READY_RUNS];
     assert_true(r->n_flight > 0);
     struct ready_step s = r->flight[0];
     struct msg_result m = {.epoch = r->epoch, .number = s.number, .digest = 5, .runs = runs};
     memmove(r->flight, r->flight + 1, --r->n_flight * sizeof *r->flight);
-    for (uint32_t i = 0; i < s.n_runs; i++) {
-        const struct msg_run *x = &s.runs[i];
-        if (x->n_logits && x->kind != RUN_PROBE)
-            runs[m.n_runs++] = (struct msg_run_result){.request = x->request,
-                                                       .attempt = x->attempt,
-                                                       .sample = x->sample,
-                                                       .first_pos = x->first_pos + x->n_rows,
-                                                       .n_tokens = 1,
-                                                       .tokens = &token};
-    }
+    const struct msg_step asked = {.runs = s.runs, .n_runs = s.n_runs};
+    if (s.runs[0].kind != RUN_PROBE) m.n_runs = answers_of(&asked, runs);
     for (uint32_t i = 0; i < r->n_stages && stage_ns; i++)
         m.timings[m.n_timings++] = (struct msg_timing){.stage = i, .compute_ns = stage_ns};
     (void)ready_event(r, (struct event){.type = EV_RESULT, .result = &m});
     return s;
 }
 
-/* From Assign on: workers load and link, and the probe comes back. */
+/* From the Assign on: the workers load and link, and the probe comes back. */
 static inline void ready_begin(struct fixture *r)
 {
     for (uint64_t w = 1; w <= r->n_stages; w++)
@@ -337,7 +288,7 @@ static inline struct fixture ready_open(struct core_config k)
     return r;
 }
 
-/* The generation is lost by a link, and another one begins with the same workers. */
+/* The generation is lost because a link broke; another one begins with the same workers. */
 static inline void ready_again(struct fixture *r)
 {
     (void)ready_event(r, (struct event){.type = EV_LINK_LOST, .link = {r->epoch}});
@@ -349,7 +300,7 @@ static inline void ready_again(struct fixture *r)
     ready_begin(r);
 }
 
-/* A prompt of so many times the token `letter`. */
+/* A request whose prompt is the token `letter`, n_prompt times. */
 static inline void ready_submit(struct fixture *r, uint64_t id, int32_t letter, uint32_t n_prompt,
                                 uint32_t max_new, enum priority class)
 {

@@ -1,4 +1,4 @@
-/* encode_tool q4_0|q8_0: f32 on stdin to blocks on stdout, as keys and values are quantised. */
+/* encode_tool q4_0|q8_0: f32 values on stdin, as blocks of quantised keys or values on stdout. */
 #include "common/engine/quant.h"
 
 #include <stdio.h>

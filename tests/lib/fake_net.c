@@ -274,7 +274,7 @@ static bool readable(const struct net_sock *s, uint64_t *next_ns)
     return false;
 }
 
-/* True: something is ready. */
+/* Fills in what is ready; false: nothing is. *next_ns: lowered to when the next message arrives. */
 static bool look(struct net_poll *items, unsigned n, uint64_t *next_ns)
 {
     bool any = false;

@@ -1,7 +1,7 @@
-/* A network and a clock in the test's hands: defines the functions of common/io/net.h, so that a
- * program's loop, linked with this instead of that, runs in virtual time against a scripted peer.
- * Needs --wrap=clock_gettime, and for a program's loop --wrap=process_end_within: the test's own
- * process must not end with the loop. Nothing is ever lost, late or refused but by the script. */
+/* A network and a clock in the test's hands. It defines the functions of common/io/net.h, so that a
+ * client or a program's loop that is linked with it runs in virtual time against a scripted peer.
+ * Needs --wrap=clock_gettime, and for a program's loop --wrap=process_end_within, since the test's
+ * own process must not end with the loop. Only the test makes anything be lost, late or refused. */
 #ifndef FLOTILLA_TESTS_FAKE_NET_H
 #define FLOTILLA_TESTS_FAKE_NET_H
 
@@ -11,18 +11,19 @@
 
 struct fake_net {
     uint64_t now_ns, reading_ns; /* the time, and how long one reading of it takes */
-    /* A message is sent: 0, ERR_AGAIN or ERR_CLOSED. NULL: all are taken. */
+    /* Called for each message that is sent, and returns what net_send does. NULL: all are taken. */
     int (*on_send)(uint32_t sock, const struct net_frame *frames, unsigned n);
-    /* Before each net_poll waits. May send a signal to this process, answer, move the clock. */
+    /* Called before each net_poll waits. May send a signal to this process, answer, move the clock.
+     */
     void (*on_poll)(void);
     uint32_t n_sockets; /* opened so far; a socket's number is its place in that order, from 0 */
     uint32_t n_sends, n_recvs;
     bool full;        /* no socket has room for a message, as net_poll and net_ready say */
     uint64_t next_ns; /* when the next message arrives at a socket that net_ready was asked of */
-    uint32_t fail_send, fail_recv; /* the how-manieth fails once; 0: none */
-    int send_error, recv_error;    /* with which code */
-    int lookup_rc;                 /* what net_lookup says */
-    int connect_rc;                /* what net_connect says */
+    uint32_t fail_send, fail_recv; /* the call of n_sends, n_recvs that fails, once; 0: none */
+    int send_error, recv_error;    /* the code with which it fails */
+    int lookup_rc;                 /* what net_lookup returns */
+    int connect_rc;                /* what net_connect returns */
     uint64_t files_max;
     unsigned end_within_s; /* what process_end_within was called with; 0: it was not */
 };
@@ -33,12 +34,13 @@ extern struct fake_net fake;
 void fake_reset(void);
 /* A message arrives at a socket after delay_ns. Copied. */
 void fake_arrive(uint32_t sock, uint64_t delay_ns, const struct net_frame *frames, unsigned n);
-/* The monitor of a socket tells an event. */
+/* The socket's monitor will tell this event. */
 void fake_event(uint32_t sock, enum net_event event);
 bool fake_is_open(uint32_t sock);
 enum net_kind fake_kind(uint32_t sock);
 int fake_fd(uint32_t sock); /* what net_fd says: an eventfd that the test may make readable */
-const char *fake_endpoint(uint32_t sock); /* that it was bound or connected to last */
+/* To which it was bound or connected last; valid until fake_reset. */
+const char *fake_endpoint(uint32_t sock);
 const struct net_limits *fake_limits(uint32_t sock);
 
 #endif

@@ -1,4 +1,4 @@
-"""Control groups with limits of their own, for processes of a test. Needs root, and a hierarchy that may be written to."""
+"""Control groups with limits of their own, for processes of a test. Needs root, and a hierarchy that is writable."""
 import os, time, uuid
 
 V1 = {"memory": "/sys/fs/cgroup/memory", "cpu": "/sys/fs/cgroup/cpu"}
@@ -51,7 +51,7 @@ class Group:
         return int(next(l.split()[1] for l in text.splitlines() if l.startswith("oom_kill ")))
 
     def used(self):
-        """Bytes that are no cached file's."""
+        """Bytes in use, without cached files."""
         stat = dict(l.split() for l in self._get("memory.stat").splitlines())
         total = int(self._get("memory.current" if self.v2 else "memory.usage_in_bytes"))
         t = "" if self.v2 else "total_"

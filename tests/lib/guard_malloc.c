@@ -28,7 +28,8 @@ static active_fn active;
 
 static __attribute__((constructor)) void find(void)
 {
-    /* The program exports it (ENABLE_EXPORTS); others that are started with this library do not. */
+    /* A worker exports it (ENABLE_EXPORTS); other programs that this library is loaded into do not.
+     */
     void *symbol = dlsym(RTLD_DEFAULT, "mem_guard_active");
     memcpy(&active, &symbol, sizeof active);
     if (active && getenv("GUARD_MALLOC_SAY")) (void)fprintf(stderr, "guard_malloc: watching\n");
@@ -94,7 +95,7 @@ void *reallocarray(void *p, size_t n, size_t size)
 }
 
 /* Pages straight from the kernel. What the C library maps by itself does not come through here, but
- * its own functions above have been asked before. */
+ * then one of the functions above was called before. */
 void *mmap(void *at, size_t n, int protection, int flags, int fd, off_t offset)
 {
     check();

@@ -1,5 +1,6 @@
-/* Asks for memory inside the guard in the way that its argument names, to show that guard_malloc
- * aborts when it must. "outside" does all of it before the guard begins, and must end well. */
+/* Asks for memory under the guard in the way that its argument names, to show that guard_malloc
+ * aborts. "outside" asks in all ways without the guard, and must end with status 0; so must a name
+ * that is no way to ask. */
 #include "common/base/mem.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-"""Logits of every position from the engine (tests/lib/logits_tool.c)."""
+"""Logits from the engine, by position (tests/lib/logits_tool.c)."""
 import os, subprocess
 
 import numpy as np
@@ -8,7 +8,7 @@ KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 
 
 def logits(path, ids, kv="f32", slices=1, isa="", chunk=512, threads=2, last=0, program=BIN, prefix=()):
-    """[positions][vocabulary] f32, of all or the last so many; None where the engine refuses."""
+    """[positions][vocabulary] f32, of all positions or the `last` ones; None where the engine refuses."""
     r = subprocess.run([*prefix, os.path.join(program, "logits_tool"), path, str(slices), kv, isa, str(chunk), str(threads), str(last)],
                        input=np.array(ids, np.int32).tobytes(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if r.returncode == 1:

@@ -1,4 +1,4 @@
-"""What this machine has."""
+"""What the CPU of this machine can do."""
 
 
 def levels():

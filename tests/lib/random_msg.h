@@ -1,5 +1,5 @@
-/* Random messages that decode, of every kind, for tests that mutate them: the wire fuzzer's first corpus
- * and the noise that is sent to running programs. */
+/* Random messages of every kind that decode, for programs that mutate them: the wire fuzzer's first
+ * corpus, and the noise that is sent to running programs. */
 #ifndef FLOTILLA_TESTS_RANDOM_MSG_H
 #define FLOTILLA_TESTS_RANDOM_MSG_H
 

@@ -33,8 +33,8 @@ class Relay:
             s.close()
 
     def freeze(self):
-        """Present connections stay open, and nothing comes through them any more; new ones are passed on. So does a
-        connection look that something between the hosts has forgotten."""
+        """Present connections stay open, but nothing comes through them any more, as when something between the hosts has
+        forgotten them; new ones are passed on."""
         self.frozen |= set(self.open)
 
     def accept(self):

@@ -29,13 +29,13 @@ struct queue {
 };
 
 static struct world *the_world;
-static struct queue to_clients_sock, to_workers_sock, results;
+static struct queue from_clients, from_workers, results;
 static struct arena arena;
-/* Their addresses stand for sockets. */
+/* Stand for sockets, by their addresses. */
 static char clients_sock, workers_sock, results_sock, link_sock, monitor_sock;
-static bool link_told;
+static bool link_told; /* that the link to the stage is up */
 static struct epoch epoch;
-static uint64_t spoke_ns;
+static uint64_t spoke_ns; /* when the worker did, last */
 
 static struct net_sock *sock(char *c)
 {
@@ -52,8 +52,8 @@ static bool is_fake(const struct net_sock *s)
 static struct queue *queue_of(const struct net_sock *s)
 {
     const char *p = (const char *)(const void *)s;
-    return p == &clients_sock   ? &to_clients_sock
-           : p == &workers_sock ? &to_workers_sock
+    return p == &clients_sock   ? &from_clients
+           : p == &workers_sock ? &from_workers
            : p == &results_sock ? &results
                                 : NULL;
 }
@@ -66,7 +66,7 @@ static void push(struct queue *q, const struct net_frame *frames, unsigned n)
         (void)buf_append(&m->frames[i], frames[i].data, frames[i].bytes);
     assert_true(q->at + q->n < QUEUE_MAX);
     q->items[q->at + q->n++] = m;
-    if (q == &to_clients_sock) the_world->n_waiting = q->n;
+    if (q == &from_clients) the_world->n_waiting = q->n;
 }
 
 static void drop(struct message *m)
@@ -150,14 +150,15 @@ int __wrap_net_recv(struct net_sock *s, struct net_msg *m)
     if (!q || q->n == 0) return ERR_AGAIN;
     struct message *got = q->items[q->at++];
     if (--q->n == 0) q->at = 0;
-    if (q == &to_clients_sock) the_world->n_waiting = q->n;
+    if (q == &from_clients) the_world->n_waiting = q->n;
     m->n = got->n;
     (void)snprintf(m->peer, sizeof m->peer, "127.0.0.1");
     memcpy(m->frames[NET_FRAMES_MAX - 1].raw, &got, sizeof got);
     return 0;
 }
 
-/* A message of these queues has a peer and at most three frames; the fourth's place holds it. */
+/* The message that __wrap_net_recv took from a queue, or NULL for one of real sockets. It has a
+ * peer and at most three frames; its pointer is in the place of the fourth. */
 static struct message *mine(const struct net_msg *m)
 {
     struct message *got = NULL;
@@ -253,7 +254,7 @@ static void say(struct msg_from_worker m)
     m.epoch = epoch;
     wire_put_from_worker(&m, &b);
     struct net_frame f[2] = {{"w", 1}, {b.data, b.len}};
-    push(&to_workers_sock, f, 2);
+    push(&from_workers, f, 2);
     buf_close(&b);
     spoke_ns = the_world->now_ns;
 }
@@ -272,7 +273,7 @@ static void on_to_worker(const struct net_frame *f)
     }
 }
 
-/* The run's token, and log-probabilities for it where the request asked for them. */
+/* Chooses the run's token, with log-probabilities where the request asked for them. */
 static void choose(const struct msg_run *r, struct msg_run_result *ret)
 {
     static int32_t tokens[LIMIT_STEP_RUNS], ids[LIMIT_STEP_RUNS][SAMPLING_TOP_MAX];
@@ -386,11 +387,11 @@ static void on_reply(const struct net_frame *f)
         x->retry_ms = h.retry_ms;
         (void)snprintf(x->message, sizeof x->message, "%s", h.message);
     }
-    if (h.call >= 1000000) { /* a Tokenize */
+    if (h.call >= WORLD_TOKENIZES) {
         if (h.end && h.status == STATUS_OK && f[2].bytes)
             assert_int_equal(wire_get_tokens(f[2].data, f[2].bytes, &arena, &ids, &x->n_ids, &em),
                              0);
-    } else if (f[2].bytes && h.call < 900000) {
+    } else if (f[2].bytes && h.call < WORLD_OTHERS) {
         assert_int_equal(wire_get_generate_reply(f[2].data, f[2].bytes, &arena, &r, &em), 0);
         if (r.sample == 0) read_generate(x, &r);
     }
@@ -433,20 +434,15 @@ static struct vocab *make_vocab(void)
     return v;
 }
 
-/* A header whose digest names the model. */
+/* A header of one tensor, for the model's digest. */
 static struct weights *make_gguf(void)
 {
     static uint8_t bytes[4096];
     struct buf b = {0};
     struct weights *g;
     struct errmsg em = {0};
-    (void)buf_append(&b, "GGUF", 4);
-    u32(&b, 3);
-    u64(&b, 1);
-    u64(&b, 1);
-    str(&b, "general.architecture");
-    u32(&b, META_STRING);
-    str(&b, "llama");
+    put_header(&b, 1, 1);
+    put_text_key(&b, "general.architecture", "llama");
     str(&b, "first");
     u32(&b, 1);
     u64(&b, 8);
@@ -536,8 +532,8 @@ void world_close(struct world *w)
     arena_close(&s->arena);
     arena_close(&s->body_arena);
     mem_free(s);
-    clear(&to_clients_sock);
-    clear(&to_workers_sock);
+    clear(&from_clients);
+    clear(&from_workers);
     clear(&results);
     arena_close(&arena);
     weights_close(w->model.weights);
@@ -589,7 +585,7 @@ void world_send(struct world *w, uint32_t route, uint64_t client, uint64_t call,
     (void)snprintf(h.method, sizeof h.method, "%s", method);
     wire_put_call(&h, &header);
     struct net_frame f[3] = {{&id, 1}, {header.data, header.len}, {body, bytes}};
-    push(&to_clients_sock, f, 3);
+    push(&from_clients, f, 3);
     buf_close(&header);
 }
 
@@ -610,7 +606,7 @@ void world_generate(struct world *w, uint32_t route, uint64_t client, uint64_t c
     wire_put_call(&h, &header);
     wire_put_generate(&m, &body);
     struct net_frame f[3] = {{&id, 1}, {header.data, header.len}, {body.data, body.len}};
-    push(&to_clients_sock, f, 3);
+    push(&from_clients, f, 3);
     buf_close(&header);
     buf_close(&body);
 }
@@ -619,7 +615,7 @@ void world_ping(struct world *w, uint32_t route, uint64_t client, const uint64_t
 {
     struct buf b = {0};
     wire_put_ping(calls, n, &b);
-    world_send(w, route, client, 900000, "Ping", b.data, b.len);
+    world_send(w, route, client, WORLD_OTHERS, "Ping", b.data, b.len);
     buf_close(&b);
 }
 
@@ -635,7 +631,7 @@ void world_tokenize(struct world *w, uint32_t route, uint64_t client, uint64_t c
                     const char *text)
 {
     struct buf b = {0};
-    assert_true(call >= 1000000);
+    assert_true(call >= WORLD_TOKENIZES);
     wire_put_tokenize(text, false, &b);
     world_send(w, route, client, call, "Tokenize", b.data, b.len);
     buf_close(&b);

@@ -1,8 +1,12 @@
-/* The coordinator's shell in one process: its real turns, calls, core and text threads; the sockets
- * to clients and workers are queues here, one stage answers the Steps, and the time is the test's.
+/* The coordinator's shell in one process: its real turns, calls, core and text threads. Queues
+ * stand for the sockets to clients and workers, one stage answers the Steps, and the time is the
+ * test's.
  *
- * The linker leads the shell's calls of net_* and of clock_gettime through shell_world.c (the list
- * is in tests/CMakeLists.txt). A program has one world at a time. */
+ * The linker leads the shell's calls of net_* and clock_gettime to shell_world.c (the list is in
+ * tests/CMakeLists.txt). A program has one world at a time.
+ *
+ * What a reply holds is known by its call's number: a Generate has one below WORLD_OTHERS, a
+ * Tokenize one from WORLD_TOKENIZES on, a Ping, Status or Cancel one between the two. */
 #ifndef FLOTILLA_TESTS_SHELL_WORLD_H
 #define FLOTILLA_TESTS_SHELL_WORLD_H
 
@@ -15,8 +19,10 @@
 #define WORLD_VOCAB 30u
 #define WORLD_EOS 29
 #define WORLD_LONGEST 16u /* bytes of the longest token */
+#define WORLD_OTHERS 900000u
+#define WORLD_TOKENIZES 1000000u
 
-/* What a connection does with replies. */
+/* What a connection does with replies; GONE: the client is no more. */
 enum taking { TAKES, TAKES_CREDIT, REFUSES, GONE };
 
 /* What a client has read of one call. */
@@ -39,7 +45,7 @@ struct seen {
 struct world {
     struct shell *s;
     struct config config;
-    struct core_config core; /* as the shell made it of the file; without its end tokens */
+    struct core_config core; /* as the shell made it of the cluster file */
     struct model_file model;
     uint32_t message_bytes; /* the largest frame of a client */
     uint64_t now_ns, next_tick_ns;
@@ -49,21 +55,22 @@ struct world {
     uint32_t fail_at;              /* this reply from now on is refused, once; 0: none */
     size_t n_waiting;              /* messages that the shell has not taken yet */
     bool paused;                   /* the stage keeps its results */
-    bool silent;                   /* the worker says nothing */
+    bool silent;                   /* the worker sends nothing */
     int32_t always;        /* the token that the stage chooses, or -1: letters in their order */
-    uint32_t n_open;       /* sampler slots of the last stage */
-    const char *run_error; /* of the next run, or NULL */
+    uint32_t n_open;       /* sampler slots of the stage that are taken */
+    const char *run_error; /* the error of the next run, or NULL */
     struct seen *seen;
     size_t n_seen;
 };
 
-/* yaml: keys of the cluster file beside `model` and `workers: 1`. Ready when it returns. */
+/* yaml: keys of the cluster file beside `model` and `workers: 1`. The replica is ready when it
+ * returns. world_close frees it. */
 struct world *world_open(const char *yaml);
 void world_close(struct world *w);
 
 /* One turn of the loop at the present time. */
 void world_turn(struct world *w);
-/* Turns each 10 ms while the time passes; the worker speaks each 200 ms. */
+/* Lets the time pass, with a turn each 10 ms and a heartbeat of the worker each 200 ms. */
 void world_run(struct world *w, uint64_t ms);
 /* Waits (in real time) for a text to be tokenised, and takes it in a turn. */
 void world_wait_text(struct world *w);
@@ -79,21 +86,21 @@ void world_cancel(struct world *w, uint32_t route, uint64_t client, uint64_t cal
 void world_tokenize(struct world *w, uint32_t route, uint64_t client, uint64_t call,
                     const char *text);
 
-/* A request for max_tokens behind a prompt of n tokens, the first of them "bcd". */
+/* A request for max_tokens after a prompt of n tokens, the first of them "bcd". */
 struct msg_generate world_ask(uint32_t n_prompt, uint32_t max_tokens);
 /* One such of WORLD_CLIENT on route 0. */
 void world_ask_tokens(struct world *w, uint64_t call, uint32_t n_prompt, uint32_t max_tokens);
-/* The time passes while a client of route 0 pings its call. */
+/* The same while a client of route 0 pings its call twice a second. */
 void world_run_pinging(struct world *w, uint64_t ms, uint64_t client, uint64_t call);
 
-/* The call has ended so, and its message has these words. */
+/* Fails unless the call has ended with this status and a message that has these words. */
 void world_expect_end(struct world *w, uint64_t call, enum status status, const char *words);
-/* Nothing of any call is left: no slot, none in the core, no page. */
+/* Fails if anything of a call is left: a slot, a request in the core, a page. */
 void world_expect_idle(struct world *w);
 
-/* What was read of a call so far; never NULL, valid until the next turn. */
+/* What the client has read of a call so far; never NULL, valid until the next turn. */
 const struct seen *world_seen(struct world *w, uint64_t call);
-/* Status, as a client is told. Valid until the next call. */
+/* The core's status. Valid until the next call. */
 const struct msg_status *world_status(struct world *w);
 
 #endif

@@ -1,4 +1,4 @@
-/* Preloaded into a worker: a disk that does not answer. Opening a model's file never returns. */
+/* Preloaded into a program: a disk that does not answer. Opening a *.gguf file never returns. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>

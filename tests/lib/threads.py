@@ -1,4 +1,4 @@
-"""One thread of another process is stopped while the rest of it runs on."""
+"""Stops one thread of another process while the others run on. Needs ptrace."""
 import ctypes, os
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -7,7 +7,7 @@ SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17
 
 
 def compute_thread(pid):
-    """A worker's, by its name; threads of its pool have the same, and came later."""
+    """The compute thread of a worker, by its name. The pool's threads, which came later, have the same name."""
     for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
         with open(f"/proc/{pid}/task/{thread}/comm") as f:
             if f.read() == "compute\n":

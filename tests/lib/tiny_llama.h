@@ -1,5 +1,5 @@
-/* A small random llama as a GGUF file, for tests that need a real model and no tokenizer. Its heads
- * are not the hidden width, and its output head is the embedding. */
+/* A small random llama as a GGUF file, for tests that need a whole model and no tokenizer. Its
+ * heads together are wider than the hidden width, and its output head is the embedding. */
 #ifndef FLOTILLA_TESTS_TINY_LLAMA_H
 #define FLOTILLA_TESTS_TINY_LLAMA_H
 
@@ -25,25 +25,12 @@ struct tiny_llama {
     uint32_t vocab;       /* 0: TINY_VOCAB */
     enum qtype type;      /* of the matrices: F32 or Q8_0 */
     uint64_t seed;
-    const struct buf *keys; /* n_keys more, as their bytes; NULL: none */
+    const struct buf *keys; /* the bytes of n_keys more keys; NULL: none */
     uint32_t n_keys;
-    const char *more; /* name of one tensor more, or NULL */
+    const char *more; /* name of one more tensor, or NULL */
 };
 
-static inline void tiny_key(struct buf *b, const char *name, uint32_t value)
-{
-    str(b, name);
-    u32(b, META_U32);
-    u32(b, value);
-}
-
-static inline void tiny_pad(struct buf *b)
-{
-    static const char zero[32];
-    (void)buf_append(b, zero, (32 - b->len % 32) % 32);
-}
-
-/* One tensor's entry, and its values behind those of the others. rows 0: a vector, of F32. */
+/* Appends a tensor's entry to the table and its values to the data. rows 0: a vector, of F32. */
 static inline void tiny_tensor(struct buf *table, struct buf *data, struct rng *rng,
                                const char *name, uint32_t k, uint32_t rows, enum qtype type)
 {
@@ -68,7 +55,7 @@ static inline void tiny_tensor(struct buf *table, struct buf *data, struct rng *
             (void)buf_append(data, block, sizeof block);
         }
     }
-    tiny_pad(data);
+    put_padding(data);
 }
 
 /* The file's bytes; the caller closes *ret. */
@@ -98,30 +85,26 @@ static inline void tiny_llama_bytes(const struct tiny_llama *t, struct buf *ret)
             tiny_tensor(&table, &data, &rng, name, of_layer[i].k, of_layer[i].rows, t->type);
         }
     if (t->more) tiny_tensor(&table, &data, &rng, t->more, TINY_HIDDEN, 0, t->type);
-    (void)buf_append(ret, "GGUF", 4);
-    u32(ret, 3);
-    u64(ret, 2 + 9 * t->layers + (t->more != NULL));
-    u64(ret, 9 + t->n_keys);
-    str(ret, "general.architecture");
-    u32(ret, META_STRING);
-    str(ret, "llama");
-    tiny_key(ret, "llama.context_length", 128);
-    tiny_key(ret, "llama.embedding_length", TINY_HIDDEN);
-    tiny_key(ret, "llama.block_count", t->block_count ? t->block_count : t->layers);
-    tiny_key(ret, "llama.feed_forward_length", TINY_FFN);
-    tiny_key(ret, "llama.attention.head_count", TINY_HEADS);
-    tiny_key(ret, "llama.attention.head_count_kv", TINY_KV_HEADS);
-    tiny_key(ret, "llama.attention.key_length", TINY_HEAD);
-    tiny_key(ret, "llama.attention.value_length", TINY_HEAD);
+    put_header(ret, 2 + 9 * t->layers + (t->more != NULL), 9 + t->n_keys);
+    put_text_key(ret, "general.architecture", "llama");
+    put_number_key(ret, "llama.context_length", META_U32, 128);
+    put_number_key(ret, "llama.embedding_length", META_U32, TINY_HIDDEN);
+    put_number_key(ret, "llama.block_count", META_U32, t->block_count ? t->block_count : t->layers);
+    put_number_key(ret, "llama.feed_forward_length", META_U32, TINY_FFN);
+    put_number_key(ret, "llama.attention.head_count", META_U32, TINY_HEADS);
+    put_number_key(ret, "llama.attention.head_count_kv", META_U32, TINY_KV_HEADS);
+    put_number_key(ret, "llama.attention.key_length", META_U32, TINY_HEAD);
+    put_number_key(ret, "llama.attention.value_length", META_U32, TINY_HEAD);
     if (t->keys) (void)buf_append(ret, t->keys->data, t->keys->len);
     (void)buf_append(ret, table.data, table.len);
-    tiny_pad(ret);
+    put_padding(ret);
     (void)buf_append(ret, data.data, data.len);
     buf_close(&table);
     buf_close(&data);
 }
 
-/* Into a new file whose name replaces the X of `path`. False: it could not be written. */
+/* Writes a new file; `path` is a mkstemp template, and then the file's name. False: it could not be
+ * written. */
 static inline bool tiny_llama_write(const struct tiny_llama *t, char *path)
 {
     struct buf b = {0};

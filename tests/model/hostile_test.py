@@ -1,5 +1,6 @@
-"""Files that are wrong on purpose (tests/lib/malformed_tensors.py), cut, split or truncated while they
-are read: refused with a message that names the file, within a gigabyte of memory, never a signal."""
+"""Files that are wrong on purpose (tests/lib/malformed_tensors.py), parts of a split model, or truncated while they are read:
+refused with a message that names the file, within a gigabyte of memory, and never by a signal. Cut files are
+weights_test's."""
 import os, resource, shutil, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
@@ -36,17 +37,6 @@ class Malformed(unittest.TestCase):
                 self.assertIn(r.returncode, range(1, 128), (name, r.stderr))
                 self.assertIn(path, r.stderr.decode(), name)
                 self.assertLess(seconds, 15, name)  # 3 x the 5 s that are promised
-
-    def test_cut(self):
-        size = os.path.getsize(MODEL)
-        with tempfile.TemporaryDirectory() as d:
-            path = os.path.join(d, "cut.gguf")
-            subprocess.run(["cp", MODEL, path], check=True)
-            for n in (size - 1, size // 2):
-                os.truncate(path, n)
-                r = run("generate", "--model", path, "--prompt", "a")
-                self.assertEqual(r.returncode, 1)
-                self.assertRegex(r.stderr.decode(), r"tensor '\S+': .*missing")
 
     def test_truncated_while_read(self):
         """The header is whole when it is parsed; the tensors go while they are read."""

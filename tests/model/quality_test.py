@@ -1,5 +1,5 @@
-"""Against the reference: recorded logits of both models' F32 files (record.py), our engine on the F32
-file and on the shipped one; perplexity; what quantised keys and values cost."""
+"""Against the reference, whose logits on both models' F32 files are recorded (record.py): our engine on the F32 files and on
+the shipped ones; perplexity; what quantised keys and values cost."""
 import json, os, sys, tempfile, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -36,7 +36,7 @@ class Reference(unittest.TestCase):
             self.assertGreaterEqual(q["top1_agreement"], 0.995, name)
 
     def test_shipped_file(self):
-        """What quantised weights and activations cost: no more than this, and nothing is not possible either."""
+        """What quantised weights and activations cost: no more than this, nor so little that nothing was compared."""
         for name, kl, top1 in (("smollm2", 0.006, 0.96), ("gemma3", 0.010, 0.94)):
             q = quality(FILES[name], *self.vectors(name), "--kv", "f32")
             self.assertTrue(kl / 5 <= q["kl_mean"] <= kl, (name, q))

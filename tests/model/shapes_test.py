@@ -1,6 +1,6 @@
-"""Buffers follow from the file: shapes whose queries are wider than the hidden width, or whose FFN is
-eight times as wide, with few layers and random weights, under ASan and UBSan where that build is there;
-and the workers' compute path allocates nothing on them either."""
+"""Buffers are as large as the file's shape needs: models whose queries are wider than the hidden width, or whose FFN is eight
+times as wide, with few layers and random weights, in the sanitized build where there is one; and the workers' compute path
+allocates nothing on them either."""
 import os, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))

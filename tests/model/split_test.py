@@ -1,5 +1,5 @@
-"""A model in several GGUF files is the model in one: the same logits and tokens from any part's name, in one process and in
-a cluster whose workers find the parts by the one path that they are told; a set that is not whole is refused by name."""
+"""A model in several GGUF files gives the logits and tokens of the model in one, whichever part is named, in one process and
+in a cluster whose workers find all parts from one path; an incomplete set is refused by the missing part's name."""
 import json, os, shutil, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))

@@ -1,6 +1,6 @@
-"""Tokenizers against other people's expected outputs: five vocabularies with the texts and ids that
-llama.cpp's source carries, and Gemma 3's against ids recorded from llama-cpp-python (record.py);
-random Unicode round-trips through Gemma's."""
+"""Tokenizers against expected ids from elsewhere: five vocabularies with the texts and ids of llama.cpp's source, and
+Gemma 3's with ids recorded from llama-cpp-python (record.py). Random Unicode comes back whole from Gemma's tokens; and
+what `inspect` shows of a file."""
 import json, os, random, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))

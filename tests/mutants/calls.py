@@ -91,7 +91,9 @@ MUTANTS = [
       "waiting jobs have no limit in bytes"),
     # ---- the wire's checks
     m("stops-17", CLIENT, '    if (g->n_stop > LIMIT_STOPS) return wire__bad(em, "stop");\n', "", "limits_test", "more than 16 stop strings overwrite the stack"),
-    m("unpack-budget", PB, "    a->budget = n * LIMIT_UNPACK_FACTOR + 65536;", "    a->budget = SIZE_MAX;", "limits_test", "unpacking has no memory limit"),
+    m("unpack-budget", PB, "    a->budget = n * LIMIT_UNPACK_FACTOR + 65536 + elements_bytes;", "    a->budget = SIZE_MAX;", "limits_test", "unpacking has no memory limit"),
+    m("elements-uncounted", PB, "LIMIT_UNPACK_FACTOR + 65536 + elements_bytes;", "LIMIT_UNPACK_FACTOR + 65536;\n    (void)elements_bytes;", "wire_test",
+      "a message of many small sub-messages is malformed"),
     m("bias-ids", "common/base/sampling.c", " || s->bias_ids[i] < 0)", ")", "limits_test",
       "negative ids in a logit bias"),
     m("tiny-penalty", "common/base/sampling.h", "#define SAMPLING_REPETITION_MIN 0.01f", "#define SAMPLING_REPETITION_MIN 1e-38f", "limits_test",

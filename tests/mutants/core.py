@@ -1,4 +1,5 @@
-"""One-line faults of the coordinator's core (but for pages, times and Steps), and the tests that must catch each."""
+"""One-line faults of the coordinator's core: requests, queue, Steps in flight, generations, fleet. For the scheduler, the
+cost model and the pages see sched.py."""
 REQUESTS, FLEET, GENERATION = "requests_test", "replica_test", "generation_test"
 
 MUTANTS = [
@@ -192,6 +193,9 @@ MUTANTS = [
     dict(name="first-digest-is-dogma", file="coordinator/core/verdict.c",
          old="    if (known && v->n_names > known) v->agreed = true; /* somebody else computed it too */\n", new="",
          tests=FLEET, why="what two generations agree on is refused at once"),
+    dict(name="latest-names-forgotten", file="coordinator/core/verdict.c",
+         old="if (v->names[i].seen_ns < x->seen_ns)", new="if (v->names[i].seen_ns > x->seen_ns)", tests="generation_test",
+         why="of more names than fit, those that serve now are forgotten, and blamed for what they did not do"),
     dict(name="agreed-by-the-same", file="coordinator/core/verdict.c",
          old="    if (known && v->n_names > known) v->agreed = true;", new="    if (known) v->agreed = true;", tests=FLEET,
          why="the same workers confirm themselves"),

@@ -1,3 +1,4 @@
+"""One-line faults of the kernels, the engine and quantisation."""
 MUTANTS = [
     dict(name="small-blocks-denormal", file="common/engine/quant.c", old="    if (r->d < 0x0400) {", new="    if (false) {",
          tests="kern_test", why="scales of small Q8_0 keys and values are denormal halves"),

@@ -1,3 +1,4 @@
+"""One-line faults of `flotilla quality`'s figures."""
 MUTANTS = [
     dict(name="p99-is-p90", file="coordinator/cli/kl.c", old="f.p99 = l->kl[(l->n * 99 + 99) / 100 - 1];", new="f.p99 = l->kl[(l->n * 90 + 99) / 100 - 1];",
          tests="kl_test", why="kl_p99 is the 90th percentile"),

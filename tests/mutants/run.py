@@ -10,13 +10,27 @@ Ends with one line, and with status 1 when a fault survives without a reason, wh
 substitution does not apply, or when a mutant does not build. Every set of tests first runs on the unchanged copy, where it
 must pass.
 """
-import argparse, glob, importlib.util, os, queue, re, resource, shutil, subprocess, sys, tempfile, threading
+import argparse, glob, importlib.util, os, queue, re, resource, shutil, signal, subprocess, sys, tempfile, threading, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 MOST_SURVIVORS = 0.05
-SECONDS = 900  # of one test; a fault that makes it hang is noticed
+# A fault that makes a test hang is noticed: by a limit made of what its tests took without a fault.
+SECONDS_LEAST, SECONDS_FACTOR = 60, 5
 MEMORY_BYTES = 8 << 30  # of one process; a fault that makes it take all there is takes nobody else's
+
+
+def kill_descendants(pid):
+    """The process and all that it began; a test may have made sessions of its own, so their parents are followed."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        for path in glob.glob(f"/proc/{pid}/task/*/children"):
+            with open(path) as f:
+                for child in map(int, f.read().split()):
+                    kill_descendants(child)
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, FileNotFoundError):
+        pass  # it ended meanwhile
 
 
 def bound_memory():
@@ -69,8 +83,8 @@ class Tree:
         self.targets = set(re.findall(r"^\.\.\. (\S+)", listed, re.M))
         self.sound = {}
 
-    def run(self, tests):
-        """0: all pass; 1: some fail; 2: does not build. With what was printed."""
+    def run(self, tests, seconds):
+        """0: all pass; 1: some fail, or take longer than `seconds`; 2: does not build. With what was printed."""
         names = tests.split()
         targets = [n for n in names if n in self.targets]
         every = len(targets) < len(names)  # a script drives the programs and the tests' tools
@@ -80,18 +94,24 @@ class Tree:
             return 2, r.stdout
         # Without what other forms add: the mutants are measured against the short form.
         env = {**os.environ, "FLOTILLA_LONG": ""}
-        r = subprocess.run(["ctest", "--test-dir", self.build, "--timeout", str(SECONDS), "--no-tests=error", "--output-on-failure",
-                            "-R", "^(" + "|".join(map(re.escape, names)) + ")$"], env=env, preexec_fn=bound_memory,
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        missing = [n for n in names if not re.search(rf"Test +#\d+: {re.escape(n)} ", r.stdout)]
+        with subprocess.Popen(["ctest", "--test-dir", self.build, "--no-tests=error", "--output-on-failure",
+                               "-R", "^(" + "|".join(map(re.escape, names)) + ")$"], env=env, preexec_fn=bound_memory,
+                              start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as p:
+            try:
+                out, _ = p.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                kill_descendants(p.pid)
+                return 1, "hangs"
+        missing = [n for n in names if not re.search(rf"Test +#\d+: {re.escape(n)} ", out)]
         if missing:
-            return 2, f"no such test: {', '.join(missing)}\n{r.stdout}"
-        return int(r.returncode != 0), r.stdout
+            return 2, f"no such test: {', '.join(missing)}\n{out}"
+        return int(p.returncode != 0), out
 
     def judge(self, m):
         if m["tests"] not in self.sound:
-            self.sound[m["tests"]] = self.run(m["tests"])
-        code, out = self.sound[m["tests"]]
+            begin = time.monotonic()
+            self.sound[m["tests"]] = *self.run(m["tests"], None), time.monotonic() - begin
+        code, out, took = self.sound[m["tests"]]
         if code:
             return "BROKEN", f"its tests fail without a fault:\n{out[-3000:]}"
         text, path = applied(m), os.path.join(self.folder, m["file"])
@@ -99,11 +119,13 @@ class Tree:
             return "BROKEN", "does not occur exactly once"
         with open(path, "w") as f:
             f.write(text)
-        code, out = self.run(m["tests"])
+        code, out = self.run(m["tests"], SECONDS_LEAST + SECONDS_FACTOR * took)
         shutil.copyfile(os.path.join(ROOT, m["file"]), path)  # with a new time stamp: it is built again
         if code == 2:
             return "BROKEN", f"does not build:\n{out[-2000:]}"
         if code == 1:
+            if out == "hangs":
+                return "noticed", out
             failed = re.search(r"The following tests FAILED:\n(.*?)\n(?:Errors|$)", out, re.S)
             return "noticed", " ".join(re.findall(r"\d+ - (\S+)", failed[1])) if failed else ""
         return "SURVIVED", m.get("survives", "")

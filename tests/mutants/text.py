@@ -1,3 +1,4 @@
+"""One-line faults of tokenizers, detokeniser and sampling."""
 MUTANTS = [
     dict(name="noise-bound-too-low", file="common/text/sample.c", old="#define GUMBEL_MAX 16.7f", new="#define GUMBEL_MAX 10.0f",
          tests="chooser_test", why="candidates are skipped that the noise could lift: large flat distributions are biased"),

@@ -1,6 +1,6 @@
-/* Runs seeds of the simulator. Exit 0 when everything held. A failure prints the seed;
- * `sim_test --first SEED --seeds 1` shows it again. The digest at the end is one of all the actions
- * of all seeds: two builds that print the same one for the same seeds behave alike in them. */
+/* Runs seeds of the simulator; status 0 when everything held. A failure prints its seed, and
+ * `sim_test --first SEED --seeds 1` shows it again. The digest at the end is of all actions of all
+ * seeds: two builds that print the same one for the same seeds behave alike in them. */
 #include "coordinator/sim/sim.h"
 
 #include "common/base/hash.h"

@@ -1,6 +1,6 @@
 """The rules of the tree that a machine can check: who includes whom, one module for each third-party
 header, sources listed, a README in each folder, function and file sizes."""
-import os, re, subprocess, sys, unittest
+import os, re, subprocess, unittest
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 

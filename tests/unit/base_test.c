@@ -1,3 +1,5 @@
+/* What everything stands on (common/base): errors, memory, maps, random numbers, threads, figures,
+ * options and UTF-8. Processes and logs are system_test.c's. */
 #include "common/base/arena.h"
 #include "common/base/buf.h"
 #include "common/base/check.h"
@@ -46,7 +48,7 @@ static void test_cursor(void **state)
     const uint8_t data[] = {1, 2, 3, 4, 5};
     struct cursor c = {.data = data, .size = sizeof data};
     assert_int_equal(cursor_u32(&c), 0x04030201);
-    assert_null(cursor_take(&c, UINT64_MAX)); /* pos + n would wrap */
+    assert_null(cursor_take(&c, UINT64_MAX)); /* position + n would wrap */
     assert_true(c.bad);
     assert_int_equal(cursor_u8(&c), 0); /* stays bad */
 }
@@ -62,12 +64,12 @@ static void test_arena(void **state)
     assert_non_null(arena_alloc(&a, 9990));
     assert_null(arena_alloc(&a, SIZE_MAX));
     arena_reset(&a);
-    assert_non_null(arena_alloc(&a, 90000)); /* the chunks became one, which holds it */
+    assert_non_null(arena_alloc(&a, 90000)); /* in one chunk, into which the others were merged */
     arena_reset(&a);
     first = arena_alloc(&a, 10);
     assert_non_null(arena_alloc(&a, 90000));
     arena_reset(&a);
-    assert_ptr_equal(arena_alloc(&a, 10), first); /* and stays */
+    assert_ptr_equal(arena_alloc(&a, 10), first); /* which stays */
     /* Messages that grow do not pile up chunks of every size. */
     a.budget = (size_t)64 << 20;
     for (size_t n = 1000; n < 20000000; n += 77777) {
@@ -128,7 +130,7 @@ static void test_smap(void **state)
     smap_close(&m);
 }
 
-/* Room for as many keys as a file says: an error where there is none, and what is in stays. */
+/* Room for as many keys as a file says: an error where there is none; the entries stay. */
 static void test_reserve(void **state)
 {
     (void)state;
@@ -240,8 +242,8 @@ static void see_cores(void *arg, unsigned idx, unsigned n)
     s->ran_on[idx] = sched_getcpu();
 }
 
-/* A team of all cores is pinned; another one, opened by a pinned thread, is not; and when the
- * pinned one is closed its owner may use all cores again. */
+/* A pool with a thread for each core is pinned; a second pool, opened by a pinned thread, is not;
+ * and when the pinned one is closed its owner may use all cores again. */
 static void test_pool_cores(void **state)
 {
     (void)state;
@@ -274,7 +276,8 @@ static void test_pool_cores(void **state)
 
 #define SECOND_NS UINT64_C(1000000000)
 
-/* Recorded by threads of their own and read together: as if one had recorded all. */
+/* Durations that several threads recorded, each in its own place, read together as if one thread
+ * had recorded them all. */
 static void test_stats_of_threads(void **state)
 {
     (void)state;
@@ -284,7 +287,7 @@ static void test_stats_of_threads(void **state)
     for (int i = 0; i < 5000; i++) {
         uint64_t ns = rng_u64(&rng) >> (24 + rng_below(&rng, 36));
         stats_record(&one, ns);
-        stats_record_own(&own[2 * rng_below(&rng, 3)], ns); /* every second is another's */
+        stats_record_own(&own[2 * rng_below(&rng, 3)], ns); /* every second is another kind's */
     }
     stats_record_own(&own[1], 1);
     stats_read(&one, &want);
@@ -297,7 +300,7 @@ static void test_stats_of_threads(void **state)
     assert_true(all.count == 0 && all.min_ns == 0 && all.max_ns == 0);
 }
 
-/* Bounds count what they say: a value is in the first bucket whose bound it does not exceed. */
+/* A value is in the first bucket whose bound it does not exceed. */
 static void test_stats_buckets(void **state)
 {
     (void)state;
@@ -412,7 +415,8 @@ static void test_opts(void **state)
     }
 }
 
-/* Help comes from the same table as what is read, and is printed where it is asked for. */
+/* Help is made from the table that the options are read by, and is printed where it is asked for.
+ */
 static void test_help(void **state)
 {
     (void)state;
@@ -493,7 +497,7 @@ static size_t encode_utf8(int32_t c, char *ret)
     return len;
 }
 
-/* Each code point but surrogates is whole, and unfinished before its last byte. */
+/* Each code point but the surrogates is whole with its last byte, and unfinished before it. */
 static void test_utf8_characters(void **state)
 {
     (void)state;
@@ -514,8 +518,8 @@ static void test_utf8_characters(void **state)
     assert_int_equal(utf8_char("x", 0, NULL), 0);
 }
 
-/* No other bytes are a character: of all that there are, as many are whole as there are code points
- * of that length. */
+/* No other bytes are a character: of all byte strings of a length, as many are whole as there are
+ * code points of that length. */
 static void test_utf8_nothing_else(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Clients' calls, through the shell's real turns: who is answered, who is refused, and who is given
- * up. The time and the sockets are the test's (tests/lib/shell_world.h). */
+/* Clients' calls, through the shell's real turns: which are answered, refused or given up. The time
+ * and the sockets are the test's (tests/lib/shell_world.h). */
 #include "tests/lib/shell_world.h"
 
 #include "common/base/mem.h"
@@ -81,7 +81,7 @@ static void test_stop_at_the_last_token(void **state)
     world_close(w);
 }
 
-/* A token that names something is no text. */
+/* A control token is no text, even where it does not end the answer. */
 static void test_control_token_is_not_shown(void **state)
 {
     (void)state;
@@ -120,7 +120,7 @@ static void test_logprobs(void **state)
     world_generate(w, 0, CLIENT, 1, 0, &g);
     world_run(w, 100);
     expect_logprobs(world_seen(w, 1), 3, 6, 4);
-    /* Gone on with by another coordinator: those of the tokens from there on. */
+    /* The answer goes on at another coordinator: those of the tokens from there on. */
     static const int32_t received[] = {3, 4};
     g.received = received;
     g.n_received = g.from_index = 2;
@@ -134,8 +134,8 @@ static void test_logprobs(void **state)
     world_close(w);
 }
 
-/* A worker that tells other alternatives than asked for changes no other token's, and nothing of
- * this process's memory is told in their place. */
+/* A worker that tells fewer or more alternatives than were asked for changes those of no other
+ * token, and no memory of this process is told in their place. */
 static void test_logprobs_of_another_number(void **state)
 {
     (void)state;
@@ -161,7 +161,7 @@ static void test_logprobs_of_another_number(void **state)
         assert_true(r.logprobs.top_ids[i] == -1 && r.logprobs.top[i] == -INFINITY);
     for (uint32_t i = 502 * 20; i < 503 * 20; i++) assert_int_equal(r.logprobs.top_ids[i], 0);
     answer_close(&a);
-    /* What lies behind the two that are told is not read: here it would be id 7. */
+    /* What lies beyond the two in the message is not read: here it would be id 7. */
     int32_t sevens[40];
     for (int i = 0; i < 40; i++) sevens[i] = 7;
     struct msg_logprobs two = {chosen, 2, sevens, top};
@@ -209,7 +209,7 @@ static void test_priority(void **state)
     }
 }
 
-/* The same prompt twice: found within a tenant, and by nobody else. */
+/* The same prompt twice: its prefix is found within a tenant, and not by another. */
 static void test_tenants(void **state)
 {
     (void)state;
@@ -244,7 +244,7 @@ static void test_key_deadline(void **state)
     assert_false(world_seen(w, 1)->ended);
     world_run_pinging(w, 700, CLIENT, 1);
     world_expect_end(w, 1, STATUS_DEADLINE_EXCEEDED, "deadline");
-    struct msg_generate g = world_ask(3, 20); /* its own is counted, not the file's */
+    struct msg_generate g = world_ask(3, 20); /* its own deadline counts, not the file's */
     world_generate(w, 0, CLIENT, 2, 1000, &g);
     world_run_pinging(w, 1200, CLIENT, 2);
     world_expect_end(w, 2, STATUS_DEADLINE_EXCEEDED, "deadline");
@@ -336,7 +336,7 @@ static void test_keep_alives(void **state)
     world_close(w);
 }
 
-/* A coordinator that did not run for a while blames nobody for the silence. */
+/* A coordinator that did not run for a while takes neither clients nor workers for silent. */
 static void test_stopped_coordinator(void **state)
 {
     (void)state;
@@ -356,8 +356,8 @@ static void test_stopped_coordinator(void **state)
     world_close(w);
 }
 
-/* A connection that takes nothing for a while, then reads, and so on for longer than client_stall:
- * its client gets everything. */
+/* A connection that takes nothing for a while, then takes all, and so on for longer than
+ * client_stall: its client gets everything. */
 static void test_slow_reader_lives(void **state)
 {
     (void)state;
@@ -396,8 +396,8 @@ static void test_slow_reader_of_samples_lives(void **state)
     world_close(w);
 }
 
-/* A long answer that its client lacks whole is told in parts, each far below the largest message;
- * received tokens apart from those with log-probabilities. */
+/* A long answer of which its client has nothing is told in parts, each far below the largest
+ * message; tokens that it had received come apart from those with log-probabilities. */
 static void test_news_in_parts(void **state)
 {
     (void)state;
@@ -462,7 +462,7 @@ static void test_stalled_reader_is_given_up(void **state)
     world_close(w);
 }
 
-/* What a full connection refuses is not encoded anew each turn. */
+/* What a full connection refuses is not encoded again each turn. */
 static void test_refused_is_not_tried_each_turn(void **state)
 {
     (void)state;
@@ -496,7 +496,7 @@ static void test_client_is_gone(void **state)
     world_close(w);
 }
 
-/* Calls that their client does not read count against it. */
+/* Ended calls that their client does not read count among its calls. */
 static void test_unread_calls_count(void **state)
 {
     (void)state;
@@ -518,8 +518,8 @@ static void test_unread_calls_count(void **state)
     world_close(w);
 }
 
-/* Several clients that do not read take all slots: of the one with most of them, the oldest call
- * gives way. */
+/* Clients that do not read take all slots: the oldest call of the client with the most gives way.
+ */
 static void test_unread_calls_leave_room(void **state)
 {
     (void)state;
@@ -585,7 +585,7 @@ static void test_join(void **state)
     uint32_t n = world_seen(w, 1)->n_tokens;
     assert_true(n >= 2);
     assert_int_equal(world_seen(w, 1)->n_usage, 1);
-    /* On a new connection, from the second token on: told from there, usage again. */
+    /* On a new connection, from the second token on: told from there, and the usage again. */
     g.from_index = 1;
     g.n_received = 1;
     g.received = g.prompt_tokens;
@@ -618,7 +618,7 @@ static void test_siblings_of_a_failed_answer(void **state)
     w->run_error = "a stage failed at it";
     world_run(w, 50);
     world_expect_end(w, 1, STATUS_INTERNAL, "a stage failed");
-    world_expect_idle(w); /* the other three do not go on for nobody */
+    world_expect_idle(w); /* the other three end too */
     world_close(w);
 }
 
@@ -672,7 +672,7 @@ static void test_a_refused_send(void **state)
 
 /* ---- what is counted ---- */
 
-/* Seconds between two tokens, not since the call began. */
+/* The histogram of ITL holds the time between two tokens, not since the call began. */
 static void test_itl(void **state)
 {
     (void)state;

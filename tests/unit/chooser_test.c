@@ -221,7 +221,7 @@ static void test_extreme_values(void **state)
 
 enum { VOCAB = 40, POSITIONS = 70, PROMPT = 33, PAGE = 16 };
 
-/* A sequence as each of the two callers has it. */
+/* A sequence as each of the two callers keeps it. */
 static struct {
     int32_t ids[POSITIONS]; /* prompt, then answer: the engine alone */
     int32_t pool[8 * PAGE]; /* by page, in the order of `pages`: the last stage */
@@ -277,7 +277,8 @@ static struct sampling any_sampling(struct rng *r)
     return s;
 }
 
-/* The definition, written out: what was said is counted, the row changed, then a token chosen. */
+/* The definition, written out: earlier tokens are counted, the row adjusted, then a token chosen.
+ */
 static int32_t by_parts(const struct chooser_ask *a)
 {
     uint32_t count[VOCAB] = {0};
@@ -291,8 +292,8 @@ static int32_t by_parts(const struct chooser_ask *a)
     return sample_choose(a->sampling, a->sample, a->pos, row, VOCAB, scratch);
 }
 
-/* Whatever is asked for, and however a caller keeps what was said, the choice is the definition's;
- * and it leaves nothing behind for the next one. */
+/* Whatever the parameters, and however a caller keeps the earlier tokens, the choice is the
+ * definition's; and it leaves nothing behind that changes the next one. */
 static void test_both_callers_choose_the_same(void **state)
 {
     (void)state;
@@ -331,7 +332,8 @@ static void test_both_callers_choose_the_same(void **state)
     chooser_close(alone);
 }
 
-/* What is counted ends before the position, and is asked for only where it matters. */
+/* Only tokens before the position are counted, and they are asked for only if penalties need them.
+ */
 static void test_what_was_said(void **state)
 {
     (void)state;
@@ -353,7 +355,7 @@ static void test_what_was_said(void **state)
     assert_int_equal(seq.n_calls, 0);
     s.presence = 1;
     assert_int_equal(chooser_choose(c, &a, &choice), 0);
-    assert_int_equal(choice.token, 1); /* said at position 1, which is the one to be chosen */
+    assert_int_equal(choice.token, 1); /* what lies at position 1 itself does not count */
     assert_int_equal(seq.n_calls, 1);
     a.pos = 2;
     assert_int_equal(chooser_choose(c, &a, &choice), 0);
@@ -364,8 +366,8 @@ static void test_what_was_said(void **state)
     chooser_close(c);
 }
 
-/* Log-probabilities are the model's own, whatever bias and penalties do to the choice; of as many
- * alternatives as there are tokens. */
+/* Log-probabilities are the model's own, whatever bias and penalties do to the choice; there are at
+ * most as many alternatives as tokens. */
 static void test_logprobs_of_a_choice(void **state)
 {
     (void)state;

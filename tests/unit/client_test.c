@@ -42,6 +42,7 @@ static struct server {
     bool has_seed;
     uint64_t asked_seed;
     uint64_t generate_ns[CALLS_MAX];
+    bool cancels_late; /* more tokens arrive before a cancelled call's end */
 } server;
 
 static struct arena arena, body_arena;
@@ -140,7 +141,7 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
             wire_get_cancel(f[1].data, f[1].bytes, &body_arena, &server.cancelled, &em), 0);
         server.n_cancels++;
         reply(
-            sock, MS,
+            sock, server.cancels_late ? 45 * MS : MS,
             &(struct msg_reply){.call = server.cancelled, .end = true, .status = STATUS_CANCELLED});
     } else {
         server.n_unary++;
@@ -150,7 +151,8 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
     return 0;
 }
 
-/* One call's side of the client. Tests have them static: on_end may come from the teardown. */
+/* What the client's user sees of one call. Tests have them static, since on_end may come from the
+ * teardown. */
 struct seen {
     struct client_call *call;
     int32_t tokens[TOKENS_MAX];
@@ -277,10 +279,10 @@ static void test_silent_call(void **state)
 
 static void test_half_open(void **state)
 {
-    /* From now on nothing comes through the connection, in neither direction, and nobody is told.
-     */
+    /* From now on nothing comes through the connection in either direction, and neither end
+     * notices. */
     static struct seen s;
-    fake.reading_ns = 1000; /* what is looked at later in a turn was not later at its beginning */
+    fake.reading_ns = 1000; /* the clock goes on within a turn */
     server.stop_after = 3;
     start(*state, &s, 0);
     turn_for(*state, 1);
@@ -302,7 +304,7 @@ static void test_stopped_client_makes_no_new_connection(void **state)
     start(*state, &s, 0);
     turn_for(*state, 0);
     (void)client_turn(*state, 1);
-    fake.now_ns += 3600 * NS_PER_S; /* all that was sent to it waits meanwhile */
+    fake.now_ns += 3600 * NS_PER_S; /* what was sent to it waits */
     turn_for(*state, 60);
     assert_whole(&s);
     assert_int_equal(fake.n_sockets, 1);
@@ -316,7 +318,7 @@ static void stand_still_once(void)
 
 static void test_standstill_is_nobodys_silence(void **state)
 {
-    /* Nothing waits when the client goes on: it asks nobody again before it has listened. */
+    /* Nothing has arrived when the client goes on: it listens before it takes anyone for silent. */
     static struct seen s;
     server.stop_after = 3;
     start(*state, &s, 0);
@@ -441,7 +443,7 @@ static void test_a_turn_is_bounded(void **state)
 
 static void test_restarting(void **state)
 {
-    /* The coordinator ends in order, the next one is there three seconds later. */
+    /* The coordinator ends in order; the next one is there three seconds later. */
     static struct seen s;
     server.stop_after = 4;
     start(*state, &s, 0);
@@ -541,12 +543,13 @@ static void assert_cancelled(const struct seen *s)
 static void test_cancel_in_flight(void **state)
 {
     static struct seen s, other;
+    server.cancels_late = true;
     start(*state, &s, 0);
     start(*state, &other, 0);
     s.cancel_at = 3;
     turn_for(*state, 60);
     assert_cancelled(&s);
-    assert_int_equal(s.n, 3); /* nothing is handed out behind it, whatever still came */
+    assert_int_equal(s.n, 3); /* nothing is handed out after it, whatever still came */
     assert_int_equal(server.n_cancels, 1);
     assert_int_equal(server.cancelled, 2);
     assert_whole(&other);

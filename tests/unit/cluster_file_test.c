@@ -1,4 +1,5 @@
-/* Where the cluster file says an address, a path, or how much there may be. */
+/* Addresses, paths and limits of the cluster file, and the addresses of common/base/addr.h. What
+ * each key does is config_test.c's. */
 #include "coordinator/config.h"
 
 #include "common/base/addr.h"
@@ -92,7 +93,7 @@ static void test_model(void **state)
     assert_string_equal(c.model, want);
     assert_true(c.model_relative);
     config_close(&c);
-    /* The command line's takes its place, and may have bytes that YAML may not. */
+    /* The command line's model comes first, and may have bytes that YAML may not. */
     static const char odd[] = "/caf\xe9\nb.gguf";
     assert_int_equal(read_text("workers: 2\n", odd, &c, &em), 0);
     assert_string_equal(c.model, odd);
@@ -105,7 +106,7 @@ static void test_model(void **state)
     config_close(&c);
     assert_int_equal(read_text("workers: 2\n", NULL, &c, &em), ERR_CONF);
     assert_non_null(strstr(em.text, "key 'model' is missing"));
-    /* What is wrong with it is said of where it was given. */
+    /* What is wrong is said of the key or the option, whichever it came from. */
     char text[2 * LIMIT_PATH_BYTES], *path = text + strlen("model: ");
     (void)snprintf(text, sizeof text, "model: /%0*d\nworkers: 2\n", (int)LIMIT_PATH_BYTES, 0);
     assert_int_equal(read_text(text, NULL, &c, &em), ERR_CONF);

@@ -1,4 +1,4 @@
-/* YAML scalars mean what they look like, or are refused with file, line, column and key. */
+/* YAML scalars mean what they look like, or are refused by file, line, column and key. */
 #include "common/io/conf.h"
 
 #include "common/base/mem.h"

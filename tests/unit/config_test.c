@@ -1,6 +1,6 @@
-/* Each key of the cluster file does what it says: what is written reaches the configuration, and
- * from there the core; what is out of range is refused by name; the example has every key with its
- * default. */
+/* The keys of the cluster file: each value reaches the configuration, and from there the core; what
+ * is out of range is refused by the key's name; the example file has every key, with its default.
+ */
 #include "coordinator/setup.h"
 
 #include "common/base/clock.h"
@@ -27,7 +27,7 @@ static int read_text(const char *text, struct config *ret, struct errmsg *em)
     return config_parse("c.yaml", text, strlen(text), ret, em);
 }
 
-/* What the core is told with these lines beside the two keys that every file needs. */
+/* The core's configuration with these lines beside the two keys that every file needs. */
 static struct core_config core_with(const char *lines, struct config *ret)
 {
     char text[1024];
@@ -63,7 +63,7 @@ static void test_defaults(void **state)
     config_close(&c);
 }
 
-/* Lines, and what they change. */
+/* What holds with these lines. */
 #define WITH(lines, holds)                                                                         \
     do {                                                                                           \
         struct config c;                                                                           \
@@ -176,7 +176,7 @@ static void test_refused(void **state)
     refused(GIVEN "kv-tokens: 600\n", "kv-tokens");
 }
 
-/* The example's comments hold the keys that have no fixed default, with values of their own. */
+/* The example has the keys without a fixed default as comments, with values that are accepted. */
 static void test_example(void **state)
 {
     (void)state;

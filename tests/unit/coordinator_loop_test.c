@@ -1,5 +1,6 @@
 /* The coordinator's loop with a scripted core, scripted calls and a scripted network, in virtual
- * time: what it tells the core of time, whom it answers, whom it remembers, and how it ends. */
+ * time: what it tells the core of lost time, which workers it answers and remembers, and how it
+ * ends. */
 #include "coordinator/loop.h"
 
 #include "common/base/arena.h"
@@ -22,17 +23,17 @@
 #define MS NS_PER_MS
 #define CLIENTS 0 /* sockets in the order in which they are opened */
 #define WORKERS 1
-#define RESULTS 2
+#define ROUTES_A_WORKER 4u /* that the core may know, as in loop.c */
 
 static struct script {
-    bool ready, calls; /* what core and calls say */
+    bool ready, calls; /* the replica is ready; there are calls */
     uint64_t signals_ns[2];
     uint64_t freeze_ns, freeze_for_ns;
     uint64_t end_ns; /* the test's, if the loop does not end by itself */
     void (*on_poll)(void);
     /* seen */
     struct core_config config;
-    uint32_t n_ticks, n_lost, n_from_worker, from_worker_at_lost, n_results, n_alive, n_assign;
+    uint32_t n_ticks, n_lost, n_from_worker, from_worker_at_lost, n_alive, n_assign;
     uint64_t lost_ns, stopped_ns, draining_ns;
     uint32_t n_polls;
     char alive_route[16], assign_route[16];
@@ -98,7 +99,6 @@ struct actions core_step(struct core *c, const struct event *e)
             act(&a, &script.connect_to, TO_CONNECT);
         break;
     case EV_FROM_WORKER: script.n_from_worker++; break;
-    case EV_RESULT: script.n_results++; break;
     default: break;
     }
     return a;
@@ -285,7 +285,7 @@ static void on_poll(void)
     }
     if (script.freeze_ns && fake.now_ns >= script.freeze_ns) {
         script.freeze_ns = 0;
-        from_worker("a", 1, FROM_HEARTBEAT); /* it waits in the kernel meanwhile */
+        from_worker("a", 1, FROM_HEARTBEAT); /* waits in the kernel meanwhile */
         fake.now_ns += script.freeze_for_ns;
     }
     if (script.on_poll) script.on_poll();
@@ -447,6 +447,27 @@ static void test_serving_worker_keeps_its_route(void **state)
     assert_string_equal(script.assign_route, "real");
 }
 
+/* As many workers as there are routes have served, one after the other; then one more comes. */
+static void many_served(void)
+{
+    uint32_t n = ROUTES_A_WORKER * script.config.max_workers;
+    if (script.connect_to.hi || script.n_polls > n) return; /* it is told with the next tick */
+    uint64_t who = ++script.n_polls;
+    from_worker(who <= n ? "old" : "new", who, FROM_HELLO);
+    *(who <= n ? &script.connect_to : &script.assign_to) = (struct instance){1, who};
+}
+
+static void test_a_newcomer_has_a_route(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    script.on_poll = many_served;
+    assert_int_equal(run(&c, &em), 0);
+    assert_int_equal(script.n_assign, 1);
+    assert_string_equal(script.assign_route, "new");
+}
+
 /* ---- the end ---- */
 
 static void test_running_answers_go_on(void **state)
@@ -509,7 +530,8 @@ static void test_open_files(void **state)
 {
     static const struct {
         uint64_t files;
-        uint32_t clients; /* connections; 0: it does not start */
+        uint32_t clients; /* connections that are left for them, of which 1,024 are used; 0: the
+                           * loop does not start */
     } cases[] = {{65536, 1024}, {1336, 1024}, {1335, 1335 - 56 - 10}, {128, 62}, {81, 0}};
     struct errmsg em;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -524,7 +546,7 @@ static void test_open_files(void **state)
             assert_int_equal(fake_limits(CLIENTS)->peers_max, most);
         } else {
             assert_int_equal(rc, ERR_CONF);
-            assert_int_equal(fake.end_within_s, 0); /* it ends with another status than 0 */
+            assert_int_equal(fake.end_within_s, 0); /* that would end it with status 0 */
             assert_non_null(strstr(em.text, "may open 81 files, and needs 82 for 2 workers"));
         }
     }
@@ -579,6 +601,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lost_time_reaches_the_core, setup, teardown),
         cmocka_unit_test_setup_teardown(test_heartbeats_are_answered, setup, teardown),
         cmocka_unit_test_setup_teardown(test_serving_worker_keeps_its_route, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_newcomer_has_a_route, setup, teardown),
         cmocka_unit_test_setup_teardown(test_running_answers_go_on, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keys_reach_the_core, setup, teardown),
         cmocka_unit_test_setup_teardown(test_open_files, setup, teardown),

@@ -1,4 +1,5 @@
-/* The core's answers, event by event: what the simulator's random worlds do not ask for by name. */
+/* The core's actions, event by event, in the cases that the simulator's random worlds do not single
+ * out. */
 #include "coordinator/core/cost.h"
 #include "tests/lib/core_fixture.h"
 
@@ -64,7 +65,9 @@ static void test_one_request(void **state)
     assert_int_equal(first(a, ACT_TOKENS)->tokens.first_index, 0);
     a = feed(f, (struct event){.type = EV_RESULT, .result = &r}); /* the same again */
     assert_int_equal(a.n, 0);
-    assert_int_equal(core_dropped(f->core), 1);
+    struct msg_status status;
+    core_status(f->core, &status);
+    assert_int_equal(status.messages_dropped, 1);
     a = feed(f, (struct event){.type = EV_COMPOSE});
     assert_int_equal(first(a, ACT_STEP)->step->runs[0].kind, RUN_DECODE);
     assert_false(first(a, ACT_STEP)->step->runs[0].has_open); /* told once */
@@ -89,7 +92,7 @@ static void test_silent_worker(void **state)
     f->now_ns += 1499 * MS;
     (void)from(f, 1, (struct msg_from_worker){.type = FROM_HEARTBEAT});
     assert_null(first(feed(f, (struct event){.type = EV_TICK}), ACT_LINK_CLOSE));
-    /* A second in which the loop itself did not run counts for nobody. */
+    /* A second in which the coordinator's loop did not run does not count. */
     f->now_ns += 1000 * MS;
     struct event stalled = {.type = EV_TICK, .tick = {1000 * MS}};
     assert_null(first(feed(f, stalled), ACT_LINK_CLOSE));
@@ -153,8 +156,8 @@ static void test_probe_digest(void **state)
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "differ"));
 }
 
-/* A result that skips a Step, has fewer tokens than asked for, or foreign ones, ends the
- * generation. */
+/* A result that skips a Step, has fewer or more runs than were asked for, or a token beyond the
+ * vocabulary, ends the generation. */
 static void test_results_that_are_not_asked_for(void **state)
 {
     struct fixture *f = *state;
@@ -187,7 +190,7 @@ static void test_results_that_are_not_asked_for(void **state)
     }
 }
 
-/* More sequences than a Step has room for: all of them move. */
+/* More sequences than a Step has room for: all of them get tokens. */
 static void test_everybody_decodes(void **state)
 {
     struct fixture *f = *state;
@@ -213,7 +216,7 @@ static void test_everybody_decodes(void **state)
     for (int i = 1; i < 6; i++) assert_in_range(n_tokens[i], 4, 13); /* and the others in turn */
 }
 
-/* A coordinator that was stopped in mid-Step comes back to a healthy generation, and keeps it. */
+/* A coordinator that was stopped while a Step was in flight keeps the healthy generation. */
 static void test_stalled_coordinator(void **state)
 {
     struct fixture *f = *state;
@@ -236,7 +239,7 @@ static void test_stalled_coordinator(void **state)
         assert_null(first(a, ACT_LINK_CLOSE));
         if (i == 5) f->now_ns = f->now_ns + 10 * MS;
     }
-    /* And it is not blind afterwards: silence counts from now. */
+    /* Silence counts again from now on. */
     f->now_ns += 1600 * MS;
     assert_non_null(first(feed(f, (struct event){.type = EV_TICK}), ACT_LINK_CLOSE));
 }
@@ -297,14 +300,15 @@ static void test_preempts_for_the_critical(void **state)
     assert_int_equal(r[0].first_pos, 16); /* its whole page was still there */
     assert_int_equal(r[0].n_rows, 7);     /* of 20 and 3 tokens */
     assert_int_equal(r[0].open.boundary, 0);
-    assert_false(r[0].has_open); /* the last stage knows it still */
+    assert_false(r[0].has_open); /* the last stage still has its parameters */
     assert_int_equal(f->n_new, 1);
     struct msg_status now;
     core_status(f->core, &now);
     assert_int_equal(now.replicas[0].cache.preemptions, 1);
 }
 
-/* Of the same class, nobody is preempted for one that came later; waiting makes more urgent. */
+/* Of the same class, nobody is preempted for one that came later; waiting makes a request more
+ * urgent. */
 static void test_order(void **state)
 {
     struct fixture *f = *state;
@@ -396,8 +400,8 @@ static void test_short_behind_long(void **state)
     assert_int_equal(r[1].n_rows, 10);
 }
 
-/* The second request rides behind the first, which is still at the shared prompt: each shared page
- * is computed once. When the first is cancelled, the second takes over. */
+/* The second request waits behind the first, which still computes the prompt that they share: each
+ * shared page is computed once. When the first is cancelled, the second takes over. */
 static void test_rides_behind(void **state)
 {
     for (int cancelled = 0; cancelled < 2; cancelled++) {
@@ -418,12 +422,12 @@ static void test_rides_behind(void **state)
         rows += s.rows;
         if (cancelled) (void)feed(f, (struct event){.type = EV_CANCEL, .request = {1, "asked"}});
         while (turn(f, &s, r)) rows += s.rows;
-        /* Each page once; page 5 holds the last row, which each computes for its logits. */
+        /* Each page once, but for the fifth: it holds the last row, whose logits each needs. */
         assert_int_equal(rows, cancelled ? 80 : 96);
     }
 }
 
-/* A client that has some of the answer from an earlier coordinator. */
+/* A client that has received some of the answer from an earlier coordinator. */
 static void test_received(void **state)
 {
     struct fixture *f = *state;
@@ -443,14 +447,14 @@ static void test_received(void **state)
     expect_end(feed(f, e), STATUS_OK, ""); /* nothing is left to do */
 }
 
-/* What a Step takes the one stage of the next two tests, in ns. */
+/* What a Step takes in a timed turn, without attention, in ns. */
 static uint64_t takes(uint32_t rows, uint32_t logits)
 {
     return 1000000 + 60000 * (uint64_t)rows + 90000 * (uint64_t)logits;
 }
 
-/* Issues one Step, lets the time pass that it takes, and answers it. False: there was nothing to
- * do. */
+/* A timed turn: issues one Step, lets the time pass that it takes, and answers it. False: there was
+ * nothing to do. */
 static bool timed_turn(struct fixture *f, uint32_t *ret_rows, uint32_t *ret_decodes)
 {
     static struct msg_run_result runs[64];
@@ -496,8 +500,8 @@ static struct core_config served(void)
     return k;
 }
 
-/* Beside decodes, a long prompt gets what the Step's time allows: in every Step, once the times are
- * known. */
+/* Beside decodes, a long prompt gets as many rows as the Step's time allows: in every Step, once
+ * the model of times has learnt them. */
 static void test_step_budget(void **state)
 {
     struct fixture *f = *state;
@@ -523,8 +527,8 @@ static void test_step_budget(void **state)
     assert_true(prefilled > 1000);
 }
 
-/* Attention makes two rows of a long prompt dearer than the time there is for prefill. It goes on
- * nevertheless, and does not keep a short one behind it from its first row. */
+/* Attention makes two rows of a long prompt take longer than the time that there is for prefill.
+ * The prompt goes on nevertheless, and does not hold up a short one behind it. */
 static void test_deep_prompt(void **state)
 {
     struct fixture *f = *state;
@@ -555,7 +559,8 @@ static void test_deep_prompt(void **state)
     assert_in_range(waited, 1, 2);
 }
 
-/* Two prompts so deep that a row takes more than their share leave the time to a short one. */
+/* Two prompts so deep that one row takes more than their share of the time leave it to a short one.
+ */
 static void test_short_behind_two_deep(void **state)
 {
     struct fixture *f = *state;
@@ -600,7 +605,7 @@ static void test_crowd(void **state)
     assert_in_range(f->now_ns - came_ns, 1, 2 * 16 * takes(32, 0) - 32 * takes(0, 0));
 }
 
-/* However many prompts wait, only those that the Step has room for are weighed. */
+/* However many prompts wait, the time is predicted only for those that the Step has room for. */
 static void test_many_prompts(void **state)
 {
     struct fixture *f = *state;
@@ -622,7 +627,8 @@ static void test_many_prompts(void **state)
     assert_true(prefilled > 200);
 }
 
-/* Nothing decodes: a Step of deep rows is short, so that who comes has its turn soon. */
+/* Nothing decodes: Steps of deep rows are short all the same, so that a new request has its turn
+ * soon. */
 static void test_steps_are_short(void **state)
 {
     struct fixture *f = *state;

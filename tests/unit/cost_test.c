@@ -1,4 +1,4 @@
-/* The model of a Step's time, against times that are made by a known rule. */
+/* The model of a Step's time learns times that are made by a known rule. */
 #include "coordinator/core/cost.h"
 
 #include "common/base/clock.h"
@@ -41,7 +41,7 @@ static void test_learns(void **state)
     }
 }
 
-/* Decodes only, then a prompt: the terms that always came together come apart. */
+/* Decodes only, then a prompt: terms that always came together are told apart. */
 static void test_decodes_then_prompts(void **state)
 {
     (void)state;
@@ -54,13 +54,13 @@ static void test_decodes_then_prompts(void **state)
     }
     struct cost_work eight = {8, 8, 4000}, prompt = {256, 0, 256 * 128};
     assert_in_range(cost_predict(&c, eight), rule(eight) * 97 / 100, rule(eight) * 103 / 100);
-    assert_true(cost_predict(&c, prompt) > cost_predict(&c, eight)); /* no worse than no idea */
+    assert_true(cost_predict(&c, prompt) > cost_predict(&c, eight)); /* untried, but not cheaper */
     for (int i = 0; i < 20; i++) cost_learn(&c, prompt, rule(prompt));
     assert_in_range(cost_predict(&c, prompt), rule(prompt) * 9 / 10, rule(prompt) * 11 / 10);
     assert_in_range(cost_predict(&c, eight), rule(eight) * 9 / 10, rule(eight) * 11 / 10);
 }
 
-/* A machine that becomes slower is known to be slower a few hundred Steps later. */
+/* The model follows a machine that becomes slower within a few hundred Steps. */
 static void test_forgets(void **state)
 {
     (void)state;
@@ -74,8 +74,8 @@ static void test_forgets(void **state)
     assert_in_range(cost_predict(&c, w), rule(w) * 27 / 10, rule(w) * 33 / 10);
 }
 
-/* Steps with more logits that took less time, for whatever reason: no term makes a Step shorter,
- * and what is predicted never falls as a Step grows. */
+/* Even where Steps with more logits took less time, no term is negative: a prediction never falls
+ * as a Step grows. */
 static void test_no_term_is_negative(void **state)
 {
     (void)state;

@@ -1,16 +1,14 @@
-/* The engine's door on a small random llama: what is out of range is refused and leaves no trace;
- * KV pages may be anywhere and be used again; the size of a page follows from heads and KV type;
- * what does not fit the memory is refused unread, and the pool is touched. */
-#include "common/engine/engine.h"
+/* The engine's interface on a small random llama: what is out of range is refused and leaves no
+ * trace; KV pages may be anywhere and be used again; the size of a page follows from heads and KV
+ * type; what does not fit the memory is refused before anything is read. */
 #include "common/engine/stage.h"
 
 #include "common/base/buf.h"
 #include "common/base/insn.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
-#include "common/io/ring.h"
 #include "coordinator/setup.h"
-#include "tests/lib/tiny_llama.h"
+#include "tests/lib/tiny_engine.h"
 
 #include <malloc.h>
 #include <math.h>
@@ -23,13 +21,12 @@
 
 #include <cmocka.h>
 
-#define LAYERS 2u
+#define LAYERS TINY_LAYERS
 #define KV_HEADS TINY_KV_HEADS
 #define HEAD TINY_HEAD
 #define VOCAB TINY_VOCAB
-#define PAGES 8u
-#define ROWS 16u
-
+#define PAGES TINY_PAGES
+#define ROWS TINY_ROWS
 #define HEADS_A_KV_HEAD (TINY_HEADS / TINY_KV_HEADS)
 
 /* The largest allocation since it was set to 0; linked with --wrap. */
@@ -66,34 +63,7 @@ static int remove_model(void **state)
 
 static struct engine *open_slice(enum kv_type kv, uint32_t first, uint32_t last)
 {
-    struct errmsg em = {0};
-    struct ring_use use = {0};
-    struct engine *e = NULL;
-    struct eng_options o = {.weights = model,
-                            .layer_first = first,
-                            .layer_last = last,
-                            .kv = kv,
-                            .n_pages = PAGES,
-                            .rows_max = ROWS,
-                            .logits_max = ROWS,
-                            .threads = 2,
-                            .read = ring_read,
-                            .read_ctx = &use};
-    if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
-    return e;
-}
-
-static const int32_t tokens[ROWS] = {1, 5, 9, 40, 47, 0, 3, 3, 17, 22, 8, 31, 2, 46, 12, 6};
-
-/* The logits of `tokens` at positions first.., through `pages`. */
-static void run(struct engine *e, uint32_t first, uint32_t n, const uint32_t *pages, float *ret)
-{
-    struct errmsg em = {0};
-    const float *out;
-    struct eng_run r = {first, n, n, tokens + first % ROWS, pages};
-    if (eng_step(e, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(ret + i * VOCAB, out + i * eng_logits_stride(e), VOCAB * sizeof *ret);
+    return tiny_open(model, kv, first, last, 2);
 }
 
 static void test_page_bytes(void **state)
@@ -127,14 +97,14 @@ static void test_pages(void **state)
     const uint32_t straight[] = {0, 1}, others[] = {6, 2}, swapped[] = {1, 0};
     for (int kv = 0; kv < KV_N_TYPES; kv++) {
         struct engine *e = open_slice((enum kv_type)kv, 0, LAYERS - 1);
-        run(e, 0, ROWS, straight, want);
-        run(e, 0, ROWS, others, got);
+        tiny_run(e, 0, ROWS, straight, want);
+        tiny_run(e, 0, ROWS, others, got);
         assert_memory_equal(got, want, sizeof want);
-        run(e, 0, ROWS, swapped, got); /* both pages were written before */
+        tiny_run(e, 0, ROWS, swapped, got); /* both pages were written before */
         assert_memory_equal(got, want, sizeof want);
-        for (uint32_t i = 0; i < ROWS; i++) run(e, i, 1, straight, got + i * VOCAB);
+        for (uint32_t i = 0; i < ROWS; i++) tiny_run(e, i, 1, straight, got + i * VOCAB);
         assert_memory_equal(got, want, sizeof want);
-        run(e, 7, 4, straight, got); /* rolled back: the same positions once more */
+        tiny_run(e, 7, 4, straight, got); /* rolled back: the same positions once more */
         assert_memory_equal(got, want + 7 * VOCAB, 4 * VOCAB * sizeof *got);
         eng_close(e);
     }
@@ -148,30 +118,30 @@ static void test_out_of_range(void **state)
     const uint32_t pages[PAGES + 1] = {0, 1, 2, 3, 4, 5, 6, 7, 0}, beyond[] = {0, PAGES};
     const int32_t foreign[] = {1, VOCAB}, below[] = {-1, 1};
     struct engine *e = open_slice(KV_Q8_0, 0, LAYERS - 1);
-    run(e, 0, ROWS, pages, want);
+    tiny_run(e, 0, ROWS, pages, want);
     struct errmsg em;
     const float *out;
     const struct eng_run bad[] = {
-        {15, 2, 1, tokens, beyond},                 /* no such page */
-        {PAGES * KV_PAGE - 1, 2, 1, tokens, pages}, /* full */
-        {UINT32_MAX, 2, 1, tokens, pages},          /* wraps */
-        {8, 0, 0, tokens, pages},
-        {8, ROWS + 1, 1, tokens, pages},
-        {8, 2, 3, tokens, pages}, /* more logits than rows */
+        {15, 2, 1, tiny_tokens, beyond},                 /* no such page */
+        {PAGES * KV_PAGE - 1, 2, 1, tiny_tokens, pages}, /* full */
+        {UINT32_MAX, 2, 1, tiny_tokens, pages},          /* wraps */
+        {8, 0, 0, tiny_tokens, pages},
+        {8, ROWS + 1, 1, tiny_tokens, pages},
+        {8, 2, 3, tiny_tokens, pages}, /* more logits than rows */
         {8, 2, 1, foreign, pages},
         {8, 2, 1, below, pages},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         assert_int_equal(eng_step(e, &bad[i], 1, NULL, &out, &em), ERR_RANGE);
-        const struct eng_run two[] = {{8, 2, 1, tokens, pages},
+        const struct eng_run two[] = {{8, 2, 1, tiny_tokens, pages},
                                       bad[i]}; /* all of a step or nothing */
         assert_int_equal(eng_step(e, two, 2, NULL, &out, &em), ERR_RANGE);
     }
-    run(e, ROWS - 1, 1, pages, got);
+    tiny_run(e, ROWS - 1, 1, pages, got);
     assert_memory_equal(got, want + (ROWS - 1) * VOCAB, VOCAB * sizeof *got);
     eng_close(e);
     e = open_slice(KV_F16, 1, 1);
-    const struct eng_run no_input = {0, 1, 1, tokens, pages};
+    const struct eng_run no_input = {0, 1, 1, tiny_tokens, pages};
     assert_int_equal(eng_step(e, &no_input, 1, NULL, &out, &em), ERR_RANGE);
     eng_close(e);
     struct ring_use use = {0};
@@ -196,20 +166,21 @@ static void test_last_page(void **state)
     const float *out;
     struct errmsg em;
     struct engine *e = open_slice(KV_F16, 0, LAYERS - 1);
-    run(e, 0, ROWS, good, want);
+    tiny_run(e, 0, ROWS, good, want);
     for (uint32_t n = 1; n < KV_PAGE; n++) {
-        const struct eng_run r = {KV_PAGE, n, 1, tokens, partial}, first = {0, n, 1, tokens, huge};
+        const struct eng_run r = {KV_PAGE, n, 1, tiny_tokens, partial},
+                             first = {0, n, 1, tiny_tokens, huge};
         assert_int_equal(eng_step(e, &r, 1, NULL, &out, &em), ERR_RANGE);
         assert_non_null(strstr(em.text, "page 8 of 8"));
         assert_int_equal(eng_step(e, &first, 1, NULL, &out, &em), ERR_RANGE);
     }
-    run(e, 0, ROWS, good, got);
+    tiny_run(e, 0, ROWS, good, got);
     assert_memory_equal(got, want, sizeof want);
     eng_close(e);
 }
 
-/* Memory of partial results follows the context of a sequence, not the pool of all; and what a
- * sequence may not have is refused. */
+/* The memory for attention's partial results follows the context of one sequence, not the pool; and
+ * a position beyond the context is refused. */
 static void test_context(void **state)
 {
     (void)state;
@@ -234,7 +205,8 @@ static void test_context(void **state)
         largest[i] = largest_alloc;
         uint32_t *pages = mem_zalloc(o.n_pages * sizeof *pages);
         const float *out;
-        struct eng_run within = {4095, 1, 0, tokens, pages}, beyond = {4096, 1, 0, tokens, pages};
+        struct eng_run within = {4095, 1, 0, tiny_tokens, pages},
+                       beyond = {4096, 1, 0, tiny_tokens, pages};
         assert_int_equal(eng_step(e, &within, 1, NULL, &out, &em), 0);
         assert_int_equal(eng_step(e, &beyond, 1, NULL, &out, &em), i ? ERR_RANGE : 0);
         mem_free(pages);
@@ -250,19 +222,19 @@ static void test_context(void **state)
                 (size_t)256 << 20);
 }
 
-/* Threads that have no room for partial results leave the rows to the others: the same bits. */
+/* Threads that find no room for partial results leave the rows to the others: the same bits. */
 static void test_few_parts(void **state)
 {
     (void)state;
     static float want[ROWS * VOCAB], got[ROWS * VOCAB];
     const uint32_t pages[] = {0, 1, 2, 3, 4, 5, 6, 7};
     struct engine *e = open_slice(KV_F16, 0, LAYERS - 1); /* two threads; 16 rows are not split */
-    run(e, 0, ROWS, pages, want);
+    tiny_run(e, 0, ROWS, pages, want);
     size_t beyond = (e->n_parts - HEADS_A_KV_HEAD) * sizeof *e->parts;
     e->n_parts = HEADS_A_KV_HEAD; /* of one thread, one span */
     uint8_t *rest = (uint8_t *)(e->parts + e->n_parts);
     memset(rest, 0x5a, beyond);
-    run(e, 0, ROWS, pages, got);
+    tiny_run(e, 0, ROWS, pages, got);
     assert_memory_equal(got, want, sizeof want);
     for (size_t i = 0; i < beyond; i++) assert_int_equal(rest[i], 0x5a);
     eng_close(e);
@@ -343,7 +315,7 @@ static struct eng_options watched_options(struct watched *w, uint32_t n_pages, u
 }
 
 /* What needs more than there is room for is refused before a byte is read, with the largest pool
- * that fits; and that one is taken. */
+ * that fits; a pool of that size is taken. */
 static void test_room(void **state)
 {
     (void)state;
@@ -401,16 +373,16 @@ static void test_touched(void **state)
     assert_true(w.done > read_bytes && w.done < w.total);
 }
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define COUNTS_MALLOC false
 #elif defined(__has_feature)
-#define COUNTS_MALLOC !__has_feature(address_sanitizer)
+#define COUNTS_MALLOC (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
 #else
 #define COUNTS_MALLOC true
 #endif
 
-/* What eng_sizes tells is what the engine allocates, but for the partial results of attention, of
- * which it tells the most that there may be. */
+/* eng_sizes tells what the engine allocates; of attention's partial results, the most that there
+ * may be. */
 static void test_sizes(void **state)
 {
     (void)state;
@@ -461,7 +433,7 @@ static void test_sizes(void **state)
     }
 }
 
-/* What the coordinator's core is told of the slices is what the engine takes. */
+/* What the coordinator's core is told of a slice's memory is what the engine takes. */
 static void test_costs(void **state)
 {
     (void)state;
@@ -508,12 +480,12 @@ static void test_rounding(void **state)
     static float want[ROWS * VOCAB], got[ROWS * VOCAB];
     uint32_t pages[PAGES] = {0};
     struct engine *e = open_slice(KV_F16, 0, LAYERS - 1);
-    run(e, 0, ROWS, pages, want);
+    tiny_run(e, 0, ROWS, pages, want);
     eng_close(e);
     insn_set_float_mode(UP_WITHOUT_DENORMALS);
     e = open_slice(KV_F16, 0, LAYERS - 1);
     assert_int_equal(insn_float_mode(), INSN_FLOAT_MODE);
-    run(e, 0, ROWS, pages, got);
+    tiny_run(e, 0, ROWS, pages, got);
     eng_close(e);
     assert_memory_equal(got, want, sizeof want);
 }

@@ -1,5 +1,5 @@
-/* How a generation begins, what it is told, and what its time limits are, event by event. Whom a
- * fleet is planned with after faults is replica_test.c's. */
+/* How a generation begins, what its workers are told, and its time limits, event by event. Which
+ * workers a plan takes after faults is replica_test.c's. */
 #include "tests/lib/core_fixture.h"
 
 static struct actions tick(struct fixture *f, uint64_t ms)
@@ -8,7 +8,7 @@ static struct actions tick(struct fixture *f, uint64_t ms)
     return feed(f, (struct event){.type = EV_TICK});
 }
 
-/* Both workers speak; their compute threads move, or stand still. */
+/* Both workers send a heartbeat. Their compute threads stand still if `moves` is what it was. */
 static void speak(struct fixture *f, uint64_t moves, uint64_t received, uint64_t done)
 {
     for (uint64_t w = 1; w <= 2; w++)
@@ -17,6 +17,13 @@ static void speak(struct fixture *f, uint64_t moves, uint64_t received, uint64_t
             (struct msg_from_worker){
                 .type = FROM_HEARTBEAT,
                 .heartbeat = {.moves = moves, .step_received = received, .step_done = done}});
+}
+
+static bool is_ready(const struct fixture *f)
+{
+    struct msg_status s;
+    core_status(f->core, &s);
+    return s.ready;
 }
 
 /* ---- plans ---- */
@@ -31,7 +38,7 @@ static struct actions hello_holding(struct fixture *f, uint64_t who, const char 
     return from(f, who, m);
 }
 
-/* Which worker is assigned the layers from `layer` on. */
+/* The worker that is assigned the layers from `layer` on; 0: none. */
 static uint64_t assigned(struct actions a, uint32_t layer)
 {
     for (size_t i = 0; i < a.n; i++)
@@ -41,7 +48,7 @@ static uint64_t assigned(struct actions a, uint32_t layer)
     return 0;
 }
 
-/* A coordinator that comes new to workers with layers in memory costs a probe, not a load. */
+/* Workers that hold layers keep them under a new coordinator: it costs a probe, and no load. */
 static void test_holders_keep_their_layers(void **state)
 {
     struct fixture *f = *state;
@@ -51,8 +58,8 @@ static void test_holders_keep_their_layers(void **state)
     assert_int_equal(assigned(a, 3), 1);
 }
 
-/* A spare whose name comes first does not take the place of one that holds the layers; but one with
- * a fault gives way to it. */
+/* Of two that never served, the one that holds the layers is planned with, though the other's name
+ * comes first; but once it has a fault, it gives way. */
 static void test_holders_without_faults(void **state)
 {
     struct fixture *f = *state;
@@ -63,14 +70,14 @@ static void test_holders_without_faults(void **state)
     f->now_ns += 200 * MS;
     struct actions a = hello_holding(f, 4, "c", 3, 4);
     assert_int_equal(assigned(a, 0), 1);
-    assert_int_equal(assigned(a, 3), 4); /* of two that never served, who holds them */
+    assert_int_equal(assigned(a, 3), 4);
     f->epoch = first(a, ACT_TO_WORKER)->to_worker.msg->epoch;
     (void)from(f, 4, (struct msg_from_worker){.type = FROM_FAULT, .text = "no memory"});
     a = tick(f, 200);
     assert_int_equal(assigned(a, 3), 3);
 }
 
-/* Whoever's link broke is not planned with before it speaks. */
+/* The worker behind a broken link is not planned with before it speaks. */
 static void test_a_broken_link_suspects(void **state)
 {
     struct fixture *f = *state;
@@ -84,8 +91,8 @@ static void test_a_broken_link_suspects(void **state)
 
 /* ---- beginnings ---- */
 
-/* Failed beginnings follow each other ever more slowly, and after a generation that served at once
- * again. */
+/* The pause before the next generation grows with each that fails to begin, and is the shortest
+ * again after one that served. */
 static void test_pauses(void **state)
 {
     struct fixture *f = *state;
@@ -107,7 +114,8 @@ static void test_pauses(void **state)
     }
 }
 
-/* A load that moves now and then is waited for; one that does not move for two minutes is not. */
+/* A load that makes progress now and then is waited for; one that makes none for two minutes is
+ * not. */
 static void test_slow_loads(void **state)
 {
     struct fixture *f = *state;
@@ -145,7 +153,7 @@ static void test_loopback_for_another_host(void **state)
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "--advertise"));
 }
 
-/* A worker learns that plaintext is allowed from the cluster file, and from nowhere else. */
+/* Workers are told that plaintext is allowed if the configuration says so, and only then. */
 static void test_plaintext(void **state)
 {
     struct fixture *f = *state;
@@ -160,35 +168,80 @@ static void test_plaintext(void **state)
     }
 }
 
-/* ---- limits ---- */
+/* ---- probes ---- */
 
-/* However slow Steps were, one that does not arrive at a worker that turns idly is noticed soon:
- * the link is to blame, and nothing was computed. */
-static void test_a_step_that_does_not_arrive(void **state)
+/* From Assign on: both workers load and link, and the probe comes back with this digest. */
+static struct actions probed(struct fixture *f, struct actions a, uint64_t digest)
+{
+    f->epoch = first(a, ACT_TO_WORKER)->to_worker.msg->epoch;
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_LINKED});
+    (void)feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
+    struct msg_result m = {.epoch = f->epoch, .number = 1, .digest = digest};
+    return feed(f, (struct event){.type = EV_RESULT, .result = &m});
+}
+
+/* More names computed a digest than are remembered: it is the latest that are. */
+static void test_the_latest_names_are_remembered(void **state)
 {
     struct fixture *f = *state;
     struct core_config k = config();
+    k.max_workers = 2; /* with four names for each */
+    reopen(f, k);
+    for (unsigned i = 0; i < 12; i++) {
+        char name[8];
+        (void)snprintf(name, sizeof name, "b%u", i);
+        (void)from(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE});
+        f->now_ns += 200 * MS;
+        (void)probed(f, hello(f, 2, name), 5);
+        assert_true(is_ready(f));
+    }
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_FAULT, .text = "it happens"});
+    struct actions a = probed(f, tick(f, 200), 6);
+    assert_false(is_ready(f));
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "workers a, b11 computed others than"));
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "than workers a, b6, b7, b8"));
+}
+
+/* ---- limits ---- */
+
+/* Six Steps of one row, each of which takes a second; then one of 64 rows, which is returned. Valid
+ * until the next event. */
+static const struct msg_step *large_step_after_slow_rows(struct fixture *f)
+{
+    struct core_config k = config();
     static const int32_t other[80] = {9};
+    struct msg_run_result runs[8];
     k.window = 1;
     k.rows_max = 64;
     k.deadline_ns = 600 * NS_PER_S;
     reopen(f, k);
     (void)submit(f, 1, 1, 6);
-    struct msg_run_result runs[8];
-    uint64_t moves = 0;
-    for (int i = 0; i < 6; i++) { /* a second a row */
+    for (uint64_t i = 0; i < 6; i++) {
         const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+        assert_int_equal(a->step->rows, 1);
         struct msg_result m = {.epoch = f->epoch, .number = a->step->number, .runs = runs};
         m.n_runs = answers_of(a->step, runs);
         f->now_ns += 1000 * MS;
-        speak(f, moves++, m.number, m.number);
+        speak(f, i, m.number, m.number);
         (void)feed(f, (struct event){.type = EV_RESULT, .result = &m});
     }
     struct event e = request(2, 64, 2, PRIORITY_NORMAL);
     e.submit.tokens = other;
     (void)feed(f, e);
     const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
-    uint64_t number = a->step->number;
+    assert_int_equal(a->step->rows, 64);
+    return a->step;
+}
+
+/* However slow Steps were, one that does not arrive at a worker whose thread idles is noticed soon:
+ * the link is to blame, and nothing was computed. */
+static void test_a_step_that_does_not_arrive(void **state)
+{
+    struct fixture *f = *state;
+    uint64_t number = large_step_after_slow_rows(f)->number, moves = 6;
     int waited_s = 0;
     for (; waited_s < 120; waited_s++) {
         speak(f, moves++, number - 1, number - 1);
@@ -200,46 +253,27 @@ static void test_a_step_that_does_not_arrive(void **state)
     assert_in_range(waited_s, 2, 31);
 }
 
-/* One row takes a second; 64 rows take a minute, in one layer, and nobody is blamed. */
+/* One row took a second; 64 rows take a minute, in which no layer is seen to end, and no worker is
+ * blamed. */
 static void test_large_steps(void **state)
 {
     struct fixture *f = *state;
-    struct core_config k = config();
     struct msg_step s;
     struct msg_run r[8];
-    static const int32_t other[80] = {9};
-    k.window = 1;
-    k.rows_max = 64;
-    k.deadline_ns = 600 * NS_PER_S;
-    reopen(f, k);
-    (void)submit(f, 1, 1, 6);
     struct msg_run_result runs[8];
-    for (int i = 0; i < 6; i++) {
-        const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
-        assert_int_equal(a->step->rows, 1);
-        struct msg_result m = {.epoch = f->epoch, .number = a->step->number, .runs = runs};
-        m.n_runs = answers_of(a->step, runs);
-        f->now_ns += 1000 * MS;
-        speak(f, (uint64_t)i, m.number, m.number);
-        (void)feed(f, (struct event){.type = EV_RESULT, .result = &m});
-    }
-    struct event e = request(2, 64, 2, PRIORITY_NORMAL);
-    e.submit.tokens = other;
-    (void)feed(f, e);
-    const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
-    assert_int_equal(a->step->rows, 64);
-    uint64_t number = a->step->number;
-    struct msg_result m = {.epoch = f->epoch, .number = number, .runs = runs};
-    m.n_runs = answers_of(a->step, runs);
+    const struct msg_step *large = large_step_after_slow_rows(f);
+    struct msg_result m = {.epoch = f->epoch, .number = large->number, .runs = runs};
+    m.n_runs = answers_of(large, runs);
     for (int i = 0; i < 60; i++) {
-        speak(f, 99, number, number - 1);
+        speak(f, 99, m.number, m.number - 1);
         assert_null(first(tick(f, 1000), ACT_LINK_CLOSE));
     }
     assert_non_null(first(feed(f, (struct event){.type = EV_RESULT, .result = &m}), ACT_TOKENS));
     assert_true(turn(f, &s, r));
 }
 
-/* Half a minute in which the loop did not run is no worker's, no Step's and no link's. */
+/* Half a minute in which the coordinator's loop did not run is not held against workers, Steps or
+ * links. */
 static void test_lost_time_counts_for_nobody(void **state)
 {
     struct fixture *f = *state;
@@ -260,7 +294,8 @@ static void test_lost_time_counts_for_nobody(void **state)
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "compute thread hangs"));
 }
 
-/* The same where a Step had stood for a while before, and nothing is heard right after. */
+/* The same where a Step had been under way for a while before, and no heartbeat comes right after.
+ */
 static void test_lost_time_after_a_wait(void **state)
 {
     struct fixture *f = *state;
@@ -302,7 +337,7 @@ static void test_results_are_signs_of_life(void **state)
     }
 }
 
-/* What a worker says of another generation is not taken for this one's. */
+/* What a heartbeat says of another generation is not taken for this one. */
 static void test_old_heartbeats(void **state)
 {
     struct fixture *f = *state;
@@ -321,7 +356,7 @@ static void test_old_heartbeats(void **state)
         assert_int_equal(s.replicas[0].workers[i].heartbeat.step_done, 1);
 }
 
-/* A machine with more to do than CPUs shows in the status. */
+/* The status shows how long a worker's threads wait for a CPU. */
 static void test_waiting_for_cpu(void **state)
 {
     struct fixture *f = *state;
@@ -359,6 +394,7 @@ int main(void)
         TEST(test_slow_loads),
         TEST(test_loopback_for_another_host),
         TEST(test_plaintext),
+        TEST(test_the_latest_names_are_remembered),
         TEST(test_a_step_that_does_not_arrive),
         TEST(test_large_steps),
         TEST(test_lost_time_counts_for_nobody),

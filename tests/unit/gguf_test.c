@@ -25,17 +25,12 @@ static void tensor(struct buf *b, const char *name, uint32_t n_dims, uint64_t d0
     u64(b, offset);
 }
 
-/* A header with two keys and two tensors; the second tensor is what the caller says. */
+/* A file of two keys and two tensors, of which the second is as the caller says. */
 static struct buf make(uint32_t type, uint64_t d0, uint64_t d1, uint64_t offset)
 {
     struct buf b = {0};
-    (void)buf_append(&b, "GGUF", 4);
-    u32(&b, 3);
-    u64(&b, 2);
-    u64(&b, 2);
-    str(&b, "general.architecture");
-    u32(&b, META_STRING);
-    str(&b, "llama");
+    put_header(&b, 2, 2);
+    put_text_key(&b, "general.architecture", "llama");
     str(&b, "a.list");
     u32(&b, META_ARRAY);
     u32(&b, META_STRING);
@@ -44,7 +39,7 @@ static struct buf make(uint32_t type, uint64_t d0, uint64_t d1, uint64_t offset)
     str(&b, "yy");
     tensor(&b, "first", 1, 8, 0, QTYPE_F32, 0);
     tensor(&b, "second", 2, d0, d1, type, offset);
-    while (b.len % 32) (void)buf_append(&b, "", 1);
+    put_padding(&b);
     for (int i = 0; i < 4096; i++) (void)buf_append(&b, "", 1);
     return b;
 }
@@ -76,7 +71,7 @@ static void test_valid(void **state)
     assert_int_equal(meta_get_u32(weights_meta(g), "general.architecture", &v, &em), ERR_FORMAT);
     assert_int_equal(meta_get_u32(weights_meta(g), "nothing", &v, &em), ERR_NOTFOUND);
     weights_close(g);
-    /* Cut anywhere: an error that says so, never a read beyond the bytes. */
+    /* Cut anywhere: an error, and never a read beyond the bytes. */
     for (size_t cut = 0; cut < b.len - 4096 + 32 + 204; cut++) {
         uint8_t *exact = mem_alloc(cut);
         memcpy(exact, b.data, cut);
@@ -124,7 +119,7 @@ static void test_refused(void **state)
     refused(b, "byte 24");
 }
 
-/* Random damage never leads anywhere but to a result or an error (run under ASan and UBSan). */
+/* Random damage gives a result or an error, and never a bad access (as ASan and UBSan show). */
 static void test_damage(void **state)
 {
     (void)state;
@@ -150,21 +145,6 @@ static void test_damage(void **state)
 
 /* ---- what a model's metadata means ---- */
 
-static void put_number(struct buf *b, enum meta_type type, int64_t v)
-{
-    double d = (double)v;
-    float f = (float)v;
-    static const size_t bytes[META_N_TYPES] = {
-        [META_U8] = 1,  [META_I8] = 1,  [META_U16] = 2, [META_I16] = 2, [META_U32] = 4,
-        [META_I32] = 4, [META_U64] = 8, [META_I64] = 8, [META_BOOL] = 1};
-    if (type == META_F32)
-        (void)buf_append(b, &f, sizeof f);
-    else if (type == META_F64)
-        (void)buf_append(b, &d, sizeof d);
-    else
-        (void)buf_append(b, &v, bytes[type]); /* little-endian, as the file */
-}
-
 static const enum meta_type integers[] = {META_U8,  META_I8,  META_U16, META_I16,
                                           META_U32, META_I32, META_U64, META_I64};
 static const enum meta_type floats[] = {META_F32, META_F64};
@@ -175,19 +155,15 @@ static struct weights *one_key(enum meta_type type, int64_t v)
     struct buf b = {0};
     struct weights *g;
     struct errmsg em;
-    (void)buf_append(&b, "GGUF", 4);
-    u32(&b, 3);
-    u64(&b, 0);
-    u64(&b, 1);
-    str(&b, "k");
-    u32(&b, type);
-    put_number(&b, type, v);
+    put_header(&b, 0, 1);
+    put_number_key(&b, "k", type, v);
     if (weights_parse((const uint8_t *)b.data, b.len, b.len, &g, &em) < 0) fail_msg("%s", em.text);
     buf_close(&b);
     return g;
 }
 
-/* A value is the same in whatever type of integer the file has it, as far as it fits. */
+/* A value reads the same whichever type of integer the file has it in; one that does not fit is
+ * refused. */
 static void test_integers(void **state)
 {
     (void)state;
@@ -251,7 +227,7 @@ static struct weights *open_tiny(const struct tiny_llama *t)
     return g;
 }
 
-/* A layer that the metadata does not count would be left out, and the answer another one. */
+/* A layer beyond the count of the metadata would be left out, and the answer be another one. */
 static void test_layers_beyond_the_count(void **state)
 {
     (void)state;
@@ -270,7 +246,7 @@ static void test_layers_beyond_the_count(void **state)
     }
 }
 
-/* Only the name that the engine looks for is a layer's tensor. */
+/* A name that is nearly a layer tensor's is refused. */
 static void test_layer_names(void **state)
 {
     (void)state;
@@ -288,18 +264,18 @@ static void test_layer_names(void **state)
     }
 }
 
-/* Keys of the architecture that nobody reads are counted and named; those of others are not. */
+/* Keys of the architecture that are not read are counted and named; other keys are not. */
 static void test_unread_keys(void **state)
 {
     (void)state;
     struct buf keys = {0};
     struct errmsg em = {0};
-    tiny_key(&keys, "llama.vocab_size", TINY_VOCAB);
-    tiny_key(&keys, "llama.expert_count", 0);
-    tiny_key(&keys, "llama.no_such_key", 1);
-    tiny_key(&keys, "llama.rope.new", 1);
-    tiny_key(&keys, "llama2.x", 1);
-    tiny_key(&keys, "general.x", 1);
+    put_number_key(&keys, "llama.vocab_size", META_U32, TINY_VOCAB);
+    put_number_key(&keys, "llama.expert_count", META_U32, 0);
+    put_number_key(&keys, "llama.no_such_key", META_U32, 1);
+    put_number_key(&keys, "llama.rope.new", META_U32, 1);
+    put_number_key(&keys, "llama2.x", META_U32, 1);
+    put_number_key(&keys, "general.x", META_U32, 1);
     const struct tiny_llama plain = {.layers = 1, .seed = 1},
                             t = {.layers = 1, .seed = 1, .keys = &keys, .n_keys = 6};
     struct weights *g = open_tiny(&plain);
@@ -316,7 +292,7 @@ static void test_unread_keys(void **state)
     for (int i = 0; i < 100; i++) { /* more than a text holds */
         char name[64];
         (void)snprintf(name, sizeof name, "llama.key_%d", i);
-        tiny_key(&keys, name, 1);
+        put_number_key(&keys, name, META_U32, 1);
     }
     const struct tiny_llama many = {.layers = 1, .seed = 1, .keys = &keys, .n_keys = 100};
     g = open_tiny(&many);
@@ -342,20 +318,18 @@ static void test_contradictions(void **state)
 {
     (void)state;
     struct buf keys = {0};
-    tiny_key(&keys, "llama.rope.freq_base", 1);
-    tiny_key(&keys, "llama.rope.scaling.factor", 4);
-    tiny_key(&keys, "llama.rope.scaling.original_context_length", 64);
-    str(&keys, "llama.rope.scaling.type");
-    u32(&keys, META_STRING);
-    str(&keys, "yarn");
+    put_number_key(&keys, "llama.rope.freq_base", META_U32, 1);
+    put_number_key(&keys, "llama.rope.scaling.factor", META_U32, 4);
+    put_number_key(&keys, "llama.rope.scaling.original_context_length", META_U32, 64);
+    put_text_key(&keys, "llama.rope.scaling.type", "yarn");
     refused_with(&keys, 4, "'llama.rope.freq_base' is 1");
     buf_close(&keys);
-    tiny_key(&keys, "llama.vocab_size", TINY_VOCAB + 1);
+    put_number_key(&keys, "llama.vocab_size", META_U32, TINY_VOCAB + 1);
     refused_with(&keys, 1, "llama.vocab_size");
     buf_close(&keys);
 }
 
-/* What a file calls its keys and tensors does not steer the terminal that an error is shown on. */
+/* Names of a file's keys and tensors do not steer the terminal on which an error is shown. */
 static void test_errors_are_clean(void **state)
 {
     (void)state;

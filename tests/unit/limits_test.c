@@ -1,4 +1,5 @@
-/* What one client may send, and what is refused at the door: sizes, budgets, ranges. */
+/* How much one client may send, and which requests are refused before they reach the core: sizes,
+ * budgets, ranges. */
 #include "tests/lib/shell_world.h"
 
 #include "common/base/mem.h"
@@ -15,6 +16,7 @@
 
 /* ---- sizes and budgets ---- */
 
+/* Appends a length-delimited field of a protobuf message. */
 static void field(struct buf *b, uint32_t number, const void *data, size_t n)
 {
     uint8_t head[12];
@@ -49,7 +51,7 @@ static void test_too_large_is_not_unpacked(void **state)
         buf_close(&b);
     }
     assert_null(w->s->body_arena.first); /* nothing was unpacked at all */
-    struct buf b = {0};                  /* a million fields that nobody knows */
+    struct buf b = {0};                  /* a million empty fields */
     for (int i = 0; i < 1000000; i++) (void)buf_append(&b, "\x22", 2);
     world_send(w, 0, CLIENT, 9, "Generate", b.data, b.len);
     world_send(w, 0, CLIENT, 1000009, "Tokenize", b.data, b.len);
@@ -65,7 +67,8 @@ static void test_too_large_is_not_unpacked(void **state)
     world_close(w);
 }
 
-/* A prompt one token below the limit is served, lone ids or packed. */
+/* A prompt one token below the limit is served, one at the limit is refused. The ids come as fields
+ * of their own, not packed. */
 static void test_what_fits_is_taken(void **state)
 {
     (void)state;
@@ -85,7 +88,7 @@ static void test_what_fits_is_taken(void **state)
     world_close(w);
 }
 
-/* A turn takes 256 KiB of clients' messages, or one that is larger; small ones 32 at a time. */
+/* A turn takes clients' messages until there are 256 KiB or 32 of them; the last may be larger. */
 static void test_bytes_of_a_turn(void **state)
 {
     (void)state;
@@ -113,7 +116,7 @@ static void test_bytes_of_a_turn(void **state)
     world_close(w);
 }
 
-/* The largest message follows from what the context can hold. */
+/* The largest message of a client follows from what the context can hold. */
 static void test_message_limit(void **state)
 {
     (void)state;
@@ -139,7 +142,7 @@ static void test_tokenize(void **state)
     world_close(w);
 }
 
-/* A reply that its receiver would not take is refused by the size that it would have. */
+/* Where the reply would be larger than its receiver takes, the call is refused instead. */
 static void test_tokenize_reply_limit(void **state)
 {
     (void)state;
@@ -164,7 +167,7 @@ static void test_tokenize_reply_limit(void **state)
     world_close(w);
 }
 
-/* ---- what the door refuses ---- */
+/* ---- what a request may ask for ---- */
 
 static void test_stop_strings(void **state)
 {
@@ -202,7 +205,7 @@ static void test_bias_of_no_token(void **state)
     arena_close(&a);
 }
 
-/* Small in bytes, large once unpacked: the decoder takes LIMIT_UNPACK_FACTOR times the bytes. */
+/* Small in bytes, large once unpacked: unpacking may take LIMIT_UNPACK_FACTOR times the bytes. */
 static void test_unpack_budget(void **state)
 {
     (void)state;
@@ -217,7 +220,7 @@ static void test_unpack_budget(void **state)
     arena_close(&a);
 }
 
-/* Fields inside of `sampling` count like the others: unpacking them costs the same. */
+/* Fields inside `sampling` count like the others: unpacking them costs the same. */
 static void test_fields_of_sampling(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The outgoing data link over a scripted network: what waits, in which order it leaves, and when
- * the link counts as lost. */
+/* The outgoing data link over a scripted network: which messages wait, in which order they leave,
+ * and when the link is lost. */
 #include "common/io/link.h"
 
 #include "tests/lib/fake_net.h"
@@ -99,7 +99,7 @@ static void test_up_is_told_once(void **state)
     assert_int_equal(turn(), LINK_UP);
 }
 
-/* What is refused waits, and what comes later waits behind it. */
+/* A message that is refused waits, and later ones wait behind it. */
 static void test_what_is_refused_waits_in_order(void **state)
 {
     (void)state;
@@ -122,10 +122,10 @@ static void test_what_is_refused_waits_in_order(void **state)
     assert_string_equal(sent, "|a|b|header+body|c|d");
     struct net_poll items[LINK_POLLS];
     link_poll(the_link, items);
-    assert_null(items[1].sock); /* nothing waits: nobody needs to be woken to send it */
+    assert_null(items[1].sock); /* nothing waits, so there is nothing to poll for */
 }
 
-/* The ring goes round: more messages than it holds, never more at once. */
+/* More messages than the queue holds, but never more at once. */
 static void test_the_queue_goes_round(void **state)
 {
     (void)state;
@@ -177,7 +177,7 @@ static void test_a_closed_link_forgets(void **state)
     assert_string_equal(sent, "|new");
     takes = false;
     send_text("older");
-    link_disconnect(the_link); /* as the owner wishes: no event */
+    link_disconnect(the_link); /* by its owner: no event */
     assert_false(link_is_open(the_link));
     assert_int_equal(turn(), LINK_QUIET);
     takes = true;
@@ -199,7 +199,7 @@ static void test_a_link_that_never_stood(void **state)
     assert_true(fake_is_open(2));
 }
 
-/* What cannot even be begun is told by link_turn like every other loss. */
+/* A connection that cannot even be begun is told by link_turn, like every loss. */
 static void test_a_connection_that_cannot_be_begun(void **state)
 {
     (void)state;

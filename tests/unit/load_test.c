@@ -1,4 +1,4 @@
-/* What a load's report is made of: samples and their percentiles, and the convoy verdict. */
+/* What a load's report is made of: samples with their percentiles, and the convoy's verdict. */
 #include "common/base/samples.h"
 #include "coordinator/cli/convoy.h"
 
@@ -19,7 +19,6 @@ static void test_samples(void **state)
 {
     (void)state;
     struct samples s = {0}, reversed = {0};
-    assert_int_equal(s.n, 0);
     const double four[] = {10, 12, 11, 50};
     for (int i = 0; i < 4; i++) samples_add(&s, four[i]);
     assert_true(near(samples_percentile(&s, 99), 50, 0));
@@ -33,7 +32,7 @@ static void test_samples(void **state)
     assert_true(near(samples_percentile(&s, 99.9), 999, 0));
     for (double p = -5; p < 110; p += 2.5)
         assert_true(near(samples_percentile(&s, p), samples_percentile(&reversed, p), 0));
-    samples_add(&s, 0.5); /* behind a look at percentiles */
+    samples_add(&s, 0.5); /* after percentiles were asked for */
     assert_true(near(samples_percentile(&s, 0), 0.5, 0));
     samples_close(&s);
     samples_close(&reversed);
@@ -111,7 +110,7 @@ static void test_convoy_borders(void **state)
     convoy_judge(&none, &at, &none, 0, &limits, &v);
     assert_false(v.pass); /* nothing to compare with */
     convoy_judge(&base, &none, &none, 0, &limits, &v);
-    assert_false(v.pass); /* nothing that was compared */
+    assert_false(v.pass); /* nothing to compare */
     samples_close(&base);
     samples_close(&at);
     samples_close(&above);

@@ -80,7 +80,7 @@ static void test_no_groups(void **state)
     assert_true(machine_memory(root).machine != m.machine);
 }
 
-/* The limit of a group above counts when less is left below it. */
+/* The limit of a group above counts where it leaves less than the group's own. */
 static void test_version_2(void **state)
 {
     (void)state;
@@ -101,19 +101,19 @@ static void test_version_2(void **state)
     assert_true(machine_free(&m) == m.group_free && m.machine_free == 8 * GIB);
     uint64_t leaf = m.group;
 
-    put("/sys/fs/cgroup/pods/a/memory.high", "943718400\n"); /* 900 MiB: it is slow above that */
+    put("/sys/fs/cgroup/pods/a/memory.high", "943718400\n"); /* 900 MiB: slowed down above */
     assert_true(machine_memory(root).group_free == 900 * MIB - 490 * MIB);
     put("/sys/fs/cgroup/pods/memory.max", "2147483648\n");
     put("/sys/fs/cgroup/pods/memory.current", "2040109466\n");
     m = machine_memory(root);
     assert_true(m.group_free == 2147483648u - 2040109466u && m.group != leaf);
-    put("/sys/fs/cgroup/pods/memory.current",
-        "3000000000\n"); /* it may have been set lower since */
+    /* The limit may be set below what is used already. */
+    put("/sys/fs/cgroup/pods/memory.current", "3000000000\n");
     assert_true(machine_memory(root).group_free == 0);
 }
 
-/* Each controller has a hierarchy of its own; what a container sees of it is mounted from where the
- * container's group is. */
+/* Each controller has a hierarchy of its own, of which a container sees the part below its own
+ * group. */
 static void test_version_1(void **state)
 {
     (void)state;
@@ -130,7 +130,7 @@ static void test_version_1(void **state)
         "inactive_file 1\ntotal_inactive_file 52428800\ntotal_active_file 52428800\n");
     struct machine_memory m = machine_memory(root);
     assert_true(m.group_free == 412 * MIB);
-    /* A name outside of what is mounted: the mount's own folder is all that can be seen. */
+    /* A group outside of what is mounted: only the mount's own folder can be read. */
     put("/proc/self/cgroup", "4:memory:/../other\n");
     struct machine_memory top = machine_memory(root);
     assert_true(top.group_free == 412 * MIB && top.group == m.group);

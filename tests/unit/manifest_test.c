@@ -1,5 +1,5 @@
-/* The hashes of a model's tensors: the same whoever reads them, kept for the next start, made anew
- * when the file or what was kept is not what it was; and a slice that differs is not loaded. */
+/* The hashes of a model's tensors: kept for the next start, and made anew when the model's file or
+ * the kept one has changed; and a slice that differs from them is not loaded. */
 #include "coordinator/manifest.h"
 
 #include "common/base/hash.h"
@@ -69,7 +69,7 @@ static void undo(const char *file, uint64_t at)
     for (int i = 0; i < 255; i++) damage(file, at);
 }
 
-/* Made once; then found; made anew where what is kept is damaged, cut, longer or another's. */
+/* Made once, then found; made anew where the kept file is damaged, cut or longer. */
 static void test_kept(void **state)
 {
     (void)state;
@@ -123,7 +123,7 @@ static void test_stale(void **state)
     manifest_close(&before);
 }
 
-/* Nowhere to keep it: it is made all the same, and what that costs is said. */
+/* Where it cannot be kept it is made all the same, and a notice says so. */
 static void test_not_kept(void **state)
 {
     (void)state;
@@ -146,7 +146,7 @@ static void test_not_kept(void **state)
     manifest_close(&want);
 }
 
-/* The folder does not grow with every model that ever was: the oldest go. */
+/* The folder does not grow without bound: the oldest manifests are removed. */
 static void test_few_are_kept(void **state)
 {
     (void)state;
@@ -190,8 +190,8 @@ static struct manifest open_other(const char *file)
     return m;
 }
 
-/* A model in three files has the tensors' hashes of the one in one file; its manifest is kept once,
- * whichever part is named, and is stale when any of them changes. */
+/* A model in three files has the same hashes of tensors as in one; its manifest is kept once,
+ * whichever file is named, and made anew when any of them changes. */
 static void test_several_files(void **state)
 {
     (void)state;
@@ -260,7 +260,7 @@ static int load(const struct manifest *m, uint32_t first, uint32_t last, struct 
     return rc;
 }
 
-/* Any byte of any tensor of the slice; those of others are not its affair. */
+/* A changed byte of any tensor of the slice is found; those of other slices do not matter. */
 static void test_slices(void **state)
 {
     (void)state;
@@ -287,7 +287,8 @@ static void test_slices(void **state)
     manifest_close(&m);
 }
 
-/* A tensor of several parts has one hash, in whatever order and company its parts are read. */
+/* A large tensor is hashed in parts of 2 MiB of whole panels, at least one panel each; a part's
+ * hash depends on where in the tensor it is. */
 static void test_parts(void **state)
 {
     (void)state;
@@ -303,7 +304,7 @@ static void test_parts(void **state)
     assert_true(content_hash(zeros, 64, 0) != content_hash(ones, 64, 0));
 }
 
-/* The embedding is of several parts. */
+/* A model whose embedding is hashed in several parts. */
 static int open_model(void **state)
 {
     (void)state;

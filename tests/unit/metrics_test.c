@@ -1,4 +1,4 @@
-/* What Prometheus is told equals what `status` tells and what was counted, over a real port. */
+/* What Prometheus reads from a real port is what `status` tells and what was counted. */
 #include "coordinator/metrics.h"
 
 #include "common/base/clock.h"
@@ -77,7 +77,7 @@ static bool has(const struct buf *text, const char *words)
 static struct msg_replica_status replicas[2];
 static struct msg_worker_status workers[2];
 
-/* Every figure another number, so that none can stand for another. */
+/* Every figure has another value, so that none can stand for another. */
 static struct msg_status status(void)
 {
     struct msg_status s = {.ready = true, .model = "m", .running = 3, .queued = 17};
@@ -187,7 +187,7 @@ static void test_equals_status(void **state)
     buf_close(&text);
 }
 
-/* What a replica has is told of each, with its name, under one head for the metric. */
+/* A replica's figures are told for each, by its name, under one head for the metric. */
 static void test_two_replicas(void **state)
 {
     struct fixture *f = *state;
@@ -207,8 +207,7 @@ static void test_two_replicas(void **state)
     buf_close(&text);
 }
 
-/* The bounds that are told are those that were counted with: each bucket's count is the number of
- * values that do not exceed its bound, and the last is all of them. */
+/* Each bucket's count is the number of values that do not exceed its bound; the last has all. */
 static void test_histogram(void **state)
 {
     struct fixture *f = *state;
@@ -294,8 +293,8 @@ static double scrape_among_silent(struct fixture *f)
     return ms;
 }
 
-/* A scrape is answered while they stand: the oldest of them had to go, and not because a time-out
- * of seconds was over. Only a round that took less shows that; a busy machine may need several. */
+/* A scrape is answered while they are open: the oldest of them was closed for it, and not after a
+ * time-out of seconds. Only a round that took less shows that; a busy machine may need several. */
 static void test_silent_connections(void **state)
 {
     struct fixture *f = *state;

@@ -1,7 +1,7 @@
 /* A vocabulary's keys in every type that a file's writer may have chosen, and what is refused. */
 #include "coordinator/model_file.h"
 
-#include "tests/lib/tiny_llama.h"
+#include "tests/lib/gguf_bytes.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@ static const enum meta_type integers[] = {META_U8,  META_I8,  META_U16, META_I16
                                           META_U32, META_I32, META_U64, META_I64};
 #define N_INTEGERS (sizeof integers / sizeof integers[0])
 
-/* What the file says; strings NULL and types META_N_TYPES: the key is missing. */
+/* What the file has. A string of NULL, or a type of META_N_TYPES: the key is missing. */
 struct spec {
     const char *model, *pre;
     enum meta_type ids, flags, types, scores;
@@ -36,27 +36,10 @@ static const struct spec plain = {.model = "gpt2",
                                   .add_bos = 1,
                                   .last_type = TOKEN_CONTROL};
 
-static void put(struct buf *b, enum meta_type type, int64_t v)
-{
-    static const size_t bytes[META_N_TYPES] = {
-        [META_U8] = 1,  [META_I8] = 1,  [META_U16] = 2, [META_I16] = 2, [META_U32] = 4,
-        [META_I32] = 4, [META_U64] = 8, [META_I64] = 8, [META_BOOL] = 1};
-    float f = (float)v;
-    double d = (double)v;
-    if (type == META_F32)
-        (void)buf_append(b, &f, sizeof f);
-    else if (type == META_F64)
-        (void)buf_append(b, &d, sizeof d);
-    else
-        (void)buf_append(b, &v, bytes[type]);
-}
-
 static void scalar(struct buf *b, uint32_t *n, const char *key, enum meta_type type, int64_t v)
 {
     if (type == META_N_TYPES) return;
-    str(b, key);
-    u32(b, type);
-    put(b, type, v);
+    put_number_key(b, key, type, v);
     ++*n;
 }
 
@@ -68,16 +51,14 @@ static void array(struct buf *b, uint32_t *n, const char *key, enum meta_type ty
     u32(b, META_ARRAY);
     u32(b, type);
     u64(b, N_TOKENS);
-    for (uint32_t i = 0; i < N_TOKENS; i++) put(b, type, items[i]);
+    for (uint32_t i = 0; i < N_TOKENS; i++) put_number(b, type, items[i]);
     ++*n;
 }
 
 static void text(struct buf *b, uint32_t *n, const char *key, const char *value)
 {
     if (!value) return;
-    str(b, key);
-    u32(b, META_STRING);
-    str(b, value);
+    put_text_key(b, key, value);
     ++*n;
 }
 
@@ -110,10 +91,7 @@ static int open_spec(const struct spec *s, const char *pre, struct model_file *r
     scalar(&keys, &n, "tokenizer.ggml.bos_token_id", s->ids, s->bos);
     scalar(&keys, &n, "tokenizer.ggml.eos_token_id", s->ids, s->eos);
     scalar(&keys, &n, "tokenizer.ggml.add_bos_token", s->flags, s->add_bos);
-    (void)buf_append(&b, "GGUF", 4);
-    u32(&b, 3);
-    u64(&b, 0);
-    u64(&b, n);
+    put_header(&b, 0, n);
     (void)buf_append(&b, keys.data, keys.len);
     char path[] = "/tmp/flotilla-vocab-test-XXXXXX";
     int fd = mkstemp(path);
@@ -168,7 +146,7 @@ static void test_any_integer(void **state)
     }
 }
 
-/* No special token: no key, a negative number, or the same in 32 bits without sign. */
+/* A special token is absent: no key, a negative number, or -1 read as a u32. */
 static void test_no_token(void **state)
 {
     (void)state;
@@ -216,7 +194,8 @@ static void test_wrong_values(void **state)
     bad(&s, NULL, ERR_FORMAT, "tokenizer.ggml.scores");
 }
 
-/* Text cut in another way than in training gives other ids: refused until somebody says how. */
+/* A pre-tokeniser other than in training gives other ids: an unknown one is refused unless --pre
+ * says which to use. */
 static void test_pre(void **state)
 {
     (void)state;

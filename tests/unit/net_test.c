@@ -1,5 +1,4 @@
-/* Sockets against peers that mean harm, over this machine's loopback, and names that do not come.
- */
+/* Sockets over this machine's loopback against hostile peers, and names that do not resolve. */
 #include "common/base/clock.h"
 #include "common/io/conns.h"
 #include "common/io/lookup.h"
@@ -31,7 +30,7 @@ int __real_getaddrinfo(const char *node, const char *service, const struct addri
 int __wrap_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
                        struct addrinfo **res);
 
-static pthread_mutex_t slow = PTHREAD_MUTEX_INITIALIZER; /* held: "slow" does not come */
+static pthread_mutex_t slow = PTHREAD_MUTEX_INITIALIZER; /* while held, "slow" does not resolve */
 
 int __wrap_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
                        struct addrinfo **res)
@@ -141,7 +140,7 @@ static bool receive(struct net_msg *m, long ms)
     return net_recv(server, m) == 0;
 }
 
-/* A poll looks at each of its sockets, however many they are. */
+/* net_poll looks at each of its sockets, however many there are. */
 static void test_many_sockets(void **state)
 {
     enum { N = 20 };
@@ -219,8 +218,8 @@ static void test_unfinished_message_that_waits(void **state)
 
 static void test_honest_peer_is_never_cut(void **state)
 {
-    /* It sends as much as it can while nobody receives, then all of it is taken, again and again:
-     * many times the limit goes through one connection. */
+    /* It sends as much as it can while nobody receives; then all of it is received, again and
+     * again. So many times the limit goes through one connection. */
     struct errmsg em = {0};
     struct net_sock *peer, *monitor;
     static char data[FRAME];
@@ -256,7 +255,7 @@ static void test_honest_peer_is_never_cut(void **state)
 
 static void test_connections_are_counted(void **state)
 {
-    /* Room for three: one that has spoken stays, of the silent ones the oldest goes. */
+    /* Room for three: one that has sent a message stays, of the others the oldest is closed. */
     (void)state;
     listen_as(NET_ROUTER,
               (struct net_limits){.hwm = 1, .frame_max = (int64_t)FRAME, .peers_max = 3},
@@ -343,7 +342,7 @@ static void test_accounts(void **state)
     pass(&a, 900000);
     (void)conns_turn(c, now += 2 * NS_PER_S);
     assert_false(is_closed(a.peer, false));
-    pass(&a, 200000); /* more than a mebibyte is there that nobody was handed */
+    pass(&a, 200000); /* now more than a mebibyte was not delivered */
     (void)conns_turn(c, now += 2 * NS_PER_S);
     assert_true(is_closed(a.peer, true));
     close_pair(c, &a);
@@ -469,7 +468,7 @@ static void test_slow_name_hinders_nobody(void **state)
 
 /* ---- somebody else's poll loop ---- */
 
-/* Waits as such a loop does: asks first, since the descriptor tells of changes only. */
+/* Waits as such a loop does: asks first, since the descriptor becomes readable at changes only. */
 static void await_ready(struct net_sock *s, bool want_write)
 {
     while (!net_ready(s, want_write)) {
@@ -505,7 +504,7 @@ static void test_descriptor(void **state)
     f[0] = net_msg_frame(&m, 0);
     for (int i = 0; i < 3; i++) assert_int_equal(net_send(server, f, 2), 0);
     net_msg_close(&m);
-    for (int i = 0; i < 3; i++) { /* also those for which the descriptor told nothing more */
+    for (int i = 0; i < 3; i++) { /* the descriptor need not tell of each */
         await_ready(client, false);
         assert_int_equal(net_recv(client, &m), 0);
         net_msg_close(&m);

@@ -1,4 +1,5 @@
-/* Whose job runs next. A job is held in its thread until the test lets it through. */
+/* Which job runs next, and how many may wait. A job keeps its thread until the test lets it
+ * through. */
 #include "coordinator/offload.h"
 
 #include "common/base/mem.h"
@@ -146,14 +147,14 @@ static void test_short_jobs_do_not_wait_for_long_ones(void **state)
     for (char c = 'A'; c <= 'D'; c++) assert_int_equal(put(f, 1, c, LONG_JOB), 0);
     wait_begun('A');
     open_gate('s');
-    for (int i = 0; i < 20; i++) { /* while the long one stands */
+    for (int i = 0; i < 20; i++) { /* while the long one keeps its thread */
         assert_int_equal(put(f, 2, 's', SHORT_BYTES), 0);
         assert_int_equal(next(f), 's');
     }
     assert_false(begun['B']);
 }
 
-/* Jobs of one kind: the clients take turns, and each keeps its order. */
+/* Among long jobs the clients take turns, and each client's jobs keep their order. */
 static void test_clients_take_turns(void **state)
 {
     struct fixture *f = *state;
@@ -174,11 +175,11 @@ static void test_cancel(void **state)
     for (char c = 'A'; c <= 'D'; c++) assert_int_equal(put(f, 1, c, LONG_JOB), 0);
     assert_int_equal(put(f, 2, 'P', LONG_JOB), 0);
     wait_begun('A');
-    offload_cancel(f->o, 'A'); /* it runs: its result is not wanted */
-    offload_cancel(f->o, 'D'); /* the last of a line, */
-    offload_cancel(f->o, 'B'); /* the first, */
-    offload_cancel(f->o, 'P'); /* a whole line, */
-    offload_cancel(f->o, 'Z'); /* none */
+    offload_cancel(f->o, 'A'); /* it runs: its result is dropped */
+    offload_cancel(f->o, 'D'); /* the last of a client's, */
+    offload_cancel(f->o, 'B'); /* the first that waits, */
+    offload_cancel(f->o, 'P'); /* the only one, */
+    offload_cancel(f->o, 'Z'); /* no job */
     assert_int_equal(put(f, 1, 'E', LONG_JOB), 0);
     assert_int_equal(put(f, 2, 'Q', LONG_JOB), 0);
     for (int c = 0; c < 256; c++) open_gate((char)c);
@@ -189,7 +190,7 @@ static void test_cancel(void **state)
     assert_int_equal(n_dropped, 4); /* every job that was cancelled, once */
 }
 
-/* What waits, and what is done and was not taken, is dropped when the queue closes. */
+/* Jobs that wait, and results that were not taken, are dropped when the queue closes. */
 static void test_close_drops(void **state)
 {
     struct fixture *f = *state;
@@ -216,7 +217,7 @@ static void test_a_client_has_its_share(void **state)
     size_t share = BYTES_MAX / SHARE;
     assert_int_equal(put(f, 1, 'A', share), 0);
     wait_begun('A');
-    assert_int_equal(put(f, 1, 'B', share + 1), 0); /* one may always wait */
+    assert_int_equal(put(f, 1, 'B', share + 1), 0); /* one job may wait whatever its size */
     assert_int_equal(put(f, 1, 'C', 1), ERR_LIMIT);
     assert_non_null(strstr(f->em.text, "of this client"));
     assert_int_equal(put(f, 2, 's', 1), 0);
@@ -224,7 +225,7 @@ static void test_a_client_has_its_share(void **state)
     assert_int_equal(put(f, 1, 'C', share / 2), 0);
     assert_int_equal(put(f, 1, 'D', share / 2), 0);
     assert_int_equal(put(f, 1, 'E', 1), ERR_LIMIT);
-    /* All together: the bytes of jobs that run or were not taken back count too. */
+    /* For all clients together, jobs that run and results that were not taken count too. */
     wait_begun('s');
     for (uint64_t client = 3; client < 5; client++)
         assert_int_equal(put(f, client, 'x', share - 1), 0);
@@ -241,7 +242,7 @@ static void test_count_limits(void **state)
     assert_int_equal(put(f, 1, 'A', LONG_JOB), 0);
     wait_begun('A');
     assert_int_equal(put(f, 1, 'a', 1), 0);
-    wait_begun('a'); /* both threads stand */
+    wait_begun('a'); /* both threads are taken */
     uint32_t n = 0;
     while (put(f, 1, 'b', 1) == 0) n++;
     assert_int_equal(n, JOBS_MAX / SHARE);

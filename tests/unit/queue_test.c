@@ -1,4 +1,4 @@
-/* Who waits, who runs, and who gives way: by class, arrival, time in the queue, and pages. */
+/* Which requests wait, run and are preempted: by class, arrival, time in the queue, and pages. */
 #include "common/base/rng.h"
 #include "tests/lib/core_fixture.h"
 
@@ -38,8 +38,8 @@ static void test_waited_time_survives_a_preemption(void **state)
     core_close(r.core);
 }
 
-/* Waiting moves requests in the queue only: the low one is as good as the normal one that runs, and
- * came before it, but preempts nobody. */
+/* Waiting moves requests in the queue only: the low one has risen to the class of the normal one
+ * that runs, and came before it, but does not preempt it. */
 static void test_ageing_preempts_nobody(void **state)
 {
     (void)state;
@@ -67,7 +67,7 @@ static void test_ageing_preempts_nobody(void **state)
 }
 
 /* A low request shares all but one of its pages with a high one. To preempt it would free one page,
- * too few for the normal one: nobody is preempted in vain. */
+ * too few for the normal one that waits: it is not preempted in vain. */
 static void test_shared_pages_are_no_gain(void **state)
 {
     (void)state;
@@ -91,8 +91,8 @@ static void test_shared_pages_are_no_gain(void **state)
     core_close(r.core);
 }
 
-/* A request is let in when there are pages for what is known of it, one more to write on, and one
- * for each that runs. */
+/* A request is admitted when there are pages for its known tokens, one more to write on, and one
+ * for each request that runs. */
 static void test_one_page_is_kept_to_write_on(void **state)
 {
     (void)state;
@@ -111,7 +111,7 @@ static void test_one_page_is_kept_to_write_on(void **state)
     }
 }
 
-/* Pages that nobody holds are as good as free ones. */
+/* Cached pages that no request holds are as good as free ones. */
 static void test_cached_pages_are_available(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* A load's report: every figure of the document recomputed from hand-made records, and when a load
+/* A load's report: every figure of its JSON recomputed from hand-made records, and when a load
  * passes. */
 #include "coordinator/cli/load.h"
 

@@ -1,8 +1,8 @@
-/* What requests may rely on: results that are compared with what was asked for, ends that the last
- * stage hears of, tenants, replays, classes. */
+/* Requests: results are compared with what was asked for, the last stage is told of every end;
+ * tenants, replays, priorities, and who is suspected when generations are lost. */
 #include "tests/lib/core_fixture.h"
 
-/* The Step composed now. */
+/* The Step that is composed now, or NULL. */
 static const struct msg_step *compose(struct fixture *f)
 {
     const struct action *a = first(feed(f, (struct event){.type = EV_COMPOSE}), ACT_STEP);
@@ -104,7 +104,8 @@ static void test_a_run_that_failed(void **state)
 
 /* ---- ends ---- */
 
-/* However a request ends, the next Step tells the last stage, once, if it has heard of it. */
+/* However a request ends, the next Step closes it at the last stage, once, if it was opened there.
+ */
 static void test_ended_requests_are_closed(void **state)
 {
     struct fixture *f = *state;
@@ -154,7 +155,7 @@ static void test_end_tokens(void **state)
     }
 }
 
-/* What a client is told of its time in the queue ends where its first row is computed. */
+/* The time in the queue that a client is told ends when the first Step with its rows is issued. */
 static void test_queue_time(void **state)
 {
     struct fixture *f = *state;
@@ -191,7 +192,7 @@ static void test_tenants_share_nothing(void **state)
     }
 }
 
-/* A replay brings prompt and answer so far, and says where the one ends. */
+/* A replay has the rows of prompt and answer so far, and says where the prompt ends. */
 static void test_replay(void **state)
 {
     struct fixture *f = *state;
@@ -215,15 +216,6 @@ static void test_replay(void **state)
 
 /* ---- classes ---- */
 
-static bool runs(const struct fixture *f, uint64_t id)
-{
-    for (uint32_t i = 0; i < core_n_sequences(f->core); i++) {
-        struct core_sequence s = core_sequence_at(f->core, i);
-        if (s.request == id) return s.running;
-    }
-    return false;
-}
-
 static void open_two_places(struct fixture *f)
 {
     struct core_config k = config();
@@ -233,8 +225,8 @@ static void open_two_places(struct fixture *f)
     reopen(f, k);
 }
 
-/* A low request rose to high by waiting; it may take nobody's place. It does not keep one that
- * asked for high from taking one, and is the next of its class. */
+/* A low request that rose to high by waiting preempts nobody. It does not keep one that asked for
+ * high from doing so, and is the next of its class. */
 static void test_priority_is_not_inverted(void **state)
 {
     struct fixture *f = *state;
@@ -247,19 +239,22 @@ static void test_priority_is_not_inverted(void **state)
     (void)feed(f, request(3, 3, 4, PRIORITY_LOW));
     f->now_ns += 21000 * MS;
     assert_true(turn(f, &s, r));
-    assert_true(runs(f, 1) && runs(f, 2) && !runs(f, 3)); /* who rose by waiting preempts nobody */
+    assert_true(ready_runs(f, 1) && ready_runs(f, 2) && !ready_runs(f, 3)); /* it rose by waiting */
     (void)feed(f, request(4, 3, 4, PRIORITY_HIGH));
     (void)feed(f, request(5, 3, 4, PRIORITY_NORMAL));
     assert_true(turn(f, &s, r));
-    assert_true(runs(f, 1) && !runs(f, 2) && !runs(f, 3) && runs(f, 4) && !runs(f, 5));
+    assert_true(ready_runs(f, 1) && !ready_runs(f, 2) && !ready_runs(f, 3) && ready_runs(f, 4) &&
+                !ready_runs(f, 5));
     core_status(f->core, &now);
     assert_int_equal(now.replicas[0].cache.preemptions, 1);
     (void)feed(f, (struct event){.type = EV_CANCEL, .request = {4, "asked"}});
     assert_true(turn(f, &s, r));
-    assert_true(runs(f, 1) && !runs(f, 2) && runs(f, 3) && !runs(f, 5)); /* the next of all */
+    assert_true(ready_runs(f, 1) && !ready_runs(f, 2) && ready_runs(f, 3) &&
+                !ready_runs(f, 5)); /* the next of all */
 }
 
-/* With the class that it rose to, a request keeps its place against those that come later. */
+/* A running request has the class to which it rose, so that those who come later do not preempt
+ * it. */
 static void test_a_risen_class_lasts(void **state)
 {
     struct fixture *f = *state;
@@ -270,13 +265,13 @@ static void test_a_risen_class_lasts(void **state)
     f->now_ns += 61000 * MS;
     (void)feed(f, request(2, 3, 40, PRIORITY_HIGH));
     assert_true(turn(f, &s, r));
-    assert_true(runs(f, 1) && runs(f, 2));
+    assert_true(ready_runs(f, 1) && ready_runs(f, 2));
     for (uint32_t i = 0; i < 2; i++) /* not better than high, however long it waited */
         assert_int_equal(core_sequence_at(f->core, i).class, PRIORITY_HIGH);
     (void)feed(f, request(3, 3, 40, PRIORITY_NORMAL));
     (void)feed(f, request(4, 3, 40, PRIORITY_HIGH));
     assert_true(turn(f, &s, r));
-    assert_true(runs(f, 1) && runs(f, 2));
+    assert_true(ready_runs(f, 1) && ready_runs(f, 2));
 }
 
 /* What a request waited before it was preempted still counts for its class afterwards. */
@@ -307,7 +302,8 @@ static void test_waiting_before_a_preemption_counts(void **state)
     assert_int_equal(r[0].request, 2);
 }
 
-/* Beside those that run, each of which may soon need a page, one more is kept to write on. */
+/* A request is admitted if, beside its own pages, one is left to write on and one for each request
+ * that runs. */
 static void test_room_to_write_on(void **state)
 {
     struct fixture *f = *state;
@@ -325,10 +321,10 @@ static void test_room_to_write_on(void **state)
     run.tokens = &token;
     (void)answer(f, 2, run);
     (void)compose(f);
-    assert_true(runs(f, 1) && !runs(f, 2));
+    assert_true(ready_runs(f, 1) && !ready_runs(f, 2));
 }
 
-/* A page that two tables name is not gained when one of them goes. */
+/* A page that two requests share is not gained when one of them is preempted. */
 static void test_shared_pages_are_no_gain(void **state)
 {
     struct fixture *f = *state;
@@ -357,7 +353,7 @@ static void test_shared_pages_are_no_gain(void **state)
     assert_int_equal(now.replicas[0].cache.preemptions, 2); /* 3 and the one of 2 were too few */
 }
 
-/* Nobody of the same class overtakes the one that waits for pages. */
+/* No request of the same class overtakes one that waits for pages. */
 static void test_nobody_overtakes(void **state)
 {
     struct fixture *f = *state;
@@ -375,8 +371,8 @@ static void test_nobody_overtakes(void **state)
     (void)feed(f, request(3, 64, 9, PRIORITY_NORMAL)); /* more than there is, also without 2 */
     (void)feed(f, request(4, 10, 9, PRIORITY_NORMAL));
     assert_true(turn(f, &s, r));
-    assert_true(runs(f, 1) && runs(f, 2) && !runs(f, 3) && !runs(f, 4));
-    /* Nor one of a better class, where it could not take the place of one that runs. */
+    assert_true(ready_runs(f, 1) && ready_runs(f, 2) && !ready_runs(f, 3) && !ready_runs(f, 4));
+    /* Nor does one of a better class that could not preempt one that runs. */
     reopen(f, k);
     (void)feed(f, request(1, 48, 9, PRIORITY_HIGH));
     assert_true(turn(f, &s, r));
@@ -384,7 +380,7 @@ static void test_nobody_overtakes(void **state)
     f->now_ns += 21000 * MS;
     (void)feed(f, request(3, 10, 9, PRIORITY_HIGH));
     assert_true(turn(f, &s, r));
-    assert_true(runs(f, 1) && !runs(f, 2) && !runs(f, 3));
+    assert_true(ready_runs(f, 1) && !ready_runs(f, 2) && !ready_runs(f, 3));
 }
 
 /* ---- suspects ---- */
@@ -399,8 +395,8 @@ static void lose_generation(struct fixture *f, struct msg_from_worker m)
                                                : feed(f, (struct event){.type = EV_TICK}));
 }
 
-/* Two generations are lost with a Step in flight that request 1 is in, and 2, which runs too, is
- * not. So 1 must show alone that it is innocent, and nobody else. */
+/* Two generations are lost with a Step in flight that has rows of request 1 and none of request 2,
+ * which runs too. So 1, and only 1, must run alone to show that it is innocent. */
 static void test_only_who_was_in_the_step(void **state)
 {
     struct fixture *f = *state;
@@ -417,19 +413,20 @@ static void test_only_who_was_in_the_step(void **state)
         assert_true(turn(f, &s, r)); /* both prompts */
         assert_int_equal(s.n_runs, 2);
         assert_int_equal(compose(f)->n_runs, 1); /* over two stages, one decodes a Step */
-        assert_true(runs(f, 1) && runs(f, 2));
+        assert_true(ready_runs(f, 1) && ready_runs(f, 2));
         lose_generation(f, (struct msg_from_worker){.type = FROM_FAULT, .text = "killed"});
     }
     (void)submit(f, 3, 5, 40);
     assert_true(turn(f, &s, r));
     assert_int_equal(s.n_runs, 1);
     assert_int_equal(r[0].request, 1);
-    assert_true(runs(f, 1) && !runs(f, 2) && !runs(f, 3));
+    assert_true(ready_runs(f, 1) && !ready_runs(f, 2) && !ready_runs(f, 3));
     assert_true(turn(f, &s, r));
-    assert_true(runs(f, 1) && runs(f, 2) && runs(f, 3)); /* it was not the cause */
+    assert_true(ready_runs(f, 1) && ready_runs(f, 2) &&
+                ready_runs(f, 3)); /* it was not the cause */
 }
 
-/* Workers that leave in order make nobody a suspect. */
+/* A worker that leaves in order makes no request a suspect. */
 static void test_goodbyes(void **state)
 {
     struct fixture *f = *state;

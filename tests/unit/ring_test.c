@@ -1,5 +1,5 @@
-/* Both ways of reading a file, on the same extents, and the change from one to the other where the
- * kernel refuses the ring halfway. */
+/* Both ways of reading a file, io_uring and pread, on the same extents; and the change from one to
+ * the other when the kernel refuses the ring, even halfway. */
 #include "common/io/ring.h"
 
 #include "common/base/mem.h"
@@ -105,7 +105,7 @@ static int take(void *arg, size_t idx, const uint8_t *data, struct errmsg *em)
     return 0;
 }
 
-/* At all alignments, touching the end. */
+/* At any alignment; two of them touch the end of the file. */
 static void make_extents(struct extent x[static 64])
 {
     struct rng rng = {5};
@@ -136,7 +136,7 @@ static void need_uring(void)
     io_uring_queue_exit(&ring);
 }
 
-/* Everything arrives once, as it is in the file. */
+/* Reads all extents: each arrives once, as it is in the file. */
 static struct ring_use read_extents(const struct extent x[static 64], enum ring_mode mode,
                                     bool cold)
 {
@@ -178,8 +178,8 @@ static void test_pread(void **state)
     }
 }
 
-/* Refused at its setup, at its first use, or after some reads went well: the rest comes by pread,
- * each extent once; and who wants the ring alone is told. */
+/* The ring is refused at its setup, at its first use, or after some reads went well: the rest comes
+ * by pread, each extent once; RING_URING, which allows no pread, is an error. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -204,7 +204,7 @@ static void test_refused(void **state)
         }
 }
 
-/* An error that pread meets too is the file's. */
+/* A read that fails by pread too is an error of the file. */
 static void test_broken_file(void **state)
 {
     (void)state;
@@ -221,8 +221,9 @@ static void test_broken_file(void **state)
     assert_non_null(strstr(em.text, path));
 }
 
-/* The first reads end early, at a block's end or within one: the rest is read, that extent alone
- * past no cache if it would start between blocks, and all others past it as before. */
+/* The first reads end early, at a block's end or within one, and their rest is read. Only where the
+ * rest would begin within a block is that extent read through the page cache; all others pass it
+ * by, as before. */
 static void test_short_reads(void **state)
 {
     (void)state;
@@ -252,7 +253,7 @@ static void test_short_reads(void **state)
     }
 }
 
-/* A read that has as many bytes as its extent, but began before it, is not whole. */
+/* A read that returned as many bytes as its extent has, but began before it, is not whole. */
 static void test_not_whole(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* How large the KV pool may be: by what the workers tell of their memory, and what the core does
- * with it when a generation begins. */
+/* How large the KV pool may be by what the workers tell of their memory, and what the core does
+ * with that when a generation begins. */
 #include "coordinator/core/room.h"
 
 #include "common/base/machine.h"
@@ -12,7 +12,8 @@
 #define LAYERS 8u
 #define PAGE 16u
 
-/* Layers of 100 MiB, ends of 50 MiB that are the same tensor; a page takes 1 MiB a layer. */
+/* Layers of 100 MiB; at both ends the same tensor of 50 MiB (an embedding that is the output head
+ * too); a page takes 1 MiB a layer. */
 static const uint64_t layer_bytes[LAYERS] = {150 * MIB, 100 * MIB, 100 * MIB, 100 * MIB,
                                              100 * MIB, 100 * MIB, 100 * MIB, 150 * MIB};
 static const struct room_costs costs = {.layer_bytes = layer_bytes,
@@ -41,7 +42,7 @@ static void test_one_worker(void **state)
     assert_true(r.pages == (8 * GIB - rest - machine_reserve(8 * GIB)) / page);
     r = room_of(&costs, LAYERS, &s, 1, false);
     assert_true(r.pages == (8 * GIB - rest - machine_reserve(8 * GIB) / 2) / page);
-    s.memory.held = 1 * GIB; /* it has its slice: that counts once */
+    s.memory.held = 1 * GIB; /* it has loaded its slice, which does not count twice */
     s.memory.machine_free = 7 * GIB;
     assert_true(room_of(&costs, LAYERS, &s, 1, false).pages == r.pages);
     s.memory.machine_free = 0;
@@ -51,8 +52,8 @@ static void test_one_worker(void **state)
     assert_true(room_of(&costs, LAYERS, &s, 1, false).pages == ROOM_UNKNOWN);
 }
 
-/* Two workers of one machine have half of what two machines have, and what one of them holds is not
- * free for nobody. */
+/* Two workers of one machine share what each would have on its own machine; and what one of them
+ * holds already is counted for both. */
 static void test_sharing(void **state)
 {
     (void)state;
@@ -66,13 +67,14 @@ static void test_sharing(void **state)
     assert_true(a.pages == (4 * GIB - each - 10 * MIB - machine_reserve(4 * GIB) / 2) / page);
     assert_true(b.pages ==
                 (4 * GIB - 2 * each - 10 * MIB - machine_reserve(4 * GIB) / 2) / (2 * page));
-    /* One was loaded when the other was started again; both were asked at different moments. */
+    /* One was started again while the other holds its slice; they told their memory at different
+     * moments. */
     beside[0].memory = (struct msg_memory){.machine = 1, .machine_free = 3 * GIB, .held = 1 * GIB};
     beside[1].memory = (struct msg_memory){.machine = 1, .machine_free = 3 * GIB + 90 * MIB};
     assert_true(room_of(&costs, LAYERS, beside, 2, false).pages == b.pages);
 }
 
-/* A memory group bounds its workers, the machine all of them. */
+/* A memory group bounds the workers in it, the machine all of them. */
 static void test_groups(void **state)
 {
     (void)state;
@@ -90,7 +92,7 @@ static void test_groups(void **state)
     assert_true(!r.group && r.n_sharing == 2);
 }
 
-/* What a peer tells may be anything. */
+/* Whatever figures a peer tells, nothing overflows. */
 static void test_absurd(void **state)
 {
     (void)state;
@@ -191,8 +193,8 @@ static uint64_t bytes_for(uint64_t pages)
     return have;
 }
 
-/* The pool is what the machine that both are on has room for; its size is told, and bounds the
- * context. */
+/* The pool is as large as the machine of both workers has room for; the log tells its size, which
+ * bounds the context. */
 static void test_pool_by_room(void **state)
 {
     (void)state;
@@ -215,7 +217,8 @@ static void test_pool_by_room(void **state)
     core_close(f.core);
 }
 
-/* More than the sequences can use is not taken; nor is anything assumed of who tells nothing. */
+/* The pool is never more than the sequences can use; for workers that tell nothing of their memory
+ * it is two contexts. */
 static void test_pool_bounds(void **state)
 {
     (void)state;
@@ -231,8 +234,8 @@ static void test_pool_bounds(void **state)
     core_close(f.core);
 }
 
-/* What cannot fit is refused before a worker is asked to load: status and requests say why, and
- * what would fit; it is tried again, and told once. */
+/* A pool that cannot fit is refused before any worker loads: status and requests say why, and what
+ * would fit. It is tried again and again, but logged once. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -280,7 +283,7 @@ static void test_refused(void **state)
     }
 }
 
-/* A pool that somebody asked for may use half of what is left free otherwise. */
+/* A pool whose size the cluster file names may use half of the reserve. */
 static void test_fixed(void **state)
 {
     (void)state;
@@ -299,11 +302,10 @@ static void lose(struct fixture *f)
     f->now_ns += 400 * MS;
 }
 
-/* The new generation's probe and Steps, until the request ends: it must be with "length". Returns
- * its tokens. */
+/* The new generation's probe and Steps, until the request ends, which must be with STATUS_OK.
+ * Returns how many tokens it got. */
 static uint32_t run_to_end(struct fixture *f, uint64_t id)
 {
-    static const int32_t token = 7;
     uint32_t n_tokens = 0;
     for (uint64_t w = 1; w <= 2; w++)
         (void)from(f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
@@ -317,15 +319,7 @@ static uint32_t run_to_end(struct fixture *f, uint64_t id)
             const struct action *a = &f->last.items[i];
             if (a->type != ACT_STEP) continue;
             r.number = a->step->number;
-            for (uint32_t k = 0; k < a->step->n_runs; k++) {
-                const struct msg_run *x = &a->step->runs[k];
-                if (x->n_logits == 0 || x->kind == RUN_PROBE) continue;
-                runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
-                                                           .attempt = x->attempt,
-                                                           .first_pos = x->first_pos + x->n_rows,
-                                                           .n_tokens = 1,
-                                                           .tokens = &token};
-            }
+            if (a->step->runs[0].kind != RUN_PROBE) r.n_runs = answers_of(a->step, runs);
         }
         if (r.number) (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
         for (size_t i = 0; i < f->last.n; i++)
@@ -367,7 +361,7 @@ static void test_next_generation(void **state)
         for (uint64_t w = 1; w <= 2; w++)
             (void)from(&f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
     }
-    lose(&f); /* the third time: who is to blame is held down for two seconds */
+    lose(&f); /* the third time: the worker to blame is held down for two seconds */
     uint64_t room = bytes_for(40); /* both gave up what they had, and the machine is busier */
     for (int i = 0; i < 3; i++) {
         f.now_ns += 1000 * MS;
@@ -387,8 +381,8 @@ static void test_next_generation(void **state)
     core_close(f.core);
 }
 
-/* A coordinator that is started again finds the pool that the workers hold, if they hold one and
- * the same slice each; another slice or size counts for nothing. */
+/* A coordinator that is started again takes the pool that its workers hold, if all hold one of the
+ * same size and the slices of the plan; else it plans a new one. */
 static void test_next_coordinator(void **state)
 {
     (void)state;
@@ -418,7 +412,7 @@ static void test_next_coordinator(void **state)
     }
 }
 
-/* The coordinator has memory for so many pages' tables only. */
+/* The pool is bounded by the coordinator's memory for the tables of its pages, too. */
 static void test_tables(void **state)
 {
     (void)state;

@@ -7,8 +7,8 @@ static void answer_all(struct fixture *r)
     while (r->n_flight) (void)ready_answer(r, 0);
 }
 
-/* The chain is two stages, but a Step is under way four times as long as a stage computes: eight
- * sequences go into four Steps, so that the stages have work while the others travel. */
+/* There are two stages, but a Step is under way four times as long as a stage computes it: eight
+ * sequences are put into four Steps, so that the stages have work while other Steps travel. */
 static void test_decodes_by_the_round_trip(void **state)
 {
     (void)state;
@@ -37,8 +37,9 @@ static void test_decodes_by_the_round_trip(void **state)
     core_close(r.core);
 }
 
-/* While the first token of a request is on its way, a Step of another's prompt is a quarter of what
- * it may be otherwise, so that the request decodes soon. A row takes 1 ms, a Step may take 75. */
+/* While a request's first token is on its way, a Step of another's prompt takes a quarter of the
+ * time that it may take otherwise, so that the request decodes soon. A row takes 1 ms, a Step up
+ * to 75. */
 static void test_steps_are_a_quarter_while_one_is_about_to_decode(void **state)
 {
     (void)state;
@@ -64,8 +65,9 @@ static void test_steps_are_a_quarter_while_one_is_about_to_decode(void **state)
     }
 }
 
-/* One stage, a Step of three rows; a high request decodes, a low one too, and a normal one has a
- * long prompt. When the high one takes the low one's pages, that one's place goes to the prompt. */
+/* One stage, Steps of three rows: a high request and a low one decode, a normal one has a long
+ * prompt. When the low one is preempted for the high one's next page, its row goes to the prompt.
+ */
 static void test_a_preempted_decode_gives_its_row_back(void **state)
 {
     (void)state;
@@ -125,8 +127,8 @@ static void test_the_window_is_never_exceeded(void **state)
     }
 }
 
-/* A Step with one place for logits is the most urgent request's, although a prompt waits; where it
- * has two, one is the prompt's. */
+/* A Step's only row of logits is the most urgent request's, although a prompt waits; of two rows,
+ * one is the prompt's. */
 static void test_the_last_place_of_a_step(void **state)
 {
     (void)state;
@@ -167,7 +169,7 @@ static void test_prompts_share_a_step(void **state)
     core_close(r.core);
 }
 
-/* Of two like prompts in one Step, the second rides behind: each shared page is computed once. */
+/* Of two equal prompts, the second waits behind the first: each shared page is computed once. */
 static void test_a_like_prompt_rides_behind(void **state)
 {
     (void)state;
@@ -179,14 +181,14 @@ static void test_a_like_prompt_rides_behind(void **state)
     ready_submit(&r, 2, 3, 80, 1, PRIORITY_NORMAL);
     while (ready_compose(&r)) answer_all(&r);
     assert_int_equal(r.n_ended, 2);
-    assert_int_equal(ready_cache(&r).tokens_computed,
-                     96); /* the last page, which has the last row */
+    /* 80, and the last page again: it has the last row, whose logits the second needs too. */
+    assert_int_equal(ready_cache(&r).tokens_computed, 80 + 16);
     core_close(r.core);
 }
 
-/* Beside a decode, a prompt has no time but each window + 1 Steps. When the decode, which is less
- * urgent, finds no page, there are no Steps to count: the prompt goes on at once. Whenever the
- * prompt comes, there is a Step in flight until both have ended. */
+/* Beside a decode, this prompt gets a row only once in window + 1 Steps. When the decode, which is
+ * less urgent, finds no page, there are no Steps to count, and the prompt goes on at once. So
+ * whenever the prompt comes, a Step is in flight until both requests have ended. */
 static void test_a_decode_without_a_page_holds_up_no_prompt(void **state)
 {
     (void)state;

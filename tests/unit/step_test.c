@@ -1,16 +1,13 @@
-/* What a step does inside, on a small random llama: a row sees what its window lets it see, the
- * parts of a page are aligned, a value is quantised once, each row is normalised and quantised once
- * for all products that read it, and durations are counted. */
-#include "common/engine/engine.h"
-#include "common/engine/rope.h"
+/* What a step does inside, on a small random llama: what a row sees, how pages are aligned, that
+ * keys and values are written once, that each row is normalised and quantised once for all products
+ * that read it, and how durations are counted. */
 #include "common/engine/stage.h"
 
 #include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/base/prom.h"
 #include "common/base/rng.h"
-#include "common/io/ring.h"
-#include "tests/lib/tiny_llama.h"
+#include "tests/lib/tiny_engine.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -23,15 +20,12 @@
 
 #include <cmocka.h>
 
-#define LAYERS 2u
-#define HIDDEN TINY_HIDDEN
-#define HEADS TINY_HEADS
+#define LAYERS TINY_LAYERS
 #define KV_HEADS TINY_KV_HEADS
 #define HEAD TINY_HEAD
-#define FFN TINY_FFN
 #define VOCAB TINY_VOCAB
-#define PAGES 8u
-#define ROWS 16u
+#define PAGES TINY_PAGES
+#define ROWS TINY_ROWS
 
 /* The same shape with weights of F32 and of Q8_0. */
 static char path[] = "/tmp/flotilla-step-test-XXXXXX";
@@ -63,42 +57,9 @@ static int remove_models(void **state)
     return unlink(path) + unlink(path_q8);
 }
 
-static struct engine *open_file(bool q8, enum kv_type kv, uint32_t first, uint32_t last,
-                                unsigned threads)
+static struct engine *open_all(bool q8, enum kv_type kv, unsigned threads)
 {
-    struct errmsg em = {0};
-    struct ring_use use = {0};
-    struct engine *e = NULL;
-    struct eng_options o = {.weights = q8 ? model_q8 : model,
-                            .layer_first = first,
-                            .layer_last = last,
-                            .kv = kv,
-                            .n_pages = PAGES,
-                            .rows_max = ROWS,
-                            .logits_max = ROWS,
-                            .threads = threads,
-                            .read = ring_read,
-                            .read_ctx = &use};
-    if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
-    return e;
-}
-
-static struct engine *open_slice(enum kv_type kv, uint32_t first, uint32_t last)
-{
-    return open_file(false, kv, first, last, 2);
-}
-
-static const int32_t tokens[ROWS] = {1, 5, 9, 40, 47, 0, 3, 3, 17, 22, 8, 31, 2, 46, 12, 6};
-
-/* The logits of `tokens` at positions first.., through `pages`. */
-static void run(struct engine *e, uint32_t first, uint32_t n, const uint32_t *pages, float *ret)
-{
-    struct errmsg em = {0};
-    const float *out;
-    struct eng_run r = {first, n, n, tokens + first % ROWS, pages};
-    if (eng_step(e, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(ret + i * VOCAB, out + i * eng_logits_stride(e), VOCAB * sizeof *ret);
+    return tiny_open(q8 ? model_q8 : model, kv, 0, LAYERS - 1, threads);
 }
 
 /* What a row sees: all positions up to its own, or the last `window` of them. */
@@ -132,7 +93,7 @@ static void test_alignment(void **state)
             assert_int_equal(kv_half_bytes((enum kv_type)kv, size) % 64, 0);
             assert_int_equal(kv_half_bytes((enum kv_type)kv, size) / KV_PAGE % 64, 0);
         }
-        struct engine *e = open_slice((enum kv_type)kv, 0, LAYERS - 1);
+        struct engine *e = open_all(false, (enum kv_type)kv, 2);
         size_t used = 0;
         const uint32_t pages[PAGES] = {0, 1, 2, 3, 4, 5, 6, 7};
         for (uint32_t l = 0; l < LAYERS; l++)
@@ -154,15 +115,15 @@ static void written(enum kv_type kv, uint32_t chunk, uint8_t *ret, size_t n_byte
 {
     static float logits[ROWS * VOCAB];
     const uint32_t pages[] = {3};
-    struct engine *e = open_slice(kv, 0, LAYERS - 1);
-    for (uint32_t at = 0; at < ROWS; at += chunk) run(e, at, chunk, pages, logits);
+    struct engine *e = open_all(false, kv, 2);
+    for (uint32_t at = 0; at < ROWS; at += chunk) tiny_run(e, at, chunk, pages, logits);
     assert_int_equal(e->page_bytes, n_bytes);
     memcpy(ret, e->pool_kv + 3 * e->page_bytes, n_bytes);
     eng_close(e);
 }
 
-/* Keys and values written one by one are those written at once, to the byte; and a position's are
- * not touched when others are written. */
+/* Keys and values written one by one are, to the byte, those written at once: a position's are not
+ * touched when others are written. */
 static void test_written_once(void **state)
 {
     (void)state;
@@ -198,8 +159,8 @@ static void count_quantise(const float *x, struct act *a, uint32_t token)
     counted->quantise(x, a, token);
 }
 
-/* However many threads and panels read it, a row is normalised and quantised once for each product:
- * counted in a step of the engine, whose threads give the bits of one. */
+/* However many threads and panels read it, a row is normalised once and quantised once for all
+ * products that read it: counted in a step of the engine, whose threads give the bits of one. */
 static void test_each_row_once(void **state)
 {
     (void)state;
@@ -207,40 +168,40 @@ static void test_each_row_once(void **state)
     const uint32_t pages[] = {1};
     for (unsigned threads = 1; threads <= 4; threads++)
         for (int q8 = 0; q8 < 2; q8++) {
-            struct engine *e = open_file(q8, KV_F16, 0, LAYERS - 1, threads);
+            struct engine *e = open_all(q8, KV_F16, threads);
             struct kern counting = *e->kern;
             counted = e->kern;
             counting.rmsnorm = count_rmsnorm;
             counting.quantise = count_quantise;
             e->kern = &counting;
             n_norms = n_quantised = 0;
-            run(e, 0, ROWS, pages, got);
-            /* two norms a layer and one before the head; products of: attention's norm, attention,
-             * the FFN's norm, the gate; and of the head's norm */
+            tiny_run(e, 0, ROWS, pages, got);
+            /* Two norms a layer, and one before the head. Products read, in each layer, attention's
+             * norm, attention, the FFN's norm and the gate; and the head reads its norm. */
             assert_int_equal(n_norms, ROWS * (2 * LAYERS + 1));
             assert_int_equal(n_quantised, q8 ? ROWS * (4 * LAYERS + 1) : 0);
             e->kern = counted;
             eng_close(e);
-            struct engine *one = open_file(q8, KV_F16, 0, LAYERS - 1, 1);
-            run(one, 0, ROWS, pages, want);
+            struct engine *one = open_all(q8, KV_F16, 1);
+            tiny_run(one, 0, ROWS, pages, want);
             assert_memory_equal(got, want, sizeof want);
             eng_close(one);
         }
 }
 
-/* Each call into the kernels is counted once; what the histogram exports is what was counted. */
+/* Each call into the kernels is counted once. */
 static void test_dispatch(void **state)
 {
     (void)state;
     static float logits[ROWS * VOCAB];
     const uint32_t pages[] = {1};
-    struct engine *e = open_file(true, KV_F32, 0, LAYERS - 1, 1);
+    struct engine *e = open_all(true, KV_F32, 1);
     const unsigned
         steps = 5,
         want[ENG_N_OPS] = {
             [ENG_LINEAR] = 7 * LAYERS + 1, [ENG_ATTENTION] = LAYERS,    [ENG_NORM] = 2 * LAYERS + 1,
             [ENG_ROTATE] = LAYERS,         [ENG_QUANTISE] = 2 * LAYERS, [ENG_GATE] = LAYERS};
-    for (unsigned i = 0; i < steps; i++) run(e, i, 1, pages, logits);
+    for (unsigned i = 0; i < steps; i++) tiny_run(e, i, 1, pages, logits);
     for (int op = 0; op < ENG_N_OPS; op++) {
         struct stats_view v;
         eng_dispatch(e, (enum eng_op)op, &v);
@@ -250,6 +211,7 @@ static void test_dispatch(void **state)
     eng_close(e);
 }
 
+/* The histogram that is exported says of each bound how many durations do not exceed it. */
 static void test_histogram(void **state)
 {
     (void)state;

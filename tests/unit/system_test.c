@@ -1,6 +1,6 @@
-/* What programs share: log lines that never wait, standard descriptors, the end of a process, core
- * masks, and how the pool waits where cores are short. What changes a whole process runs in a child
- * of its own. */
+/* What programs share: log lines that never wait, standard descriptors, the end of a process,
+ * progress, the cores of a process, and how the pool waits where cores are short. What changes a
+ * whole process runs in a child of its own. */
 #include "common/base/clock.h"
 #include "common/base/cores.h"
 #include "common/base/log.h"
@@ -96,9 +96,9 @@ static void log_many(int said)
     log_close();
 }
 
-/* The writer's pipe takes 64 KiB, the queue LOG_LINES lines; the other lines are dropped, in no
- * time that depends on the reader. Read again, the log tells how many: not one is unaccounted for.
- */
+/* The writer's pipe takes 64 KiB and the queue LOG_LINES lines; other lines are dropped, and no
+ * call waits for the reader. Once it is read again, the log tells how many were dropped: every line
+ * is accounted for. */
 static void test_log_unread(void **state)
 {
     (void)state;
@@ -270,7 +270,7 @@ static void never_end(int said)
     for (;;) (void)pause();
 }
 
-/* A child that would never end is not waited for; cmocka's own time limit would end this test. */
+/* A process that would never end by itself ends; else ctest's time limit would end this test. */
 static void test_end_within(void **state)
 {
     (void)state;
@@ -289,7 +289,7 @@ static void test_progress_lines(void **state)
     struct progress p = {.what = "loading"};
     char line[160];
     unsigned lines = 0;
-    for (uint64_t ms = 1; ms <= 35000; ms++) { /* 35 s of a load, a call each ms */
+    for (uint64_t ms = 1; ms <= 35000; ms++) { /* a load of 35 s, with a call each ms */
         progress_line(&p, ms * NS_PER_MS, ms, 35000, line, sizeof line);
         lines += line[0] != 0;
         if (lines == 1 && line[0]) assert_string_equal(line, "loading: 29% of 0.0 MiB\n");
@@ -338,8 +338,8 @@ static void claim_cores(int said)
     (void)!write(said, cores_claim() ? "y" : "n", 1);
 }
 
-/* Another process of this machine (another flotilla, too) may hold them: then none gets them here,
- * and what is said is only that two never do. */
+/* Two processes never claim the cores at once. Where another process of this machine holds them (it
+ * may be another flotilla), neither of these gets them. */
 static void test_claims(void **state)
 {
     (void)state;
@@ -380,9 +380,9 @@ static void uneven(void *arg, unsigned idx, unsigned n)
     if (idx == 0) atomic_store(&w->rounds, n);
 }
 
-/* Waits that last: the spin becomes short, and the thread sleeps. Counted in readings of the clock,
- * of which a thread that spins for POOL_SPIN_NS makes more than 40. In one job, as the team of the
- * next one would be smaller on a busy machine. */
+/* When waits are long, the spinning becomes short and the thread sleeps. It is counted in readings
+ * of the clock, of which a thread that spins for POOL_SPIN_NS makes more than 40; in one job, since
+ * on a busy machine the next one may have fewer threads. */
 static void test_pool_sleeps(void **state)
 {
     (void)state;
@@ -417,8 +417,8 @@ static void burn_all(void *arg, unsigned idx, unsigned n)
     atomic_fetch_add(&w->rounds, 1);
 }
 
-/* A team of four on one core, beside a process that never sleeps: each thread lacks a core most of
- * its time, and the team ends as one thread. */
+/* A pool of four threads on one core, beside a process that never sleeps: its threads wait for a
+ * core most of the time, and in the end it works with one thread. */
 static void share_a_core(int said)
 {
     cpu_set_t one;

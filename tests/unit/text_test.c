@@ -1,3 +1,5 @@
+/* Tokens to text: characters over several tokens, stop strings. Text to tokens: merges, special
+ * tokens and pre-tokenisers, on vocabularies made for one fact each. */
 #include "common/base/rng.h"
 #include "common/text/detok.h"
 #include "common/text/vocab.h"
@@ -91,8 +93,7 @@ static size_t shown(const char *bytes, size_t n, char *ret)
     return len;
 }
 
-/* Whatever bytes come, in whatever pieces, what is shown is UTF-8: what another decoder makes of
- * them. */
+/* Whatever bytes come, in whatever pieces, the text is what another decoder makes of them. */
 static void test_any_bytes(void **state)
 {
     (void)state;
@@ -130,7 +131,7 @@ static void test_any_bytes(void **state)
     detok_close(&d);
 }
 
-/* At every moment exactly that is shown which no stop string can still take back. */
+/* At every moment the text that is shown is exactly what no stop string can still take back. */
 static void test_stops_are_never_shown(void **state)
 {
     (void)state;
@@ -381,8 +382,8 @@ static void close_made(struct made *m, struct vocab *v)
     mem_free(m);
 }
 
-/* Equal ranks and equal scores are merged from the left; of a merge that is there twice the first
- * counts; scores below zero have their order. */
+/* Pairs of equal rank or score are merged from the left; of a merge that is listed twice the first
+ * counts; negative scores are ordered too. */
 static void test_ties_of_merges(void **state)
 {
     (void)state;
@@ -417,7 +418,7 @@ static void test_ties_of_merges(void **state)
     close_made(m, v);
 }
 
-/* Merging by its definition: again and again the best pair of neighbours, the leftmost of equals.
+/* Merging by its definition: again and again the best pair of neighbours, of equals the leftmost.
  */
 static void merge_plainly(const struct made *m, const char *text, size_t len, int32_t *ret)
 {
@@ -472,7 +473,7 @@ static void test_merges_by_definition(void **state)
         expect_ids(v, text, len, false, want);
         close_made(m, v);
     }
-    /* each merge makes two new pairs and the old ones wait: as many as a word can have at once */
+    /* Each merge makes two new pairs while the old ones wait: as many as there can be at once. */
     struct made *m = make("llama", "");
     static const char *const later[] = {"aba", "bab", "abab"};
     (void)add(m, "a", TOKEN_NORMAL, -9);
@@ -490,7 +491,7 @@ static void test_merges_by_definition(void **state)
     close_made(m, v);
 }
 
-/* Every length of one letter, each of which is a token. */
+/* Texts of one letter, each length of which is a token. */
 static void test_one_letter(void **state)
 {
     (void)state;
@@ -508,7 +509,7 @@ static void test_one_letter(void **state)
     close_made(m, v);
 }
 
-/* llama-bpe takes a word that is a token whole; others take what merges make of it. */
+/* llama-bpe takes a piece of text that is a token whole; others merge its letters. */
 static void test_whole_words(void **state)
 {
     (void)state;
@@ -527,7 +528,8 @@ static void test_whole_words(void **state)
     }
 }
 
-/* A byte that is no token becomes the unknown one, and nothing where that would steer the model. */
+/* A byte that is no token becomes the unknown token, or nothing where that token would steer the
+ * model. */
 static void test_unknown_bytes(void **state)
 {
     (void)state;
@@ -549,7 +551,7 @@ static void test_unknown_bytes(void **state)
         }
 }
 
-/* U+180E is no white space: it joins the space before it, as a symbol does. */
+/* U+180E is no white space: the space before it belongs to its piece, as before a symbol. */
 static void test_mongolian_vowel_separator(void **state)
 {
     (void)state;
@@ -564,14 +566,14 @@ static void test_mongolian_vowel_separator(void **state)
         struct vocab *v = open_made(m);
         EXPECT_IDS(v, "x \xe1\xa0\x8ey", 'x', joined, 0xa0, 0x8e, 'y');
         EXPECT_IDS(v, "x   \xe1\xa0\x8e", 'x', two, joined, 0xa0, 0x8e);
-        /* U+1680 and U+2003 are white space: the space before them is a piece of the same run */
+        /* U+1680 is white space: the space before it is of the same run. */
         EXPECT_IDS(v, "x \xe1\x9a\x80y", 'x', ' ', 0xe1, 0x9a, 0x80, 'y');
         EXPECT_IDS(v, "x  ", 'x', two);
         close_made(m, v);
     }
 }
 
-/* Qwen2 composes its text (form C) before it is cut, others leave it as it is. */
+/* Qwen2 composes its text (NFC) before it is cut into pieces, others leave it as it is. */
 static void test_composition(void **state)
 {
     (void)state;
@@ -605,7 +607,7 @@ static void test_composition(void **state)
     }
 }
 
-/* Marks in an order that makes a naive sort quadratic (an hour here), and a run of spaces longer
+/* Marks in an order in which a naive sort is quadratic (an hour here), and a run of spaces longer
  * than the ten million steps after which PCRE2 gives up by itself. */
 static void test_long_runs(void **state)
 {
@@ -639,8 +641,8 @@ static void test_long_runs(void **state)
     close_made(m, v);
 }
 
-/* The longest special token at each place, by comparing with all; control tokens only where they
- * are allowed; of equal texts the lowest id. */
+/* At each place the longest special token, found by comparing with all of them; control tokens only
+ * where they are allowed; of equal texts the lowest id. */
 static void test_special_tokens(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* A model in one GGUF file, and the same one cut into parts: one directory, from whichever part is
- * named; and what is wrong with a set of parts is said by file and key. */
+/* A model in one GGUF file, and cut into several: the same directory of tensors, whichever part is
+ * named; and an error of a set of parts names the file and the key. */
 #include "common/engine/engine.h"
 #include "common/engine/weights.h"
 
@@ -123,7 +123,7 @@ static void logits(const struct weights *w, float *ret)
     eng_close(e);
 }
 
-/* Of one file or several, and of several from each of their names. */
+/* The same tensors and logits from one file or several, and from each name of several. */
 static void test_parts_are_a_whole(void **state)
 {
     (void)state;
@@ -152,7 +152,7 @@ static void test_parts_are_a_whole(void **state)
         }
 }
 
-/* The digest is of all headers: another cut is another. */
+/* The digest is of all headers: another cut of the same model has another one. */
 static void test_digest(void **state)
 {
     (void)state;
@@ -173,7 +173,7 @@ static void test_digest(void **state)
     assert_true(digests[0] != digests[1]);
 }
 
-/* Opens part 1 of 3 as they were written; what is said names all of `names`. */
+/* Writes the three parts and opens the first: this error, and its text has all of `names`. */
 static void refused(const struct gguf_part *p, int code, const char *const names[static 3])
 {
     struct errmsg em = {0};
@@ -191,7 +191,7 @@ static void test_wrong_parts(void **state)
     (void)state;
     struct gguf_part p[3];
     cut(3, false, p);
-    p[1] = p[2]; /* a part under another's name */
+    p[1] = p[2]; /* a part under another part's name */
     refused(p, ERR_FORMAT, (const char *[]){"00002-of", "'split.no' is 2", "1 by the file's name"});
     cut(3, false, p);
     p[2].count = 4;
@@ -236,7 +236,7 @@ static void test_missing_part(void **state)
     remove_parts(3);
 }
 
-/* Under a name that is no part's the other parts cannot be found; a part in memory has none. */
+/* From a name that is no part's the other parts cannot be found; a part in memory has no name. */
 static void test_names(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Messages survive the wire, and bytes that are no message survive nothing but a count. */
+/* Messages come back as they were encoded; bytes that break a rule are refused, by the field's
+ * name. */
 #include "proto/gate.h"
 #include "proto/wire.h"
 
@@ -164,7 +165,7 @@ static void test_step_limits(void **state)
     broken(s, "n_logits");
 }
 
-/* Log-probabilities come back as they went, and only in numbers that fit the tokens. */
+/* Log-probabilities come back as they were encoded; more alternatives than may be are refused. */
 static void test_logprobs(void **state)
 {
     (void)state;
@@ -201,7 +202,7 @@ static void test_logprobs(void **state)
     assert_int_equal(wire_get_result(out.data, out.len, &arena, &r, &em), ERR_PROTO);
 }
 
-/* Every 64-bit word of it is another: two fields that change places do not stay unseen. */
+/* Every 64-bit word differs from the others, so that two fields that changed places are seen. */
 static struct msg_heartbeat distinct_heartbeat(uint64_t from)
 {
     struct msg_heartbeat h;
@@ -265,7 +266,7 @@ static struct msg_to_worker make_assign(uint32_t n_tensors)
                                              .plaintext = true}};
 }
 
-/* Every field comes back, up to the largest slice, in a message that a control socket takes. */
+/* Every field comes back, up to the largest slice, in a message that a control connection takes. */
 static void test_assign(void **state)
 {
     (void)state;
@@ -334,13 +335,13 @@ static struct msg_worker_status distinct_worker(uint32_t from)
                                   .load_total = from + 1001,
                                   .compute_ns = from + 1002,
                                   .idle_ns = from + 1003};
-    /* Clients are not told of single Steps. */
+    /* Not part of a status. */
     w.heartbeat.step_received = w.heartbeat.step_done = 0;
     w.heartbeat.moves = w.heartbeat.cpu_wait_ns = 0;
     return w;
 }
 
-/* Every field of a status is another, and comes back as it went. */
+/* Every field of a status has another value, and comes back with it. */
 static void test_status(void **state)
 {
     (void)state;
@@ -411,8 +412,7 @@ static void test_status(void **state)
     }
 }
 
-/* A worker's memory travels with its Hello and with each heartbeat; one that tells nothing is
- * taken. */
+/* A worker's memory is in its Hello and in each heartbeat; it may also be absent. */
 static void test_memory(void **state)
 {
     (void)state;
@@ -435,7 +435,8 @@ static void test_memory(void **state)
     }
 }
 
-/* What others call themselves ends up in logs and on terminals. */
+/* A peer's name ends up in logs and on terminals: control characters and broken UTF-8 become '?'.
+ */
 static void test_names_are_cleaned(void **state)
 {
     (void)state;
@@ -498,7 +499,7 @@ static void test_generate(void **state)
     assert_non_null(strstr(em.text, "temp"));
 }
 
-/* Flipped, cut and random bytes: an error or a message within the limits, never more. */
+/* Changed and cut messages: an error, or a message within the limits. */
 static void test_mutations(void **state)
 {
     (void)state;
@@ -561,7 +562,7 @@ static int clean_up(void **state)
     return 0;
 }
 
-/* What `status` shows of a worker that has faults and waits for a CPU. */
+/* The fields of `status` for a worker that has faults and waits for a CPU. */
 static void test_worker_status(void **state)
 {
     (void)state;
@@ -582,6 +583,63 @@ static void test_worker_status(void **state)
     assert_int_equal(r.replicas[0].workers[0].faults, 3);
 }
 
+/* As many sub-messages as the limits allow, each as small as can be: their bytes are few, and
+ * unpacking them takes most for each byte. */
+static void test_many_small(void **state)
+{
+    (void)state;
+    static struct msg_run runs[LIMIT_STEP_RUNS];
+    static struct msg_run_result results[LIMIT_STEP_RUNS];
+    static struct msg_replica_status replicas[LIMIT_REPLICAS];
+    static struct msg_worker_status workers[LIMIT_STAGES];
+    struct errmsg em = {0};
+    const int32_t token = 1;
+    const uint32_t page = 1;
+    for (uint32_t i = 0; i < LIMIT_STEP_RUNS; i++) {
+        runs[i] = (struct msg_run){.request = 1,
+                                   .n_rows = 1,
+                                   .n_logits = 1,
+                                   .n_pages = 1,
+                                   .tokens = &token,
+                                   .pages = &page,
+                                   .has_open = true,
+                                   .open = {.sampling = {.top_p = 1, .repetition = 1}}};
+        results[i] = (struct msg_run_result){.request = 1};
+    }
+    struct msg_step step, got_step;
+    struct msg_run one[2];
+    step = make_step(one);
+    step.runs = runs;
+    step.n_runs = step.rows = LIMIT_STEP_RUNS;
+    step.frame_bytes = 0;
+    wire_put_step(&step, &out);
+    if (wire_get_step(out.data, out.len, &arena, &got_step, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(got_step.n_runs, LIMIT_STEP_RUNS);
+
+    struct msg_result result = {.epoch = step.epoch,
+                                .number = 1,
+                                .n_runs = LIMIT_STEP_RUNS,
+                                .runs = results},
+                      got_result;
+    wire_put_result(&result, &out);
+    if (wire_get_result(out.data, out.len, &arena, &got_result, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(got_result.n_runs, LIMIT_STEP_RUNS);
+
+    for (uint32_t i = 0; i < LIMIT_REPLICAS; i++)
+        replicas[i] = (struct msg_replica_status){.n_workers = LIMIT_STAGES, .workers = workers};
+    struct msg_status status = {.n_replicas = LIMIT_REPLICAS, .replicas = replicas}, got_status;
+    wire_put_status(&status, &out);
+    if (wire_get_status(out.data, out.len, &arena, &got_status, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(got_status.n_replicas, LIMIT_REPLICAS);
+    assert_int_equal(got_status.replicas[LIMIT_REPLICAS - 1].n_workers, LIMIT_STAGES);
+
+    /* Empty ones from somebody else: two bytes each. */
+    buf_drop(&out, out.len);
+    for (uint32_t i = 0; i < LIMIT_REPLICAS; i++) (void)buf_append(&out, "\x1a", 2);
+    if (wire_get_status(out.data, out.len, &arena, &got_status, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(got_status.n_replicas, LIMIT_REPLICAS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -592,6 +650,7 @@ int main(void)
         cmocka_unit_test(test_memory),        cmocka_unit_test(test_names_are_cleaned),
         cmocka_unit_test(test_worker_status), cmocka_unit_test(test_generate),
         cmocka_unit_test(test_mutations),     cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_many_small),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);
 }

@@ -19,16 +19,18 @@
 
 #define MS NS_PER_MS
 
-/* The script: what the coordinator does, and when the worker is told to stop. */
+/* What the coordinator and the compute thread do, when the worker is told to stop, and what was
+ * seen. */
 static struct script {
     uint64_t stop_ns;
-    uint64_t silent_ns; /* from then on nothing is answered on the first connection; 0: never */
-    uint64_t freeze_ns, freeze_for_ns; /* the worker itself stands still */
+    uint64_t silent_ns; /* from then on the first connection brings no answer; 0: never */
+    uint64_t freeze_ns, freeze_for_ns; /* the worker's process is stopped then, for so long */
     uint32_t version;                  /* of the coordinator */
     bool refuse;
     uint64_t ready_ns; /* the compute thread says Ready then; 0: never */
     uint64_t steps_ns; /* it has received a Step from then on; 0: never */
     bool sent_ready;
+    /* Messages of the worker; n_ready_late: Ready although Steps came. */
     uint32_t n_hello, n_ready, n_ready_late, n_heartbeat, n_goodbye, n_commands;
     uint64_t back_ns;            /* first message on another connection */
     struct exec_options options; /* that the compute thread was opened with */
@@ -130,7 +132,7 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
     struct msg_from_worker m;
     struct errmsg em = {0};
     assert_int_equal(n, 1);
-    if (fake.lookup_rc) return ERR_AGAIN; /* it is connected to nobody */
+    if (fake.lookup_rc) return ERR_AGAIN; /* there is no connection */
     assert_int_equal(wire_get_from_worker(f->data, f->bytes, &arena, &m, &em), 0);
     if (sock != CONTROL && !script.back_ns) script.back_ns = fake.now_ns;
     switch (m.type) {
@@ -144,7 +146,7 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
     default: break;
     }
     if (sock == CONTROL && script.silent_ns && fake.now_ns >= script.silent_ns) return 0;
-    /* Nothing waits for a worker that stands still. */
+    /* Nothing is sent to a worker that is about to be stopped. */
     if (script.freeze_ns && fake.now_ns + NS_PER_S >= script.freeze_ns) return 0;
     if (m.type == FROM_HEARTBEAT) say(sock, script.refuse ? TO_REFUSE : TO_ALIVE);
     return 0;
@@ -198,7 +200,6 @@ static void test_quiet_life(void **state)
     struct loop_options o = options();
     struct errmsg em;
     (void)state;
-    fake.on_poll = on_poll;
     assert_int_equal(run(&o, &em), 0);
     assert_int_equal(fake.n_sockets, 2);
     assert_string_equal(fake_endpoint(CONTROL), "tcp://127.0.0.1:7071");
@@ -336,7 +337,7 @@ static void test_no_such_host(void **state)
     assert_non_null(strstr(em.text, "--coordinator: host 'x' does not resolve"));
     (void)setup(state);
     o = options();
-    fake.lookup_rc = ERR_TIMEOUT; /* the name service may come back: it is asked again */
+    fake.lookup_rc = ERR_TIMEOUT; /* the name service may come back: the worker asks again */
     assert_int_equal(run(&o, &em), 0);
     assert_in_range(fake.n_sockets, 5, 7);
 }
@@ -355,7 +356,7 @@ static void test_refused(void **state)
     assert_non_null(strstr(em.text, "version 9, this worker 2"));
 }
 
-/* Whichever send or receive fails, once, the worker goes on, and its Ready is told. */
+/* Whichever send or receive fails, once, the worker goes on, and its Ready arrives. */
 static void test_failing_once(void **state)
 {
     static const int errors[] = {ERR_AGAIN, ERR_CLOSED, ERR_IO};

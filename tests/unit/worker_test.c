@@ -1,6 +1,6 @@
-/* A worker's compute thread in this process, on a tiny model: Assigns, Steps and results go through
- * real sockets; every allocation and every read of a load may fail. And what it does with a Step,
- * without sockets. */
+/* What a worker does with a Step (stage_work), without sockets; and its compute thread (exec), in
+ * this process, with Assigns, Steps and results through real sockets. Every allocation and every
+ * read of a load is made to fail. All on a tiny model. */
 #include "worker/exec.h"
 #include "worker/stage_work.h"
 
@@ -124,7 +124,7 @@ static struct msg_run run_of(uint64_t request, uint32_t first, uint32_t n, const
                             .open = {.sampling = SAMPLING_PLAIN}};
 }
 
-/* ---- what is done with a Step ---- */
+/* ---- stage_work ---- */
 
 static struct stage_work *open_work(const struct msg_assign *a)
 {
@@ -149,7 +149,7 @@ static void step(struct stage_work *w, struct msg_run *runs, uint32_t n, struct 
     }
 }
 
-/* More requests than there are slots, one after another. */
+/* More requests than there are slots, one after another: closed ones give theirs back. */
 static void test_slots_come_back(void **state)
 {
     (void)state;
@@ -199,7 +199,8 @@ static int32_t next_token(struct stage_work *w, uint64_t request, const int32_t 
     return token;
 }
 
-/* Presence and frequency count what was generated: token by token, and replayed as one list. */
+/* Presence and frequency penalties count the generated tokens only, whether these come one by one
+ * or as the list of a replay. */
 static void test_boundary_of_a_replay(void **state)
 {
     (void)state;
@@ -210,7 +211,7 @@ static void test_boundary_of_a_replay(void **state)
     uint32_t forgets = 0, counts_prompt = 0;
     for (uint32_t at = n_prompt; at < n; at++) {
         struct stage_output out;
-        /* As it goes on: one row more, of the request that is open. */
+        /* Decoding: one more row of the request, which was opened with its first. */
         struct msg_run r = run_of(1, at == n_prompt ? 0 : at - 1, at == n_prompt ? at : 1,
                                   at == n_prompt ? list : &list[at - 1]);
         r.has_open = at == n_prompt;
@@ -229,7 +230,7 @@ static void test_boundary_of_a_replay(void **state)
     stage_work_close(w);
 }
 
-/* Each answer of a call has noise of its own, whoever is in the same Step. */
+/* Each sample of a call has noise of its own, whatever else is in the Step. */
 static void test_noise_of_samples(void **state)
 {
     (void)state;
@@ -258,7 +259,7 @@ static void test_noise_of_samples(void **state)
     stage_work_close(w);
 }
 
-/* What is held serves an assignment only if nothing that it was made of differs. */
+/* A loaded slice serves another assignment only if nothing that it was made from differs. */
 static void test_fits(void **state)
 {
     (void)state;
@@ -283,8 +284,8 @@ static void test_fits(void **state)
     stage_work_close(w);
 }
 
-/* A load in which one allocation or one read fails ends in an error, or did not need it; after it
- * the next one is in order. */
+/* A load in which one allocation or one read fails ends in an error, or did without it; the next
+ * load is in order. */
 static void test_failing_loads(void **state)
 {
     (void)state;
@@ -312,7 +313,7 @@ static void test_failing_loads(void **state)
     stage_work_close(open_work(&a));
 }
 
-/* ---- the thread, its sockets and epochs ---- */
+/* ---- exec ---- */
 
 struct rig {
     struct net *net;
@@ -346,8 +347,8 @@ static void close_rig(struct rig *r)
     net_close(r->net);
 }
 
-/* The next message of this epoch, but for progress: of the one before it may say that a link broke.
- */
+/* The next message of this epoch, but for progress. One of the epoch before may still come, about a
+ * broken link. */
 static enum from_worker hear(struct rig *r)
 {
     do {
@@ -367,7 +368,7 @@ static void send_assign(struct rig *r, const struct msg_assign *a)
     assert_true(exec_command(r->exec, &m));
 }
 
-/* A new generation with this assignment, up to its first word. */
+/* A new generation with this assignment; returns the type of its first message. */
 static enum from_worker assign(struct rig *r, const struct msg_assign *a)
 {
     close_links(r);
@@ -454,8 +455,8 @@ static struct msg_step step_of(const struct rig *r, uint64_t number, struct msg_
                              .runs = run};
 }
 
-/* From the decoded Step to the encoded result the thread is under the guard, and what the links
- * carried is counted on the side where it was carried. */
+/* From the decoded Step to the encoded result the thread is under the guard; and bytes in and out
+ * are counted apart. */
 static void test_figures_and_guard(void **state)
 {
     (void)state;
@@ -491,7 +492,8 @@ static void test_figures_and_guard(void **state)
     close_rig(&r);
 }
 
-/* A Step whose frame is shorter or longer than it says is dropped; the right one is still taken. */
+/* A Step whose frame is shorter or longer than its header says is dropped; the right one that
+ * follows is taken. */
 static void test_wrong_frames(void **state)
 {
     (void)state;
@@ -513,7 +515,8 @@ static void test_wrong_frames(void **state)
     close_rig(&r);
 }
 
-/* After a Step that could not be run nothing else of the epoch is; the next epoch is in order. */
+/* After a Step that could not be run, no other Step of the epoch is run; the next epoch is in
+ * order. */
 static void test_nothing_after_a_fault(void **state)
 {
     (void)state;
@@ -532,7 +535,7 @@ static void test_nothing_after_a_fault(void **state)
     assert_int_equal(hear(&r), FROM_FAULT);
     assert_false(r.heard.downstream);
     if (!strstr(r.heard.text, "page 64 of 64")) fail_msg("%s", r.heard.text);
-    /* It closes the link, and the Step that lay behind is lost with it. */
+    /* It closes the link, and the next Step is lost with it. */
     struct net_poll items[] = {{.sock = r.monitor}, {.sock = r.from}};
     enum net_event event = NET_EVENT_NONE;
     while (event != NET_EVENT_LOST) {
@@ -553,7 +556,7 @@ static void test_nothing_after_a_fault(void **state)
     close_rig(&r);
 }
 
-/* An Assign that is said again, or an old one, changes nothing: the links stay. */
+/* An Assign that is repeated, or an old one, changes nothing: the links stay. */
 static void test_repeated_assign(void **state)
 {
     (void)state;
@@ -617,7 +620,7 @@ static void test_larger_steps_after_a_restart(void **state)
 }
 
 /* Another model under the same name, a damaged tensor, an Assign without hashes: a fault that says
- * so. A slice that is held is not read again while the model is the same. */
+ * so. A slice in memory is not read again while the model is the same. */
 static void test_other_models(void **state)
 {
     (void)state;
@@ -655,7 +658,7 @@ static void test_other_models(void **state)
     close_rig(&r);
 }
 
-/* Loads that fail at any allocation or read: a word each time, and the thread lives. */
+/* Loads that fail at any allocation or read: a message each time, and the thread goes on. */
 static void test_failing_assigns(void **state)
 {
     (void)state;
