@@ -67,13 +67,55 @@ static int set_u32(struct reader *r, const struct conf_key *k, const char *s)
     return 0;
 }
 
-static int set_value(struct reader *r, const struct conf_key *k)
+static void free_list(struct conf_list *list)
+{
+    for (size_t i = 0; i < list->n; i++) mem_free(list->items[i].text);
+    mem_free(list->items);
+    *list = (struct conf_list){.items = NULL};
+}
+
+/* The event must be a scalar that this reader takes. */
+static int check_scalar(struct reader *r, const struct conf_key *k)
 {
     if (r->event.type != YAML_SCALAR_EVENT) return fail(r, k->name, "needs a single value");
-    const char *s = (const char *)r->event.data.scalar.value;
     if (r->event.data.scalar.anchor || r->event.data.scalar.tag)
         return fail(r, k->name, "anchors and tags are not read");
-    if (strlen(s) != r->event.data.scalar.length) return fail(r, k->name, "holds a NUL");
+    const char *s = (const char *)r->event.data.scalar.value;
+    return strlen(s) == r->event.data.scalar.length ? 0 : fail(r, k->name, "holds a NUL");
+}
+
+/* From the list's start to its end. */
+static int set_list(struct reader *r, const struct conf_key *k)
+{
+    char reason[96];
+    struct conf_list *list = k->value;
+    if (r->event.type != YAML_SEQUENCE_START_EVENT || r->event.data.sequence_start.anchor ||
+        r->event.data.sequence_start.tag)
+        return fail(r, k->name, "needs a list, without anchor or tag");
+    free_list(list);
+    int rc;
+    while ((rc = next(r)) == 0 && r->event.type != YAML_SEQUENCE_END_EVENT) {
+        if ((rc = check_scalar(r, k)) < 0) return rc;
+        const char *s = (const char *)r->event.data.scalar.value;
+        if (plain(r) && is_null(s)) return fail(r, k->name, "has an empty item");
+        if (list->n == k->max) {
+            (void)snprintf(reason, sizeof reason, "has more than %u items", k->max);
+            return fail(r, k->name, reason);
+        }
+        list->items = mem_realloc(list->items, (list->n + 1) * sizeof *list->items);
+        list->items[list->n++] = (struct conf_item){.text = mem_strdup(s),
+                                                    .line = r->event.start_mark.line + 1,
+                                                    .column = r->event.start_mark.column + 1};
+    }
+    return rc;
+}
+
+static int set_value(struct reader *r, const struct conf_key *k)
+{
+    if (k->kind == CONF_LIST) return set_list(r, k);
+    int rc = check_scalar(r, k);
+    if (rc < 0) return rc;
+    const char *s = (const char *)r->event.data.scalar.value;
     if (k->kind == CONF_U32) return set_u32(r, k, s);
     if (k->kind == CONF_BOOL) {
         bool yes = strcmp(s, "true") == 0;
@@ -187,9 +229,10 @@ int conf_read(const char *path, const struct conf_key *table, struct errmsg *em)
 
 void conf_free(const struct conf_key *table)
 {
-    for (; table->name; table++)
-        if (table->kind == CONF_STRING) {
-            mem_free(*(char **)table->value);
-            *(char **)table->value = NULL;
-        }
+    for (; table->name; table++) {
+        if (table->kind == CONF_LIST) free_list(table->value);
+        if (table->kind != CONF_STRING) continue;
+        mem_free(*(char **)table->value);
+        *(char **)table->value = NULL;
+    }
 }

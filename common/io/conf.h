@@ -18,6 +18,18 @@ enum conf_kind {
     CONF_STRING, /* char *, NULL or from mem_alloc; conf_free frees it */
     CONF_U32,    /* uint32_t in [min, max] */
     CONF_BOOL,   /* bool */
+    CONF_LIST,   /* struct conf_list: strings, at most `max`; freed with conf_free */
+};
+
+/* A string of a list, and where it stands in the file, from 1. */
+struct conf_item {
+    char *text;
+    size_t line, column;
+};
+
+struct conf_list {
+    struct conf_item *items;
+    size_t n;
 };
 
 struct conf_key {
@@ -34,7 +46,7 @@ int conf_read(const char *path, const struct conf_key *table, struct errmsg *em)
 /* The same from memory; `name` stands for the file in errors. */
 int conf_parse(const char *name, const char *text, size_t len, const struct conf_key *table,
                struct errmsg *em);
-/* Frees the strings of a table. */
+/* Frees the strings and lists of a table. */
 void conf_free(const struct conf_key *table);
 
 #endif

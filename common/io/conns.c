@@ -45,6 +45,8 @@ struct conns {
     uint32_t count[CONNS_GROUPS]; /* connections that are not cut */
     struct conn conns[CONNS_FD_MAX];
     _Atomic uint64_t delivered[CONNS_FD_MAX];
+    _Atomic uint64_t refused[CONNS_FD_MAX]; /* the cookie of a connection to be cut, or 0 */
+    atomic_bool any_refused;
 };
 
 int conns_open(struct conns **ret, struct errmsg *em)
@@ -159,6 +161,22 @@ void conns_delivered(struct conns *c, int fd, size_t frame_bytes)
     atomic_fetch_add(&c->delivered[fd], frame_bytes + (frame_bytes > 255 ? 9 : 2));
 }
 
+void conns_refuse(struct conns *c, int fd)
+{
+    if (fd < 0 || fd >= (int)CONNS_FD_MAX) return;
+    atomic_store(&c->refused[fd], cookie_of(fd));
+    atomic_store(&c->any_refused, true);
+}
+
+static void cut_refused(struct conns *c)
+{
+    if (!atomic_exchange(&c->any_refused, false)) return;
+    for (int fd = 0; fd < c->fd_end; fd++) {
+        uint64_t cookie = atomic_exchange(&c->refused[fd], 0);
+        if (cookie && c->conns[fd].used && c->conns[fd].cookie == cookie) cut(c, fd);
+    }
+}
+
 int conns_fd(const struct conns *c)
 {
     return c->epoll;
@@ -234,6 +252,7 @@ static void hold_total(struct conns *c, uint32_t group)
 
 long conns_turn(struct conns *c, uint64_t now_ns)
 {
+    cut_refused(c);
     if (c->any_hot && now_ns < c->looked_ns + LOOK_NS)
         return (long)((c->looked_ns + LOOK_NS - now_ns) / NS_PER_MS) + 1;
     struct epoll_event fired[FIRED_MAX];

@@ -6,7 +6,7 @@
  * receiver those that it was handed; the difference lies in libzmq. A connection beyond its limit
  * is shut down; libzmq then drops the unfinished message.
  *
- * One thread owns it (net.c's guard); conns_delivered may be called from any. */
+ * One thread owns it (net.c's guard); conns_delivered and conns_refuse may be called from any. */
 #ifndef FLOTILLA_IO_CONNS_H
 #define FLOTILLA_IO_CONNS_H
 
@@ -46,6 +46,9 @@ void conns_accepted(struct conns *c, int fd, uint32_t group, uint64_t now_ns);
 void conns_lost(struct conns *c, int fd);
 /* A frame of so many bytes that came by fd was handed over. */
 void conns_delivered(struct conns *c, int fd, size_t frame_bytes);
+
+/* The connection that fd names now is to be shut down, by the next conns_turn. */
+void conns_refuse(struct conns *c, int fd);
 
 /* Readable when conns_turn has work before the time it said. */
 int conns_fd(const struct conns *c);

@@ -6,6 +6,7 @@
 #include "common/base/mem.h"
 #include "common/io/conns.h"
 #include "common/io/lookup.h"
+#include "common/io/zap.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -22,13 +23,21 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#define HANDSHAKE_MS 5000
+#define HANDSHAKE_MS 2000
+#define BACKLOG 1024 /* connections that the kernel holds until they are accepted */
+/* CURVE: what a frame grows by (a command's name, a nonce, a flag and a MAC), and the longest frame
+ * of its handshake, which libzmq holds against the same limit as frames of messages. */
+#define CURVE_BYTES 33
+#define CURVE_HANDSHAKE_BYTES 1024
+#define ENFORCE_DOMAIN                                                                             \
+    93 /* ZMQ_ZAP_ENFORCE_DOMAIN: never without a handler. Not in Debian's zmq.h */
 /* A peer whose host is gone, or whose connection a middlebox forgot, is found within 25 s, also
  * where nobody expects to hear from it. */
 #define KEEPALIVE_IDLE_S 10
 #define KEEPALIVE_EACH_S 5
 #define KEEPALIVE_TRIES 3
 #define MONITOR_EVENTS 4096 /* that may wait to be read; beyond, the I/O thread blocks */
+#define SKIPPED_A_CALL 64   /* messages of keys that are not admitted any more */
 #define QUIET_NS (10 * NS_PER_S)
 #define TOTAL_FACTOR 4u /* times one peer's limit that all peers of a socket may have waiting */
 
@@ -45,10 +54,13 @@ struct guard {
         bool fresh; /* limits are not told to `conns` yet */
     } watched[CONNS_GROUPS];
     struct conns *conns;
+    struct zap *zap; /* the context's, or NULL */
 };
 
 struct net {
     void *ctx;
+    struct key_pair own;
+    struct zap *zap; /* NULL: plaintext */
     struct guard guard;
 };
 
@@ -58,6 +70,10 @@ struct net_sock {
     struct net *net;
     struct net_limits limits;
     bool guarded;             /* its peers are held within limits */
+    struct net_rule rule;     /* whom it admits */
+    struct key expected;      /* at the other end */
+    bool has_domain;          /* it listens with keys, */
+    uint32_t domain;          /* as this domain of ZAP */
     struct net_sock *watches; /* of a monitor: the socket, until that is closed */
     struct net_sock *monitor; /* and the other way round */
     struct lookup *lookup;    /* of its host, or NULL */
@@ -102,7 +118,33 @@ void net_close(struct net *n)
     close_guard(&n->guard);
     (void)pthread_mutex_destroy(&n->guard.lock);
     while (zmq_ctx_term(n->ctx) != 0 && errno == EINTR) continue;
+    zap_close(n->zap);
+    explicit_bzero(&n->own, sizeof n->own);
     mem_free(n);
+}
+
+int net_secure(struct net *n, const struct key_pair *own, struct errmsg *em)
+{
+    int rc = zap_open(n->ctx, &n->zap, em);
+    if (rc < 0) return rc;
+    n->own = *own;
+    n->guard.zap = n->zap;
+    return 0;
+}
+
+bool net_is_secure(const struct net *n)
+{
+    return n->zap != NULL;
+}
+
+void net_allow(struct net *n, const struct key_list *keys)
+{
+    if (n->zap) zap_allow(n->zap, keys);
+}
+
+bool net_refusal(struct net *n, struct net_refusal *ret)
+{
+    return n->zap && zap_refusal(n->zap, ret);
 }
 
 static bool set_int(void *s, int option, int value)
@@ -110,15 +152,18 @@ static bool set_int(void *s, int option, int value)
     return zmq_setsockopt(s, option, &value, sizeof value) == 0;
 }
 
-static bool set_options(void *s, enum net_kind kind, struct net_limits l)
+static bool set_options(void *s, enum net_kind kind, struct net_limits l, bool secure)
 {
+    int64_t frame_max = l.frame_max + (secure ? CURVE_BYTES : 0);
+    if (secure && frame_max < CURVE_HANDSHAKE_BYTES) frame_max = CURVE_HANDSHAKE_BYTES;
     bool ok = set_int(s, ZMQ_LINGER, 0) && set_int(s, ZMQ_SNDHWM, l.hwm) &&
               set_int(s, ZMQ_RCVHWM, l.recv_hwm ? l.recv_hwm : l.hwm) &&
-              set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) && set_int(s, ZMQ_TCP_KEEPALIVE, 1) &&
+              set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) && set_int(s, ZMQ_BACKLOG, BACKLOG) &&
+              set_int(s, ZMQ_TCP_KEEPALIVE, 1) &&
               set_int(s, ZMQ_TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S) &&
               set_int(s, ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_EACH_S) &&
               set_int(s, ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_TRIES) &&
-              zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &l.frame_max, sizeof l.frame_max) == 0;
+              zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &frame_max, sizeof frame_max) == 0;
     switch (kind) {
     case NET_ROUTER: ok = ok && set_int(s, ZMQ_ROUTER_MANDATORY, 1); break;
     case NET_DEALER:
@@ -144,7 +189,8 @@ int net_socket(struct net *n, enum net_kind kind, struct net_limits limits, stru
                                 [NET_PULL] = ZMQ_PULL,
                                 [NET_PAIR] = ZMQ_PAIR};
     void *z = zmq_socket(n->ctx, types[kind]);
-    if (!z || !set_options(z, kind, limits)) {
+    bool secure = n->zap && kind != NET_PAIR;
+    if (!z || !set_options(z, kind, limits, secure)) {
         int code = err_set(em, ERR_IO, "socket: %s", zmq_strerror(errno));
         if (z) (void)zmq_close(z);
         return code;
@@ -161,6 +207,7 @@ void net_sock_close(struct net_sock *s)
     if (s->watches) s->watches->monitor = NULL;
     if (s->monitor) s->monitor->watches = NULL;
     if (s->guarded) (void)zmq_socket_monitor(s->zmq, NULL, 0); /* so the guard closes its end */
+    if (s->has_domain) zap_drop(s->net->zap, s->domain);
     lookup_close(s->lookup);
     (void)zmq_close(s->zmq);
     mem_free(s);
@@ -174,10 +221,23 @@ void net_sock_drain(struct net_sock *s, int ms)
 
 /* ---- peers of listening sockets ---- */
 
+static void tell_failed(struct guard *g, uint32_t why, zmq_msg_t *endpoint)
+{
+    char at[NET_ENDPOINT_MAX] = "";
+    size_t n = zmq_msg_size(endpoint) < sizeof at ? zmq_msg_size(endpoint) : 0;
+    if (!g->zap) return;
+    memcpy(at, zmq_msg_data(endpoint), n);
+    if (why == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+        zap_refuse(g->zap, NET_REFUSED_PLAIN, at, NULL);
+    else if (why == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
+        zap_refuse(g->zap, NET_REFUSED_CRYPTO, at, NULL);
+}
+
 /* False: the socket of this monitor is closed. */
 static bool take_events(struct guard *g, void *monitor, uint32_t group)
 {
     zmq_msg_t m;
+    uint32_t failed = 0; /* how the handshake did of which the first frame told */
     for (;;) {
         uint16_t event = 0;
         uint32_t value = 0;
@@ -190,7 +250,9 @@ static bool take_events(struct guard *g, void *monitor, uint32_t group)
             memcpy(&event, zmq_msg_data(&m), sizeof event);
             memcpy(&value, (const char *)zmq_msg_data(&m) + sizeof event, sizeof value);
         }
-        (void)zmq_msg_close(&m); /* the endpoint follows as a second frame, and says nothing */
+        if (failed) tell_failed(g, failed, &m); /* the second frame is the endpoint of this end */
+        (void)zmq_msg_close(&m);
+        failed = event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL ? value : 0;
         if (event == ZMQ_EVENT_ACCEPTED)
             conns_accepted(g->conns, (int)value, group, clock_ns());
         else if (event == ZMQ_EVENT_DISCONNECTED)
@@ -316,7 +378,8 @@ static int watch_peers(struct net_sock *s, struct errmsg *em)
         zmq_setsockopt(monitor, ZMQ_LINGER, &linger, sizeof linger) != 0 ||
         zmq_socket_monitor(s->zmq, endpoint,
                            ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED |
-                               ZMQ_EVENT_MONITOR_STOPPED) != 0 ||
+                               ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_MONITOR_STOPPED) !=
+            0 ||
         zmq_connect(monitor, endpoint) != 0) {
         rc = err_set(em, ERR_IO, "monitor: %s", zmq_strerror(errno));
         (void)zmq_socket_monitor(s->zmq, NULL, 0);
@@ -350,6 +413,52 @@ static void allow_v6(struct net_sock *s, const struct addr *a)
     if (a->kind == ADDR_V6) (void)set_int(s->zmq, ZMQ_IPV6, 1);
 }
 
+void net_admit(struct net_sock *s, struct net_rule rule)
+{
+    s->rule = rule;
+}
+
+void net_expect(struct net_sock *s, const struct key *key)
+{
+    s->expected = *key;
+}
+
+static bool set_key(void *s, int option, const struct key *key)
+{
+    return zmq_setsockopt(s, option, key->bytes, KEY_BYTES) == 0;
+}
+
+/* A socket that was told to enforce its domain refuses everybody while there is no handler; without
+ * that option, a CURVE server without a handler admits every key. */
+static int be_server(struct net_sock *s, struct errmsg *em)
+{
+    char domain[ZAP_DOMAIN_BYTES];
+    if (!s->net->zap || s->has_domain) return 0;
+    int rc = zap_add(s->net->zap, s->rule, &s->domain, domain, em);
+    if (rc < 0) return rc;
+    s->has_domain = true;
+    if (set_int(s->zmq, ZMQ_CURVE_SERVER, 1) &&
+        set_key(s->zmq, ZMQ_CURVE_SECRETKEY, &s->net->own.secret) &&
+        zmq_setsockopt(s->zmq, ZMQ_ZAP_DOMAIN, domain, strlen(domain)) == 0 &&
+        set_int(s->zmq, ENFORCE_DOMAIN, 1))
+        return 0;
+    return err_set(em, ERR_IO, "keys: %s", zmq_strerror(errno));
+}
+
+static int be_client(struct net_sock *s, struct errmsg *em)
+{
+    bool expects = key_is_set(&s->expected);
+    if (expects && !s->net->zap)
+        return err_set(em, ERR_CONF, "the other end has a key, and this program has none: --key");
+    if (!s->net->zap) return 0;
+    if (!expects) return err_set(em, ERR_CONF, "this program has a key, and the other end none");
+    if (set_key(s->zmq, ZMQ_CURVE_SERVERKEY, &s->expected) &&
+        set_key(s->zmq, ZMQ_CURVE_PUBLICKEY, &s->net->own.public) &&
+        set_key(s->zmq, ZMQ_CURVE_SECRETKEY, &s->net->own.secret))
+        return 0;
+    return err_set(em, ERR_IO, "keys: %s", zmq_strerror(errno));
+}
+
 int net_bind(struct net_sock *s, const char *endpoint, struct errmsg *em)
 {
     struct addr a;
@@ -357,7 +466,8 @@ int net_bind(struct net_sock *s, const char *endpoint, struct errmsg *em)
         if (!addr_split(endpoint, &a) || a.kind == ADDR_NAME)
             return err_set(em, ERR_CONF, "cannot listen at %s: it is no address", endpoint);
         allow_v6(s, &a);
-        int rc = watch_peers(s, em);
+        int rc = be_server(s, em);
+        if (rc == 0) rc = watch_peers(s, em);
         if (rc < 0) return rc;
     }
     if (zmq_bind(s->zmq, endpoint) == 0) return 0;
@@ -375,6 +485,7 @@ int net_connect(struct net_sock *s, const char *endpoint, struct errmsg *em)
     char text[ADDR_TEXT_BYTES];
     if (strncmp(endpoint, "inproc://", 9) == 0) return connect_to(s, endpoint, em);
     int rc = addr_parse_port(endpoint, &s->to, em);
+    if (rc == 0) rc = be_client(s, em);
     if (rc < 0) return rc;
     if (s->to.kind == ADDR_NAME) return lookup_start(s->to.host, &s->lookup, em);
     allow_v6(s, &s->to);
@@ -436,14 +547,22 @@ static void set_peer(struct net_msg *m, const char *peer)
         (void)snprintf(m->peer, sizeof m->peer, "%s%s%s", v6 ? "[" : "", peer, v6 ? "]" : "");
 }
 
+/* Whose message it is: with a key, libzmq tells the user id that ZAP gave its connection. */
+static void set_key_of(const struct net_sock *s, struct net_msg *m, zmq_msg_t *frame)
+{
+    const char *name = zmq_msg_gets(frame, "User-Id");
+    if (name && key_parse(name, &m->key)) m->roles = zap_roles(s->net->zap, s->domain, &m->key);
+}
+
 static zmq_msg_t *raw(struct net_msg *m, unsigned i)
 {
     return (zmq_msg_t *)(void *)m->frames[i].raw;
 }
 
-int net_recv(struct net_sock *s, struct net_msg *m)
+/* A whole message. *ret_fd: the connection that its last frame came by. */
+static int receive(struct net_sock *s, struct net_msg *m, int *ret_fd)
 {
-    *m = (struct net_msg){0};
+    *m = (struct net_msg){.roles = s->has_domain ? 0 : KEY_ANY};
     bool more = true;
     while (more) {
         zmq_msg_t extra, *to = m->n < NET_FRAMES_MAX ? raw(m, m->n) : &extra;
@@ -456,8 +575,11 @@ int net_recv(struct net_sock *s, struct net_msg *m)
             return errno == EAGAIN ? ERR_AGAIN : ERR_IO;
         }
         more = zmq_msg_more(to);
+        *ret_fd = s->guarded ? zmq_msg_get(to, ZMQ_SRCFD) : -1;
         if (s->guarded)
-            conns_delivered(s->net->guard.conns, zmq_msg_get(to, ZMQ_SRCFD), zmq_msg_size(to));
+            conns_delivered(s->net->guard.conns, *ret_fd,
+                            zmq_msg_size(to) + (s->has_domain ? CURVE_BYTES : 0));
+        if (s->has_domain && !m->roles) set_key_of(s, m, to);
         if (m->n < NET_FRAMES_MAX) {
             /* A ROUTER's own first frame does not carry it, those from the wire do. */
             const char *peer = m->peer[0] ? NULL : zmq_msg_gets(to, "Peer-Address");
@@ -469,6 +591,20 @@ int net_recv(struct net_sock *s, struct net_msg *m)
         }
     }
     return 0;
+}
+
+int net_recv(struct net_sock *s, struct net_msg *m)
+{
+    for (int i = 0; i < SKIPPED_A_CALL; i++) {
+        int fd, rc = receive(s, m, &fd);
+        if (rc < 0 || m->roles) return rc;
+        /* Its key was admitted once, and is not any more. */
+        zap_refuse(s->net->zap, NET_REFUSED_KEY, m->peer, &m->key);
+        conns_refuse(s->net->guard.conns, fd);
+        (void)eventfd_write(s->net->guard.wake, 1);
+        net_msg_close(m);
+    }
+    return ERR_AGAIN;
 }
 
 struct net_frame net_msg_frame(const struct net_msg *m, unsigned idx)
@@ -522,6 +658,7 @@ enum net_event net_monitor_next(struct net_sock *monitor)
     uint16_t event = 0;
     if (f.bytes >= sizeof event) memcpy(&event, f.data, sizeof event);
     net_msg_close(&m);
+    if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) return NET_EVENT_REFUSED;
     return event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED ? NET_EVENT_CONNECTED : NET_EVENT_LOST;
 }
 

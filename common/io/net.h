@@ -1,4 +1,4 @@
-/* ZeroMQ sockets with every limit set, and their monitors. The only module that knows zmq.h.
+/* ZeroMQ sockets with every limit set, their keys, and their monitors.
  *
  * A socket belongs to the thread that opened it. Only net_poll, net_close and net_listen_address
  * wait. What libzmq does when peers die was measured; common/io/README.md says which option answers
@@ -7,6 +7,7 @@
 #define FLOTILLA_IO_NET_H
 
 #include "common/base/err.h"
+#include "common/base/key.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,6 +22,46 @@ struct net_sock;
 int net_open(struct net **ret_net, struct errmsg *em);
 /* All its sockets must be closed. Waits for what net_sock_drain lets leave. May be NULL. */
 void net_close(struct net *n);
+
+/* ---- keys ----
+ *
+ * A context with a key speaks CURVE on all TCP sockets, encrypted and authenticated both ways: the
+ * end that binds is CURVE's server, admits the keys of its rule and no others, and tells of each
+ * message whose key it came by; the end that connects says which key it expects there. A context
+ * without one speaks plaintext, and admits everybody. */
+
+/* Before the first socket. The pair is copied. */
+int net_secure(struct net *n, const struct key_pair *own, struct errmsg *em);
+bool net_is_secure(const struct net *n);
+/* Replaces the keys that have roles: copied, and by any thread. A connection of a key that is not
+ * admitted any more is cut when it sends its next message, which nobody receives. */
+void net_allow(struct net *n, const struct key_list *keys);
+
+/* Whom a listening socket admits: keys with one of these roles, or one key alone. */
+struct net_rule {
+    uint32_t roles;
+    struct key only;
+};
+
+enum net_refused {
+    NET_REFUSED_KEY,    /* a key that has no role, or is not the one that is expected */
+    NET_REFUSED_ROLE,   /* a key whose roles have no place at this socket */
+    NET_REFUSED_PLAIN,  /* a peer that speaks without keys */
+    NET_REFUSED_CRYPTO, /* one that expects another key at this end, or garbles its messages */
+    NET_REFUSED_KINDS
+};
+
+struct net_refusal {
+    enum net_refused kind;
+    uint64_t count; /* of this kind since it was told last; what follows is of the latest */
+    struct key key; /* of the first two kinds */
+    char peer[64];  /* its address; of the last two kinds, the endpoint of this end */
+};
+
+/* The next kind of refused connections that net_refusal has not told of. False: there are none. */
+bool net_refusal(struct net *n, struct net_refusal *ret);
+
+/* ---- sockets ---- */
 
 enum net_kind {
     NET_ROUTER, /* many peers; the first frame of a message is the peer's routing id */
@@ -51,13 +92,19 @@ void net_sock_close(struct net_sock *s);
 /* Closes, but lets what was sent leave for up to ms milliseconds (net_close then waits for it). */
 void net_sock_drain(struct net_sock *s, int ms);
 
+/* Whom it admits, before net_bind; nobody without. Only where the context has a key. */
+void net_admit(struct net_sock *s, struct net_rule rule);
+/* The key of the other end, before net_connect. */
+void net_expect(struct net_sock *s, const struct key *key);
+
 /* "tcp://ADDRESS:PORT", where PORT may be *, or "inproc://NAME". What peers send and nobody
  * receives is held within recv_hwm + 2 messages of message_max bytes each, even while a message
  * never ends: a peer that sends more is cut off (common/io/README.md). */
 int net_bind(struct net_sock *s, const char *endpoint, struct errmsg *em);
 /* "tcp://HOST:PORT" or "inproc://NAME". A host that is a name is looked up on a thread of its own;
  * net_poll goes on with it when it polls this socket or its monitor. A PUSH whose host does not
- * resolve is lost, as its monitor tells. */
+ * resolve is lost, as its monitor tells. ERR_CONF: one of the two ends has a key and the other has
+ * none. */
 int net_connect(struct net_sock *s, const char *endpoint, struct errmsg *em);
 /* How far the look-up of net_connect is: 0 done, or none was needed; ERR_AGAIN: under way;
  * ERR_NOTFOUND: there is no such host; ERR_TIMEOUT, ERR_LIMIT, ERR_IO: it could not be found out.
@@ -78,19 +125,27 @@ int net_send(struct net_sock *s, const struct net_frame *frames, unsigned n);
 struct net_msg {
     unsigned n;     /* public: frames */
     char peer[64];  /* public: the host it came from, as in an endpoint; empty on inproc */
+    struct key key; /* public: of its connection; not set where the context has none */
+    uint32_t roles; /* public: what that key may do; KEY_ANY where the context has none */
     bool truncated; /* public: it had more frames than NET_FRAMES_MAX, which were dropped */
     struct {
         _Alignas(8) uint8_t raw[64];
     } frames[NET_FRAMES_MAX]; /* private */
 };
 
-/* ERR_AGAIN: none waits. On success the message is released with net_msg_close. */
+/* ERR_AGAIN: none waits. Messages of keys that are not admitted any more are skipped. On success
+ * the message is released with net_msg_close. */
 int net_recv(struct net_sock *s, struct net_msg *m);
 struct net_frame net_msg_frame(const struct net_msg *m, unsigned idx);
 void net_msg_close(struct net_msg *m);
 
 /* Watches a socket's connections, from the same thread. */
-enum net_event { NET_EVENT_NONE, NET_EVENT_CONNECTED, NET_EVENT_LOST };
+enum net_event {
+    NET_EVENT_NONE,
+    NET_EVENT_CONNECTED,
+    NET_EVENT_LOST,
+    NET_EVENT_REFUSED, /* the other end does not admit this one's key; no attempt follows */
+};
 
 int net_monitor(struct net *n, struct net_sock *s, struct net_sock **ret_monitor,
                 struct errmsg *em);

@@ -23,7 +23,7 @@ CORE = "coordinator/core"
 CORE_MAY_NOT = ["common/base/pool.h", "common/base/log.h", "common/base/progress.h"]
 
 ONE_MODULE = {
-    "zmq.h": "common/io/net.c", "yaml.h": "common/io/conf.c",
+    "yaml.h": "common/io/conf.c",
     "xxhash.h": "common/base/hash.c", "jansson.h": "common/text/json.c", "pcre2.h": "common/text/tok_bpe.c", "protobuf-c/protobuf-c.h": "proto/wire_pb.h",
     "microhttpd.h": "common/io/http.c",
 }
@@ -35,7 +35,8 @@ SYSTEM = {
     "sys/resource.h", "sys/signalfd.h", "sys/socket.h", "sys/stat.h", "sys/syscall.h", "sys/time.h", "sys/un.h", "sys/wait.h", "time.h",
     "unistd.h",
 }
-MANY_MODULES = {"utf8proc.h": {"common/text/nfc.c"},
+MANY_MODULES = {"zmq.h": {"common/io/net.c", "common/io/zap.c", "common/io/keys.c"},
+                "utf8proc.h": {"common/text/nfc.c"},
                 # Instruction sets: the kernels' vector operations, and the few instructions that others need.
                 "immintrin.h": {"common/engine/vec_x86.h"}, "xmmintrin.h": {"common/base/insn.h"},
                 "cpuid.h": {"common/engine/cpu.c"},
