@@ -4,6 +4,7 @@
 #include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/io/conf.h"
+#include "common/io/keys.h"
 #include "common/io/net.h"
 #include "proto/limits.h"
 
@@ -11,7 +12,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 29
+#define N_KEYS 34
+#define ROLE_KEYS_MAX 4096u /* of each role */
+
+static const struct {
+    const char *key;
+    uint32_t role;
+} key_lists[CONFIG_KEY_LISTS] = {{"keys.clients", KEY_CLIENT},
+                                 {"keys.gateways", KEY_GATEWAY},
+                                 {"keys.workers", KEY_WORKER},
+                                 {"keys.admins", KEY_ADMIN}};
 
 static void fill_table(struct config *c, bool model_given, struct conf_key *table)
 {
@@ -45,6 +55,11 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"limits.hwm", CONF_U32, &c->hwm, 1, 100000, false},
         {"worker_timeout_ms", CONF_U32, &c->worker_timeout_ms, 500, 600000, false},
         {"step_timeout_ms", CONF_U32, &c->step_timeout_ms, 500, 600000, false},
+        {"keys.file", CONF_STRING, &c->key_file, 0, 0, false},
+        {key_lists[0].key, CONF_LIST, &c->key_texts[0], 0, ROLE_KEYS_MAX, false},
+        {key_lists[1].key, CONF_LIST, &c->key_texts[1], 0, ROLE_KEYS_MAX, false},
+        {key_lists[2].key, CONF_LIST, &c->key_texts[2], 0, ROLE_KEYS_MAX, false},
+        {key_lists[3].key, CONF_LIST, &c->key_texts[3], 0, ROLE_KEYS_MAX, false},
     };
     memcpy(table, keys, sizeof keys);
     table[N_KEYS] = (struct conf_key){0};
@@ -93,11 +108,39 @@ static int take_model(const char *path, const char *given, struct config *c, str
     return given ? err_wrap(em, rc, "--model") : err_wrap(em, rc, "%s: key 'model'", path);
 }
 
+static int take_keys(const char *path, struct config *c, struct errmsg *em)
+{
+    for (size_t l = 0; l < CONFIG_KEY_LISTS; l++) {
+        const struct conf_list *list = &c->key_texts[l];
+        if (list->n && !c->key_file)
+            return err_set(em, ERR_CONF,
+                           "%s: key 'keys.file' is missing: the coordinator needs a key of its own "
+                           "beside '%s'",
+                           path, key_lists[l].key);
+        for (size_t i = 0; i < list->n; i++) {
+            const struct conf_item *item = &list->items[i];
+            struct key key;
+            if (!key_parse(item->text, &key))
+                return err_set(em, ERR_CONF,
+                               "%s:%zu:%zu: key '%s': '%.60s' is no public key: 40 characters, as "
+                               "flotilla keygen prints them",
+                               path, item->line, item->column, key_lists[l].key, item->text);
+            key_add(&c->allowed, &key, key_lists[l].role);
+        }
+    }
+    return 0;
+}
+
 static int check(const char *path, const struct config *c, struct errmsg *em)
 {
-    if (!addr_is_loopback(c->listen) && !c->plaintext)
+    if (c->key_file && c->plaintext)
         return err_set(em, ERR_CONF,
-                       "%s: key 'listen': %s is not loopback, and nothing on these "
+                       "%s: key 'plaintext': true has no place beside 'keys', with which nothing "
+                       "is plaintext",
+                       path);
+    if (!addr_is_loopback(c->listen) && !c->plaintext && !c->key_file)
+        return err_set(em, ERR_CONF,
+                       "%s: key 'listen': %s is not loopback, and without 'keys' nothing on these "
                        "links is encrypted or authenticated: set 'plaintext: true' if the network "
                        "is yours alone",
                        path, c->listen);
@@ -137,11 +180,34 @@ int config_read(const char *path, const char *model, struct config *ret, struct 
     int rc = conf_read(path, table, em);
     if (rc == 0) rc = take_model(path, model, &c, em);
     if (rc == 0) rc = resolve_listen(path, &c, em);
+    if (rc == 0) rc = take_keys(path, &c, em);
     if (rc == 0) rc = check(path, &c, em);
+    if (rc == 0 && c.key_file && keys_read(c.key_file, &c.own, em) < 0)
+        rc = err_wrap(em, ERR_CONF, "%s: key 'keys.file'", path);
+    c.path = strcmp(path, "-") == 0 ? NULL : path;
     if (rc < 0)
-        conf_free(table);
+        config_close(&c);
     else
         *ret = c;
+    return rc;
+}
+
+int config_read_allowed(const struct config *c, struct key_list *ret, struct errmsg *em)
+{
+    if (!c->path) return err_set(em, ERR_CONF, "the cluster file came by stdin");
+    struct config now = defaults();
+    struct conf_key table[N_KEYS + 1];
+    fill_table(&now, true, table);
+    int rc = conf_read(c->path, table, em);
+    if (rc == 0) rc = take_keys(c->path, &now, em);
+    if (rc == 0 && !now.key_file)
+        rc = err_set(em, ERR_CONF,
+                     "%s: key 'keys.file' is missing: to do without keys takes a restart", c->path);
+    if (rc == 0) {
+        *ret = now.allowed;
+        now.allowed = (struct key_list){.items = NULL};
+    }
+    config_close(&now);
     return rc;
 }
 
@@ -153,9 +219,10 @@ int config_parse(const char *name, const char *text, size_t len, struct config *
     fill_table(&c, false, table);
     int rc = conf_parse(name, text, len, table, em);
     if (rc == 0) rc = take_model(name, NULL, &c, em);
+    if (rc == 0) rc = take_keys(name, &c, em);
     if (rc == 0) rc = check(name, &c, em);
     if (rc < 0)
-        conf_free(table);
+        config_close(&c);
     else
         *ret = c;
     return rc;
@@ -174,6 +241,8 @@ void config_close(struct config *c)
     struct conf_key table[N_KEYS + 1];
     fill_table(c, false, table);
     conf_free(table);
+    key_list_close(&c->allowed);
+    explicit_bzero(&c->own, sizeof c->own);
 }
 
 int config_check_key(const char *name, const char *text, struct errmsg *em)

@@ -3,10 +3,14 @@
 #define FLOTILLA_COORDINATOR_CONFIG_H
 
 #include "common/base/err.h"
+#include "common/base/key.h"
+#include "common/io/conf.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#define CONFIG_KEY_LISTS 4u /* a role each */
 
 struct config {
     char *model;              /* absolute */
@@ -25,14 +29,23 @@ struct config {
     uint32_t drain_s;     /* what running answers have when it is told to stop */
     uint32_t hwm;         /* messages that a client's connection may have waiting */
     uint32_t connections; /* of clients at once */
+    const char *path;     /* of the file itself, borrowed; NULL: it has none */
+    char *key_file;       /* NULL: plaintext */
+    struct conf_list key_texts[CONFIG_KEY_LISTS];
+    struct key_list allowed; /* of key_texts */
+    struct key_pair own;     /* of key_file; config_read alone reads it */
 };
 
 /* path "-" reads stdin. `model`, unless it is NULL, takes the place of the file's key, which may
  * then be missing: a path whose bytes are not UTF-8 cannot be written in YAML. Checks what can be
  * checked without the model file, and looks a host name up, waiting for it. */
 int config_read(const char *path, const char *model, struct config *ret, struct errmsg *em);
-/* From memory, and without a look-up: `listen` stays as it is written. `name` stands for the file
- * in errors. */
+/* The keys that the file allows now, for a coordinator that runs with this configuration; freed
+ * with key_list_close. Nothing else of the file is taken. ERR_CONF also where it has no keys any
+ * more. */
+int config_read_allowed(const struct config *c, struct key_list *ret, struct errmsg *em);
+/* From memory, and without a look-up or the key file: `listen` stays as it is written. `name`
+ * stands for the file in errors. */
 int config_parse(const char *name, const char *text, size_t len, struct config *ret,
                  struct errmsg *em);
 /* The idx-th key's name, "ports.clients" for one inside a mapping; NULL: there are no more. With it

@@ -42,6 +42,10 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
         *ret_status = STATUS_UNIMPLEMENTED;
         return g->unsupported;
     }
+    if ((g->tenant[0] || g->has_priority) && !(s->caller_roles & (KEY_GATEWAY | KEY_ADMIN))) {
+        *ret_status = STATUS_PERMISSION_DENIED;
+        return "fields 'tenant' and 'priority' are believed from a gateway's key only";
+    }
     if (g->model[0] && strcmp(g->model, s->name) != 0) {
         *ret_status = STATUS_NOT_FOUND;
         return "field 'model': no such model";

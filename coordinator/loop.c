@@ -41,11 +41,18 @@
 #define CLIENT_PEERS_LEAST 16u
 
 static atomic_uint signals; /* SIGTERM and SIGINT that came */
+static atomic_bool hangup;  /* SIGHUP came: the keys are to be read again */
 
 static void on_signal(int number)
 {
     (void)number;
     atomic_fetch_add(&signals, 1);
+}
+
+static void on_hangup(int number)
+{
+    (void)number;
+    atomic_store(&hangup, true);
 }
 
 /* ---- tables ---- */
@@ -94,13 +101,18 @@ static struct worker_route *route_for(struct shell *s, struct instance instance)
     return stranger ? stranger : oldest;
 }
 
-static void learn_route(struct shell *s, struct instance instance, struct net_frame id)
+/* False: it is another worker's instance, as its key tells. */
+static bool learn_route(struct shell *s, struct instance instance, const struct key *key,
+                        struct net_frame id)
 {
     struct worker_route *w = route_for(s, instance);
-    if (!instance_eq(w->instance, instance)) *w = (struct worker_route){.instance = instance};
+    if (!instance_eq(w->instance, instance))
+        *w = (struct worker_route){.instance = instance, .key = *key};
+    if (!key_eq(&w->key, key)) return false;
     w->heard_ns = s->now_ns;
     w->route.n = id.bytes;
     memcpy(w->route.bytes, id.data, id.bytes);
+    return true;
 }
 
 /* An Assign as it is sent: the core knows the model by its identity, the shell by its tensors. */
@@ -158,12 +170,13 @@ static struct first_link *link_of(struct shell *s, struct epoch epoch)
     return &s->links[epoch.replica];
 }
 
-static void open_link(struct shell *s, struct epoch epoch, const char *endpoint)
+static void open_link(struct shell *s, struct epoch epoch, const char *endpoint,
+                      const struct key *key)
 {
     struct first_link *l = link_of(s, epoch);
     l->epoch = epoch;
     l->proved = false;
-    link_connect(l->link, endpoint, (int)LIMIT_WINDOW + 2);
+    link_connect(l->link, endpoint, key, (int)LIMIT_WINDOW + 2);
 }
 
 static void watch_link(struct shell *s, struct first_link *l, const struct net_poll *items)
@@ -198,7 +211,7 @@ void shell__event(struct shell *s, struct event *e)
         const struct action *a = &actions.items[i];
         switch (a->type) {
         case ACT_TO_WORKER: send_to_worker(s, a->to_worker.instance, a->to_worker.msg); break;
-        case ACT_LINK_OPEN: open_link(s, a->link.epoch, a->link.endpoint); break;
+        case ACT_LINK_OPEN: open_link(s, a->link.epoch, a->link.endpoint, &a->link.key); break;
         case ACT_LINK_CLOSE: link_disconnect(link_of(s, a->link.epoch)->link); break;
         case ACT_STEP: send_step(s, a->step); break;
         case ACT_TOKENS:
@@ -226,7 +239,7 @@ static void take_results(struct shell *s)
         struct net_frame f = net_msg_frame(&m, 0);
         int rc = m.n == 1 ? wire_get_result(f.data, f.bytes, &s->arena, &r, &em) : ERR_PROTO;
         net_msg_close(&m);
-        struct event e = {.type = EV_RESULT, .result = &r};
+        struct event e = {.type = EV_RESULT, .key = m.key, .result = &r};
         if (rc < 0)
             s->dropped++;
         else
@@ -253,11 +266,10 @@ static void take_workers(struct shell *s)
             struct net_frame f = net_msg_frame(&m, 1);
             rc = wire_get_from_worker(f.data, f.bytes, &s->arena, &w, &em);
         }
-        if (rc < 0) {
+        if (rc < 0 || !learn_route(s, w.instance, &m.key, id)) {
             s->dropped++;
         } else {
-            struct event e = {.type = EV_FROM_WORKER, .from = {&w, m.peer}};
-            learn_route(s, w.instance, id);
+            struct event e = {.type = EV_FROM_WORKER, .key = m.key, .from = {&w, m.peer}};
             if (w.version != PROTO_VERSION) shell__tell_version(s, "worker", m.peer, w.version);
             shell__event(s, &e);
             if (w.type == FROM_HEARTBEAT && w.version == PROTO_VERSION) say_alive(s, w.instance);
@@ -321,6 +333,8 @@ void shell__turn(struct shell *s, uint64_t *next_tick_ns)
         struct event e = {.type = EV_TICK, .tick = {late > STALL_NS ? late : 0}};
         shell__event(s, &e);
         calls__tick(s, e.tick.lost_ns);
+        admission__tick(s);
+        if (atomic_exchange(&hangup, false)) admission__reload(s);
         *next_tick_ns = s->now_ns + TICK_NS;
     }
     struct event compose = {.type = EV_COMPOSE};
@@ -331,14 +345,23 @@ void shell__turn(struct shell *s, uint64_t *next_tick_ns)
 
 /* ---- opening ---- */
 
-static int bind_one(struct shell *s, struct net *net, enum net_kind kind, struct net_limits limits,
-                    uint32_t port, struct net_sock **ret, char *ret_endpoint, struct errmsg *em)
+/* One of the sockets that listen. */
+struct listener {
+    struct net *net;
+    enum net_kind kind;
+    struct net_limits limits;
+    uint32_t port, roles; /* roles: of the keys that may connect */
+};
+
+static int bind_one(const struct shell *s, const struct listener *l, struct net_sock **ret,
+                    char *ret_endpoint, struct errmsg *em)
 {
     char endpoint[NET_ENDPOINT_MAX];
-    int rc = net_socket(net, kind, limits, ret, em);
+    int rc = net_socket(l->net, l->kind, l->limits, ret, em);
     if (rc < 0) return rc;
-    if (port)
-        (void)snprintf(endpoint, sizeof endpoint, "tcp://%s:%" PRIu32, s->config->listen, port);
+    net_admit(*ret, (struct net_rule){.roles = l->roles});
+    if (l->port)
+        (void)snprintf(endpoint, sizeof endpoint, "tcp://%s:%" PRIu32, s->config->listen, l->port);
     else
         (void)snprintf(endpoint, sizeof endpoint, "tcp://%s:*", s->config->listen);
     rc = net_bind(*ret, endpoint, em);
@@ -392,22 +415,33 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
              message = methods__message_bytes(s, setup_context(c, &s->model->dims));
     int rc = share_files(s, &worker_peers, em);
     /* One message of a client waits at a time: it may be large, and costs one wake-up. */
-    const struct net_limits clients = {.hwm = (int)c->hwm,
-                                       .recv_hwm = 1,
-                                       .frame_max = message,
-                                       .message_max = message + LIMIT_CONTROL_BYTES,
-                                       .peers_max = s->clients_max};
-    const struct net_limits workers = {
-        .hwm = 256, .recv_hwm = 64, .frame_max = LIMIT_CONTROL_BYTES, .peers_max = worker_peers};
-    const struct net_limits results = {
-        .hwm = (int)LIMIT_WINDOW + 2, .frame_max = LIMIT_RESULT_BYTES, .peers_max = RESULT_PEERS};
-    if (rc == 0)
-        rc = bind_one(s, s->client_net, NET_ROUTER, clients, c->client_port, &s->clients,
-                      s->client_endpoint, em);
-    if (rc == 0)
-        rc = bind_one(s, s->net, NET_ROUTER, workers, c->worker_port, &s->workers, ret_worker, em);
-    if (rc == 0)
-        rc = bind_one(s, s->net, NET_PULL, results, c->result_port, &s->results, ret_results, em);
+    const struct listener clients = {.net = s->client_net,
+                                     .kind = NET_ROUTER,
+                                     .limits = {.hwm = (int)c->hwm,
+                                                .recv_hwm = 1,
+                                                .frame_max = message,
+                                                .message_max = message + LIMIT_CONTROL_BYTES,
+                                                .peers_max = s->clients_max},
+                                     .port = c->client_port,
+                                     .roles = KEY_CLIENT | KEY_GATEWAY | KEY_ADMIN};
+    const struct listener workers = {.net = s->net,
+                                     .kind = NET_ROUTER,
+                                     .limits = {.hwm = 256,
+                                                .recv_hwm = 64,
+                                                .frame_max = LIMIT_CONTROL_BYTES,
+                                                .peers_max = worker_peers},
+                                     .port = c->worker_port,
+                                     .roles = KEY_WORKER};
+    const struct listener results = {.net = s->net,
+                                     .kind = NET_PULL,
+                                     .limits = {.hwm = (int)LIMIT_WINDOW + 2,
+                                                .frame_max = LIMIT_RESULT_BYTES,
+                                                .peers_max = RESULT_PEERS},
+                                     .port = c->result_port,
+                                     .roles = KEY_WORKER};
+    if (rc == 0) rc = bind_one(s, &clients, &s->clients, s->client_endpoint, em);
+    if (rc == 0) rc = bind_one(s, &workers, &s->workers, ret_worker, em);
+    if (rc == 0) rc = bind_one(s, &results, &s->results, ret_results, em);
     return rc;
 }
 
@@ -476,6 +510,7 @@ static int open_all(struct shell *s, struct errmsg *em)
         return err_set(em, ERR_IO, "no random numbers");
     int rc = net_open(&s->net, em);
     if (rc == 0) rc = net_open(&s->client_net, em);
+    if (rc == 0) rc = admission__open(s, em);
     if (rc == 0) rc = bind_all(s, worker_endpoint, results_endpoint, em);
     if (rc == 0) rc = texts_open(s->net, &s->texts, em);
     if (rc < 0) return rc;
@@ -490,9 +525,11 @@ static int open_all(struct shell *s, struct errmsg *em)
     if (rc < 0) return rc;
     calls__open(s);
     uint32_t metrics_port = 0;
-    if (c->metrics) rc = metrics_open(c->listen, c->metrics_port, &s->metrics, &metrics_port, em);
+    /* HTTP knows no keys: where there are some, it stays on this machine. */
+    const char *host = c->key_file && !addr_is_loopback(c->listen) ? "127.0.0.1" : c->listen;
+    if (c->metrics) rc = metrics_open(host, c->metrics_port, &s->metrics, &metrics_port, em);
     if (rc < 0) return rc;
-    if (s->metrics) log_info("metrics at http://%s:%" PRIu32 "/metrics", c->listen, metrics_port);
+    if (s->metrics) log_info("metrics at http://%s:%" PRIu32 "/metrics", host, metrics_port);
     log_stdout("listening client=%s worker=%s", s->client_endpoint, worker_endpoint);
     return 0;
 }
@@ -557,6 +594,9 @@ int loop_run(const struct config *config, const struct model_file *model, const 
     atomic_store(&signals, 0);
     (void)sigaction(SIGTERM, &action, NULL);
     (void)sigaction(SIGINT, &action, NULL);
+    action.sa_handler = on_hangup;
+    atomic_store(&hangup, false);
+    (void)sigaction(SIGHUP, &action, NULL);
     struct shell *s = mem_zalloc(sizeof *s);
     s->config = config;
     s->model = model;

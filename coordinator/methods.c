@@ -160,6 +160,7 @@ static bool has_long_body(const char *method)
 
 static void take_message(struct shell *s, const struct net_msg *m)
 {
+    s->caller_roles = m->roles;
     struct errmsg em = {0};
     struct msg_call h;
     struct route from = {.n = 0};

@@ -122,6 +122,7 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
         .hash_seed = incarnation,
         .hash_mask = UINT64_MAX,
         .plaintext = c->plaintext,
+        .key = c->own.public,
         .replica_wait_ns = c->replica_wait_s * NS_PER_S,
         .deadline_ns = c->deadline_s * NS_PER_S,
         .worker_timeout_ns = c->worker_timeout_ms * NS_PER_MS,

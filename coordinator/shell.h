@@ -17,6 +17,7 @@
 
 struct worker_route {
     struct instance instance;
+    struct key key; /* of the connection by which it first came */
     struct route route;
     uint64_t heard_ns;
     struct epoch linked; /* the last generation in which it was told its next stage */
@@ -64,7 +65,10 @@ struct shell {
     bool draining; /* a signal to stop has come: running answers go on, new ones are refused */
     bool stopping; /* the last replies are being sent */
     uint64_t drain_until_ns, version_told_ns;
-    uint32_t clients_max;                   /* connections at once, as open files allow */
+    uint64_t refused[NET_REFUSED_KINDS]; /* connections of which the log has not told yet */
+    uint64_t refused_told_ns[NET_REFUSED_KINDS];
+    uint32_t caller_roles; /* of the key of the client's message that is being taken */
+    uint32_t clients_max;  /* connections at once, as open files allow */
     char client_endpoint[NET_ENDPOINT_MAX]; /* as others reach it */
 };
 
@@ -72,6 +76,15 @@ struct shell {
 void shell__event(struct shell *s, struct event *e);
 /* Logs, not too often, that a peer ("client" or "worker") speaks another protocol version. */
 void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version);
+
+/* admission.c: gives both contexts the coordinator's key, if it has one, before their first socket,
+ * and says whose keys they admit. */
+int admission__open(struct shell *s, struct errmsg *em);
+/* Reads from the cluster file whose keys are admitted from now on. What is wrong is logged, and
+ * changes nothing. */
+void admission__reload(struct shell *s);
+/* Logs, not too often, who was refused. */
+void admission__tick(struct shell *s);
 
 /* loop.c: opens the tables whose sizes follow from the number of replicas, and of workers that the
  * core may know. */

@@ -4,6 +4,7 @@
 #ifndef FLOTILLA_PROTO_MSG_H
 #define FLOTILLA_PROTO_MSG_H
 
+#include "common/base/key.h"
 #include "common/base/sampling.h"
 #include "proto/api.h"
 #include "proto/limits.h"
@@ -157,6 +158,7 @@ struct msg_assign {
     uint32_t ctx;                  /* positions of a sequence */
     uint32_t layer_first, layer_last, kv_type, n_pages, rows_max, logits_max, window;
     bool plaintext;
+    struct key upstream; /* of the stage before, or of the coordinator; not set: no keys */
 };
 
 struct msg_to_worker {
@@ -165,6 +167,7 @@ struct msg_to_worker {
     struct epoch epoch; /* assign, connect */
     struct msg_assign assign;
     char text[LIMIT_TEXT_BYTES]; /* connect: endpoint; refuse: why */
+    struct key key;              /* connect: of that endpoint; not set: no keys */
 };
 
 /* ---- clients ---- */

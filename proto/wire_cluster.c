@@ -459,6 +459,23 @@ int wire_get_from_worker(const void *data, size_t n, struct arena *a, struct msg
     }
 }
 
+static void set_key(protobuf_c_boolean *has, ProtobufCBinaryData *to, const struct key *key)
+{
+    *has = key_is_set(key);
+    if (*has)
+        *to = (ProtobufCBinaryData){.len = KEY_BYTES, .data = (uint8_t *)(uintptr_t)key->bytes};
+}
+
+static int get_key(protobuf_c_boolean has, ProtobufCBinaryData from, struct key *ret,
+                   const char *field, struct errmsg *em)
+{
+    *ret = (struct key){{0}};
+    if (!has) return 0;
+    if (from.len != KEY_BYTES) return wire__bad(em, field);
+    memcpy(ret, from.data, sizeof *ret);
+    return key_is_set(ret) ? 0 : wire__bad(em, field);
+}
+
 void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
 {
     PbToWorker t = FLOTILLA__CLUSTER__TO_WORKER__INIT;
@@ -485,6 +502,7 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
         SET(&assign, plaintext, m->assign.plaintext);
         SET(&assign, header_digest, m->assign.header_digest);
         SET(&assign, ctx, m->assign.ctx);
+        set_key(&assign.has_upstream_key, &assign.upstream_key, &m->assign.upstream);
         assign.n_tensor_hashes = m->assign.n_tensors;
         assign.tensor_hashes = (uint64_t *)(uintptr_t)m->assign.tensor_hashes;
         t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_ASSIGN;
@@ -493,6 +511,7 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
     case TO_CONNECT:
         connect.epoch = &epoch;
         connect.endpoint = (char *)(uintptr_t)m->text;
+        set_key(&connect.has_key, &connect.key, &m->key);
         t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_CONNECT;
         t.connect = &connect;
         break;
@@ -541,7 +560,7 @@ static int get_assign(const Flotilla__Cluster__Assign *p, struct msg_to_worker *
     if (a->rows_max == 0 || a->rows_max > LIMIT_STEP_ROWS) return wire__bad(em, "rows_max");
     if (a->logits_max == 0 || a->logits_max > LIMIT_STEP_LOGITS) return wire__bad(em, "logits_max");
     if (a->window == 0 || a->window > LIMIT_WINDOW) return wire__bad(em, "window");
-    return 0;
+    return get_key(p->has_upstream_key, p->upstream_key, &a->upstream, "upstream_key", em);
 }
 
 int wire_get_to_worker(const void *data, size_t n, struct arena *a, struct msg_to_worker *ret,
@@ -558,7 +577,8 @@ int wire_get_to_worker(const void *data, size_t n, struct arena *a, struct msg_t
         return get_assign(t->assign, ret, em);
     case FLOTILLA__CLUSTER__TO_WORKER__BODY_CONNECT:
         ret->type = TO_CONNECT;
-        rc = get_epoch(t->connect->epoch, &ret->epoch, em);
+        rc = get_key(t->connect->has_key, t->connect->key, &ret->key, "key", em);
+        if (rc == 0) rc = get_epoch(t->connect->epoch, &ret->epoch, em);
         return rc < 0 ? rc
                       : wire__copy_text(t->connect->endpoint, ret->text, sizeof ret->text,
                                         "endpoint", em);

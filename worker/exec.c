@@ -126,6 +126,7 @@ static int bind_in(struct exec *e, char *ret_endpoint, size_t size, struct errms
                                 .peers_max = DATA_PEERS_MAX};
     int rc = net_socket(e->net, NET_PULL, limits, &e->in, em);
     if (rc < 0) return rc;
+    net_admit(e->in, (struct net_rule){.only = e->assign.upstream});
     if (fixed)
         (void)snprintf(endpoint, sizeof endpoint, "tcp://%s:%u", e->o.listen, at.port);
     else
@@ -194,10 +195,10 @@ static void close_work(struct exec *e)
 
 static int load(struct exec *e, struct errmsg *em)
 {
-    if (e->o.off_machine && !e->assign.plaintext)
+    if (e->o.off_machine && !e->assign.plaintext && !net_is_secure(e->net))
         return err_set(em, ERR_CONF,
-                       "data links would leave this machine in plaintext: listen on loopback, or "
-                       "set 'plaintext: true' in the cluster file");
+                       "data links would leave this machine in plaintext: give the cluster keys, "
+                       "listen on loopback, or set 'plaintext: true' in the cluster file");
     if (e->work && stage_work_fits(e->work, &e->assign)) {
         stage_work_reset(e->work);
         return 0;
@@ -284,7 +285,7 @@ static void take_command(struct exec *e)
         net_msg_close(&msg);
         if (right && m.type == TO_CONNECT && epoch_eq(m.epoch, e->gate.epoch) && e->in &&
             !link_is_open(e->out))
-            link_connect(e->out, m.text, (int)e->assign.window + 2);
+            link_connect(e->out, m.text, &m.key, (int)e->assign.window + 2);
     }
 }
 

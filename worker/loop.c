@@ -9,6 +9,7 @@
 #include "common/base/prom.h"
 #include "common/engine/cpu.h"
 #include "common/io/http.h"
+#include "common/io/keys.h"
 #include "proto/wire.h"
 #include "worker/exec.h"
 
@@ -43,10 +44,12 @@ struct loop {
     struct net *net;
     struct net_sock *control, *monitor;
     struct addr coordinator;
+    struct key coordinator_key; /* if this worker has a key */
     char listen[ADDR_TEXT_BYTES], advertise[ADDR_TEXT_BYTES];
     uint64_t heard_ns; /* the coordinator's last message, or when its connection was begun */
     bool heard;        /* it has sent a message in this process's life */
     bool told;         /* the log says that it is silent */
+    bool refused_key;  /* the coordinator did not admit this worker's key on the last connection */
     struct exec *exec;
     struct instance instance;
     struct msg_hello hello;
@@ -153,7 +156,7 @@ static void on_control(struct loop *l)
         struct errmsg em = {0};
         if (l->told) log_info("the coordinator answers again");
         l->heard = true;
-        l->told = false;
+        l->told = l->refused_key = false;
         l->heard_ns = clock_ns();
         struct msg_to_worker m;
         struct net_frame f = net_msg_frame(&msg, 0);
@@ -211,8 +214,15 @@ static void on_exec(struct loop *l)
 static void on_monitor(struct loop *l)
 {
     enum net_event e;
-    while ((e = net_monitor_next(l->monitor)) != NET_EVENT_NONE)
+    while ((e = net_monitor_next(l->monitor)) != NET_EVENT_NONE) {
         if (e == NET_EVENT_CONNECTED) send_hello(l);
+        if (e != NET_EVENT_REFUSED) continue;
+        if (!l->refused_key)
+            log_warn("%s does not admit the key of %s: it must be in the cluster file's list "
+                     "'keys.workers'. This worker keeps trying",
+                     l->o->coordinator, l->o->key);
+        l->refused_key = true;
+    }
 }
 
 /* ---- the connection ---- */
@@ -232,6 +242,7 @@ static int open_control(struct loop *l, struct errmsg *em)
     l->heard_ns = clock_ns();
     int rc = net_socket(l->net, NET_DEALER, limits, &l->control, em);
     if (rc == 0) rc = net_monitor(l->net, l->control, &l->monitor, em);
+    if (rc == 0 && l->o->key) net_expect(l->control, &l->coordinator_key);
     if (rc == 0) rc = net_connect(l->control, endpoint, em);
     if (rc < 0) close_control(l);
     return rc;
@@ -250,9 +261,11 @@ static void check_silence(struct loop *l)
         return;
     }
     if (clock_ns() - l->heard_ns < SILENT_NS) return;
-    if (!l->told)
+    if (!l->told && !l->refused_key)
         log_warn("no answer from %s: %s", l->o->coordinator,
-                 rc < 0 && rc != ERR_AGAIN ? em.text : "trying new connections until there is one");
+                 rc < 0 && rc != ERR_AGAIN ? em.text
+                 : l->o->key               ? "is it there, and is --coordinator-key its key?"
+                                           : "trying new connections until there is one");
     l->told = true;
     close_control(l);
     if (open_control(l, &em) < 0) log_error("%s", em.text);
@@ -339,6 +352,23 @@ static int read_addresses(struct loop *l, struct errmsg *em)
     return 0;
 }
 
+static int open_keys(struct loop *l, struct errmsg *em)
+{
+    struct key_pair own;
+    if (!l->o->key && !l->o->coordinator_key) return 0;
+    if (!l->o->key || !l->o->coordinator_key)
+        return err_set(em, ERR_CONF, "--key and --coordinator-key go together");
+    if (!key_parse(l->o->coordinator_key, &l->coordinator_key))
+        return err_set(em, ERR_CONF,
+                       "--coordinator-key: '%.60s' is no public key: 40 characters, as the "
+                       "coordinator's log and flotilla keygen tell them",
+                       l->o->coordinator_key);
+    if (keys_read(l->o->key, &own, em) < 0) return err_wrap(em, ERR_CONF, "--key");
+    int rc = net_secure(l->net, &own, em);
+    explicit_bzero(&own, sizeof own);
+    return rc;
+}
+
 static int open_all(struct loop *l, struct errmsg *em)
 {
     (void)net_files_max();
@@ -352,6 +382,7 @@ static int open_all(struct loop *l, struct errmsg *em)
                              .off_machine = !addr_is_loopback(l->listen)};
     rc = introduce(l, em);
     if (rc == 0) rc = net_open(&l->net, em);
+    if (rc == 0) rc = open_keys(l, em);
     if (rc == 0) rc = exec_open(l->net, &e, &l->exec, em);
     if (rc == 0) rc = open_control(l, em);
     if (rc == 0) rc = open_metrics(l, em);

@@ -7,7 +7,8 @@
 
 struct loop_options { /* the strings are borrowed; NULL where an option was not given */
     const char *coordinator, *name, *listen, *advertise, *models, *isa;
-    const char *metrics; /* HOST:PORT of an HTTP port for Prometheus */
+    const char *key, *coordinator_key; /* a file; Z85. Both, or none: plaintext */
+    const char *metrics;               /* HOST:PORT of an HTTP port for Prometheus */
     unsigned threads;
 };
 

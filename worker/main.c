@@ -13,7 +13,9 @@ static const struct opts_usage usage = {
     .does = "Joins a cluster: computes the layers that the coordinator assigns.",
     .examples =
         "  flotilla-worker --coordinator tcp://10.0.0.5:7071\n"
-        "  flotilla-worker --coordinator tcp://10.0.0.5:7071 --name rack1 --models /srv/models\n"};
+        "  flotilla-worker --coordinator tcp://10.0.0.5:7071 --name rack1 --models /srv/models\n"
+        "  flotilla-worker --coordinator tcp://10.0.0.5:7071 --key worker.key --coordinator-key "
+        "'...'\n"};
 
 int main(int argc, char **argv)
 {
@@ -21,6 +23,10 @@ int main(int argc, char **argv)
     const struct opt table[] = {
         {"--coordinator", 'c', OPT_STRING, &o.coordinator, 0, 0, NULL,
          "ADDR  where the coordinator takes workers: tcp://HOST:PORT"},
+        {"--key", 0, OPT_STRING, &o.key, 0, 0, NULL,
+         "FILE  this worker's key, made by flotilla keygen"},
+        {"--coordinator-key", 0, OPT_STRING, &o.coordinator_key, 0, 0, NULL,
+         "KEY  the coordinator's public key, which it must have"},
         {"--name", 0, OPT_STRING, &o.name, 0, 0, NULL,
          "NAME  label in plans and status (HOST-PID)"},
         {"--listen", 0, OPT_STRING, &o.listen, 0, 0, NULL,

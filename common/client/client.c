@@ -2,6 +2,7 @@
 #include "common/client/client_state.h"
 
 #include "common/base/mem.h"
+#include "common/io/keys.h"
 #include "proto/wire.h"
 
 #include <errno.h>
@@ -46,6 +47,7 @@ static int connect_again(struct client *c, struct errmsg *em)
     c->heard_ns = clock_ns();
     int rc = net_socket(c->net, NET_DEALER, limits, &c->sock, em);
     if (rc < 0) return rc;
+    if (key_is_set(&c->coordinator_key)) net_expect(c->sock, &c->coordinator_key);
     rc = net_connect(c->sock, c->endpoint, em);
     if (rc < 0)
         disconnect(c);
@@ -67,7 +69,31 @@ static int await_lookup(struct client *c, struct errmsg *em)
                            : rc;
 }
 
+static int open_keys(struct client *c, const struct client_keys *keys, struct errmsg *em)
+{
+    struct key_pair own;
+    if (!keys->file && !keys->coordinator) return 0;
+    if (!keys->file || !keys->coordinator)
+        return err_set(em, ERR_CONF, "a key file and the coordinator's key go together");
+    if (!key_parse(keys->coordinator, &c->coordinator_key))
+        return err_set(
+            em, ERR_CONF,
+            "the coordinator's key: '%.60s' is no public key: 40 characters, as flotilla "
+            "keygen prints them",
+            keys->coordinator);
+    int rc = keys_read(keys->file, &own, em);
+    if (rc == 0) rc = net_secure(c->net, &own, em);
+    explicit_bzero(&own, sizeof own);
+    return rc;
+}
+
 int client_open(const char *endpoint, struct client **ret_client, struct errmsg *em)
+{
+    return client_open_keys(endpoint, &(struct client_keys){.file = NULL}, ret_client, em);
+}
+
+int client_open_keys(const char *endpoint, const struct client_keys *keys,
+                     struct client **ret_client, struct errmsg *em)
 {
     struct addr a;
     int rc = addr_parse_port(endpoint, &a, em);
@@ -81,6 +107,7 @@ int client_open(const char *endpoint, struct client **ret_client, struct errmsg 
     c->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (c->epoll < 0) rc = err_set(em, ERR_IO, "no descriptor to wait for: %s", strerror(errno));
     if (rc == 0) rc = net_open(&c->net, em);
+    if (rc == 0) rc = open_keys(c, keys, em);
     if (rc == 0 && getrandom(&c->instance, sizeof c->instance, 0) != sizeof c->instance)
         rc = err_set(em, ERR_IO, "no random numbers");
     if (rc == 0) rc = connect_again(c, em);
@@ -137,7 +164,10 @@ struct msg_call client__header(const struct client *c, const char *method, uint6
 
 int client__nobody(const struct client *c, struct errmsg *em)
 {
-    return err_set(em, ERR_TIMEOUT, "no coordinator answers at %s", c->endpoint);
+    return err_set(em, ERR_TIMEOUT, "no coordinator answers at %s%s", c->endpoint,
+                   key_is_set(&c->coordinator_key)
+                       ? " that has this key and admits the client's"
+                       : " (one with keys answers only clients that have one)");
 }
 
 bool client__other_version(const struct msg_reply *h, struct client_end *ret)

@@ -59,6 +59,17 @@ struct client_call;
  * not for a connection. ERR_CONF: the address is wrong, or there is no such host; ERR_TIMEOUT: the
  * name service is silent; ERR_IO: the system refuses a socket. */
 int client_open(const char *endpoint, struct client **ret_client, struct errmsg *em);
+/* For a coordinator with keys. */
+struct client_keys {
+    const char *file; /* this client's own, made by `flotilla keygen`; nobody else reads it */
+    const char *coordinator; /* the coordinator's public key, 40 characters of Z85 */
+};
+
+/* As client_open, encrypted, and with a coordinator that has that key. Both NULL: plaintext. The
+ * strings are borrowed for the call. ERR_CONF also: one of the two is missing, or wrong. A
+ * coordinator that does not admit the key is silent: calls end with ERR_TIMEOUT. */
+int client_open_keys(const char *endpoint, const struct client_keys *keys,
+                     struct client **ret_client, struct errmsg *em);
 /* Ends the calls that still run, each with STATUS_CANCELLED, here and at the server. Waits up to
  * 200 ms for that to leave. NULL is allowed. */
 void client_close(struct client *c);

@@ -32,6 +32,7 @@ struct client {
     int epoll;             /* client_fd: an epoll set that holds `watched` */
     int watched;           /* the socket's own descriptor (net_fd), or -1 */
     char endpoint[ADDR_TEXT_BYTES];
+    struct key coordinator_key; /* not set: plaintext */
     struct instance instance;
     uint64_t next_call, ping_call, pinged_ns;
     uint64_t said_ns;     /* when the server was heard last */

@@ -65,13 +65,14 @@ static void lose(struct link *l, const char *why)
     l->lost = true;
 }
 
-void link_connect(struct link *l, const char *endpoint, int hwm)
+void link_connect(struct link *l, const char *endpoint, const struct key *key, int hwm)
 {
     struct net_limits limits = {.hwm = hwm, .frame_max = FRAME_MAX};
     link_disconnect(l);
     l->why.text[0] = 0;
     int rc = net_socket(l->net, NET_PUSH, limits, &l->sock, &l->why);
     if (rc == 0) rc = net_monitor(l->net, l->sock, &l->monitor, &l->why);
+    if (rc == 0 && key_is_set(key)) net_expect(l->sock, key);
     if (rc == 0) rc = net_connect(l->sock, endpoint, &l->why);
     if (rc < 0) lose(l, NULL);
 }
@@ -127,7 +128,9 @@ enum link_event link_turn(struct link *l, const struct net_poll *items)
             l->up = true;
             return LINK_UP;
         }
-        if (e == NET_EVENT_LOST)
+        if (e == NET_EVENT_REFUSED)
+            lose(l, "its data link refuses this end's key");
+        else if (e == NET_EVENT_LOST)
             lose(l, l->up ? "its data link closed" : "its data link cannot be reached");
     }
     bool lost = l->lost;

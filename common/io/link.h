@@ -29,8 +29,9 @@ struct link *link_open(struct net *net, uint32_t depth);
 void link_close(struct link *l);
 
 /* Begins a connection to "tcp://HOST:PORT" that lets `hwm` messages be on the way; one that there
- * was is closed first. How it ends comes from link_turn: LINK_UP, or LINK_LOST. */
-void link_connect(struct link *l, const char *endpoint, int hwm);
+ * was is closed first. `key` is the other end's; one that is not set stands for a context without
+ * keys. How it ends comes from link_turn: LINK_UP, or LINK_LOST. */
+void link_connect(struct link *l, const char *endpoint, const struct key *key, int hwm);
 /* Closes the connection, if there is one, and forgets what waits. No event follows. */
 void link_disconnect(struct link *l);
 /* Whether a connection was begun and is not lost. */

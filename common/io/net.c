@@ -155,11 +155,14 @@ static bool set_int(void *s, int option, int value)
 static bool set_options(void *s, enum net_kind kind, struct net_limits l, bool secure)
 {
     int64_t frame_max = l.frame_max + (secure ? CURVE_BYTES : 0);
+    int recv_hwm = l.recv_hwm ? l.recv_hwm : l.hwm;
     if (secure && frame_max < CURVE_HANDSHAKE_BYTES) frame_max = CURVE_HANDSHAKE_BYTES;
+    /* With CURVE one message counts as waiting that never comes: where the mark is 1, a ROUTER or
+     * PULL receives nothing at all (measured). */
+    if (secure) recv_hwm++;
     bool ok = set_int(s, ZMQ_LINGER, 0) && set_int(s, ZMQ_SNDHWM, l.hwm) &&
-              set_int(s, ZMQ_RCVHWM, l.recv_hwm ? l.recv_hwm : l.hwm) &&
-              set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) && set_int(s, ZMQ_BACKLOG, BACKLOG) &&
-              set_int(s, ZMQ_TCP_KEEPALIVE, 1) &&
+              set_int(s, ZMQ_RCVHWM, recv_hwm) && set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) &&
+              set_int(s, ZMQ_BACKLOG, BACKLOG) && set_int(s, ZMQ_TCP_KEEPALIVE, 1) &&
               set_int(s, ZMQ_TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S) &&
               set_int(s, ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_EACH_S) &&
               set_int(s, ZMQ_TCP_KEEPALIVE_CNT, KEEPALIVE_TRIES) &&
@@ -221,13 +224,17 @@ void net_sock_drain(struct net_sock *s, int ms)
 
 /* ---- peers of listening sockets ---- */
 
+/* A handshake that the peer broke off, or did not get on with. A peer without keys may be seen as
+ * this: it closes the connection as soon as it has read that this end has some. */
+#define BROKEN_OFF UINT32_MAX
+
 static void tell_failed(struct guard *g, uint32_t why, zmq_msg_t *endpoint)
 {
     char at[NET_ENDPOINT_MAX] = "";
     size_t n = zmq_msg_size(endpoint) < sizeof at ? zmq_msg_size(endpoint) : 0;
     if (!g->zap) return;
     memcpy(at, zmq_msg_data(endpoint), n);
-    if (why == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+    if (why == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH || why == BROKEN_OFF)
         zap_refuse(g->zap, NET_REFUSED_PLAIN, at, NULL);
     else if (why == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
         zap_refuse(g->zap, NET_REFUSED_CRYPTO, at, NULL);
@@ -252,7 +259,9 @@ static bool take_events(struct guard *g, void *monitor, uint32_t group)
         }
         if (failed) tell_failed(g, failed, &m); /* the second frame is the endpoint of this end */
         (void)zmq_msg_close(&m);
-        failed = event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL ? value : 0;
+        failed = event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL    ? value
+                 : event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL ? BROKEN_OFF
+                                                                 : 0;
         if (event == ZMQ_EVENT_ACCEPTED)
             conns_accepted(g->conns, (int)value, group, clock_ns());
         else if (event == ZMQ_EVENT_DISCONNECTED)
@@ -368,6 +377,8 @@ static int watch_peers(struct net_sock *s, struct errmsg *em)
     struct guard *g = &s->net->guard;
     char endpoint[64];
     int hwm = MONITOR_EVENTS, linger = 0;
+    int events = ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_MONITOR_STOPPED |
+                 ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
     (void)pthread_mutex_lock(&g->lock);
     int rc = open_guard(g, em);
     (void)pthread_mutex_unlock(&g->lock);
@@ -376,11 +387,7 @@ static int watch_peers(struct net_sock *s, struct errmsg *em)
     void *monitor = zmq_socket(s->net->ctx, ZMQ_PAIR);
     if (!monitor || zmq_setsockopt(monitor, ZMQ_RCVHWM, &hwm, sizeof hwm) != 0 ||
         zmq_setsockopt(monitor, ZMQ_LINGER, &linger, sizeof linger) != 0 ||
-        zmq_socket_monitor(s->zmq, endpoint,
-                           ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED |
-                               ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_MONITOR_STOPPED) !=
-            0 ||
-        zmq_connect(monitor, endpoint) != 0) {
+        zmq_socket_monitor(s->zmq, endpoint, events) != 0 || zmq_connect(monitor, endpoint) != 0) {
         rc = err_set(em, ERR_IO, "monitor: %s", zmq_strerror(errno));
         (void)zmq_socket_monitor(s->zmq, NULL, 0);
         if (monitor) (void)zmq_close(monitor);

@@ -46,7 +46,7 @@ struct net_rule {
 enum net_refused {
     NET_REFUSED_KEY,    /* a key that has no role, or is not the one that is expected */
     NET_REFUSED_ROLE,   /* a key whose roles have no place at this socket */
-    NET_REFUSED_PLAIN,  /* a peer that speaks without keys */
+    NET_REFUSED_PLAIN,  /* a peer without keys, or that broke off before it had shown one */
     NET_REFUSED_CRYPTO, /* one that expects another key at this end, or garbles its messages */
     NET_REFUSED_KINDS
 };

@@ -29,6 +29,15 @@
         "--threads", 't', OPT_U32, at, 1, POOL_THREADS_MAX, NULL,                                  \
             "N  threads (all cores, or the quota)"                                                 \
     }
+/* Two rows: the keys of a struct client_keys. */
+#define CMD_OPT_KEYS(keys)                                                                         \
+    {                                                                                              \
+        "--key", 0, OPT_STRING, &(keys)->file,                                                     \
+        0,       0, NULL,       "FILE  your key, made by flotilla keygen"},                        \
+    {                                                                                              \
+        "--coordinator-key", 0, OPT_STRING, &(keys)->coordinator, 0, 0, NULL,                      \
+            "KEY  the public key that the coordinator must have"                                   \
+    }
 #define CMD_OPT_JSON(at)                                                                           \
     {                                                                                              \
         "--json", 0, OPT_FLAG, at, 0, 0, NULL, "one JSON document instead of text"                 \
@@ -38,6 +47,7 @@ int cmd_generate(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_status(int argc, char **argv);
+int cmd_keygen(int argc, char **argv);
 int cmd_up(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_load(int argc, char **argv); /* bench --cluster */

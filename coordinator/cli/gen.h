@@ -6,6 +6,7 @@
 #include "common/base/buf.h"
 #include "common/base/err.h"
 #include "common/base/opts.h"
+#include "common/client/client.h"
 #include "common/text/sample.h"
 #include "common/text/vocab.h"
 #include "proto/msg.h"
@@ -16,6 +17,7 @@
 struct gen_options {
     const char *model;         /* path; NULL: the cluster */
     const char *cluster;       /* address */
+    struct client_keys keys;   /* of the connection to it */
     const char *file;          /* holds the prompt; read into `prompt` */
     const char *prompt;        /* NULL: its token ids are in gen_result.prompt already */
     const char *prompt_tokens; /* from which those were parsed: "1,2,3" */

@@ -65,7 +65,7 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
                 struct errmsg *em)
 {
     struct client *c;
-    int rc = client_open(o->cluster, &c, em);
+    int rc = client_open_keys(o->cluster, &o->keys, &c, em);
     if (rc < 0) return rc;
     struct remote r = {.ret = ret, .on_text = on_text, .arg = arg, .start_ns = clock_ns()};
     struct client_request q = {.prompt = o->prompt,

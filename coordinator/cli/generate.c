@@ -105,6 +105,8 @@ static int check(struct gen_options *o, const char *priority, struct errmsg *em)
             "with --model");
     if (o->model && (o->deadline_s || o->samples || priority))
         return err_set(em, ERR_CONF, "--deadline, --samples and --priority go with --cluster");
+    if (o->model && (o->keys.file || o->keys.coordinator))
+        return err_set(em, ERR_CONF, "--key and --coordinator-key go with --cluster");
     if (o->cluster && o->sample) return err_set(em, ERR_CONF, "--sample goes with --model");
     for (uint32_t i = 0; priority && i < 4; i++)
         if (strcmp(priority, priorities[i]) == 0) o->priority = i + 1;
@@ -227,6 +229,7 @@ int cmd_generate(int argc, char **argv)
          "FILE  a GGUF file: the engine alone, in this process"},
         {"--cluster", 0, OPT_STRING, &o.cluster, 0, 0, NULL,
          "ADDR  a running cluster, e.g. tcp://127.0.0.1:7070"},
+        CMD_OPT_KEYS(&o.keys),
         {"--prompt", 'p', OPT_STRING, &o.prompt, 0, 0, NULL,
          "TEXT  what to continue; control tokens in it are text; - reads it from stdin"},
         {"--file", 'f', OPT_STRING, &o.file, 0, 0, NULL, "FILE  holds the prompt"},

@@ -290,7 +290,7 @@ int load_run(const struct load_options *o, struct load_run *ret, struct errmsg *
     struct msg_cache_status before = {0}, after;
     uint32_t longest = o->scenario == LOAD_CONVOY ? 2048 : o->prompt;
     *ret = (struct load_run){0};
-    int rc = client_open(o->cluster, &l.client, em);
+    int rc = client_open_keys(o->cluster, &o->keys, &l.client, em);
     if (rc == 0) rc = make_text(&l, longest, em);
     if (rc == 0) rc = look(&l, &before, em);
     if (rc == 0) make_records(&l);

@@ -5,6 +5,7 @@
 
 #include "common/base/err.h"
 #include "common/base/samples.h"
+#include "common/client/client.h"
 #include "common/text/vocab.h"
 #include "coordinator/cli/convoy.h"
 
@@ -21,6 +22,7 @@ enum load_scenario {
 
 struct load_options {
     const char *cluster;
+    struct client_keys keys; /* of the connection to it */
     enum load_scenario scenario;
     uint32_t clients, requests; /* requests 0: four for each client */
     uint32_t prompt, tokens;    /* of a request: tokens of its prompt, and of its answer */

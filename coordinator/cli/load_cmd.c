@@ -32,6 +32,7 @@ int cmd_load(int argc, char **argv)
     bool json = false, rate_given = false;
     const struct opt table[] = {
         {"--cluster", 0, OPT_STRING, &o.cluster, 0, 0, NULL, "ADDR  a running cluster"},
+        CMD_OPT_KEYS(&o.keys),
         {"--scenario", 0, OPT_STRING, &scenario, 0, 0, NULL,
          "NAME  closed, poisson, shared-prefix, or convoy, whose numbers and lengths are fixed "
          "(closed)"},

@@ -151,10 +151,12 @@ static void print_text(const struct msg_status *s)
 int cmd_status(int argc, char **argv)
 {
     const char *cluster = NULL;
+    struct client_keys keys = {.file = NULL};
     bool json = false, watch = false;
     const struct opt table[] = {
         {"--cluster", 0, OPT_STRING, &cluster, 0, 0, NULL,
          "ADDR  the coordinator's client address"},
+        CMD_OPT_KEYS(&keys),
         CMD_OPT_JSON(&json),
         {"--watch", 0, OPT_FLAG, &watch, 0, 0, NULL, "again each second, until ^C"},
         {0},
@@ -168,7 +170,8 @@ int cmd_status(int argc, char **argv)
     struct errmsg em = {0};
     struct client *c = NULL;
     struct msg_status s;
-    int rc = cluster ? client_open(cluster, &c, &em) : err_set(&em, ERR_CONF, "needs --cluster");
+    int rc = cluster ? client_open_keys(cluster, &keys, &c, &em)
+                     : err_set(&em, ERR_CONF, "needs --cluster");
     do {
         if (rc == 0) rc = client_status(c, &s, &em);
         if (rc < 0) break;

@@ -61,6 +61,10 @@ static int check_one(const char *item, struct errmsg *em)
     struct entry e = split(item);
     if (!e.section_len && e.name_len == 5 && memcmp(e.name, "model", 5) == 0)
         return err_set(em, ERR_CONF, "--set: the model is given with --model");
+    if (e.section_len == 4 && memcmp(e.section, "keys", 4) == 0)
+        return err_set(em, ERR_CONF,
+                       "--set: a cluster with keys is not for up, whose programs stay on this "
+                       "machine: start them one by one");
     char name[128];
     (void)snprintf(name, sizeof name, "--set %.100s", item);
     struct buf text = {0};

@@ -165,11 +165,11 @@ struct actions core_step(struct core *c, const struct event *e)
     c->n_actions = 0;
     arena_reset(&c->arena);
     switch (e->type) {
-    case EV_FROM_WORKER: replica__from_worker(c, e->from.msg, e->from.address); break;
+    case EV_FROM_WORKER: replica__from_worker(c, e->from.msg, e->from.address, &e->key); break;
     case EV_LINK_UP: replica__link(c, e->link.epoch, true); break;
     case EV_LINK_LOST: replica__link(c, e->link.epoch, false); break;
     case EV_RESULT:
-        if (flight__result(c, e->result)) request__results(c, e->result);
+        if (flight__result(c, e->result, &e->key)) request__results(c, e->result);
         break;
     case EV_SUBMIT: request__submit(c, e); break;
     case EV_CANCEL:

@@ -28,6 +28,7 @@ struct core_config {
     uint64_t model_digest;
     const char *model_path; /* copied, like all strings and arrays here */
     const char *results_endpoint;
+    struct key key;     /* the coordinator's; not set: links carry no keys */
     const int32_t *eog; /* end-of-generation tokens */
     uint32_t n_eog;
     uint32_t kv_type;
@@ -66,6 +67,8 @@ enum event_type {
 struct event {
     enum event_type type;
     uint64_t now_ns;
+    struct key
+        key; /* EV_FROM_WORKER, EV_RESULT: of the connection by which it came, if it has one */
     union {
         struct {
             const struct msg_from_worker *msg;
@@ -119,6 +122,7 @@ struct action {
         struct {
             struct epoch epoch;
             const char *endpoint;
+            struct key key; /* of the other end; not set: no keys */
         } link;
         const struct msg_step *step;
         struct {

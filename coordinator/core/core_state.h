@@ -60,6 +60,7 @@ struct worker {
     struct instance instance;
     struct msg_hello hello;
     struct msg_memory memory; /* as it told last */
+    struct key key; /* of its connection: what it may say for itself, others may not say for it */
     char address[LIMIT_NAME_BYTES];
     char endpoint[LIMIT_TEXT_BYTES];
     uint64_t joined_ns, heard_ns, assigned_ns;
@@ -261,7 +262,8 @@ bool request__on_trial(const struct request *r);
 /* fleet.c */
 struct worker *fleet__find(struct core *c, struct instance instance);
 /* Takes a Hello: the worker's entry, or NULL where the table has no room for it. */
-struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, const char *address);
+struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, const char *address,
+                            const struct key *key);
 void fleet__heartbeat(struct core *c, struct worker *w, const struct msg_from_worker *m);
 /* Gives up workers that are silent for too long. lost_ns: time in which the shell did not run. */
 void fleet__tick(struct core *c, uint64_t lost_ns);
@@ -293,7 +295,8 @@ const char *verdict__probe(struct core *c, const struct replica *r, uint64_t dig
 /* replica.c */
 void replica__open(struct core *c, struct replica *r, uint32_t id);
 void replica__close(struct replica *r);
-void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address);
+void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address,
+                          const struct key *key);
 void replica__link(struct core *c, struct epoch epoch, bool up);
 void replica__tick(struct core *c, uint64_t lost_ns);
 struct worker *replica__at(struct core *c, const struct replica *r, uint32_t stage);
@@ -313,7 +316,7 @@ void replica__probed(struct core *c, struct replica *r, uint64_t digest);
 /* flight.c */
 /* Takes a result's Step out of flight. False: nothing in it counts for requests: it is a probe's,
  * is not that of the next Step in flight, or is not what was asked for. */
-bool flight__result(struct core *c, const struct msg_result *m);
+bool flight__result(struct core *c, const struct msg_result *m, const struct key *key);
 /* A Step is on its way: it is the next one by its number, and the window has room for it. */
 void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
                  struct cost_work work);

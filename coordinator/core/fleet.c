@@ -192,7 +192,8 @@ static struct worker *entry_for(struct core *c, const char *name)
     return victim;
 }
 
-struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, const char *address)
+struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, const char *address,
+                            const struct key *key)
 {
     struct worker *w = fleet__find(c, m->instance);
     bool known = w != NULL;
@@ -202,6 +203,7 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     if (!known)
         *w = (struct worker){.doubt = NO_WORKER, .joined_ns = c->now_ns, .moved_ns = c->now_ns};
     w->instance = m->instance;
+    w->key = *key;
     w->hello = m->hello;
     w->memory = m->memory;
     w->record = record_of(c, m->hello.name);

@@ -192,10 +192,11 @@ static struct replica *whose(struct core *c, const struct msg_result *m)
     return m->number < (f->n ? f->steps[0].number : f->next_number) ? NULL : r;
 }
 
-bool flight__result(struct core *c, const struct msg_result *m)
+bool flight__result(struct core *c, const struct msg_result *m, const struct key *key)
 {
     struct replica *r = whose(c, m);
-    if (!r) {
+    /* A key that is not its last stage's may be a worker's all the same. */
+    if (!r || !key_eq(key, &replica__at(c, r, c->cfg.n_stages - 1)->key)) {
         c->dropped++;
         return false;
     }

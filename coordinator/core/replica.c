@@ -167,6 +167,7 @@ static void send_assign(struct core *c, const struct replica *r, uint32_t stage)
     a->logits_max = c->cfg.logits_max;
     a->window = c->cfg.window;
     a->plaintext = c->cfg.plaintext;
+    a->upstream = stage ? replica__at(c, r, stage - 1)->key : c->cfg.key;
 }
 
 static void assign(struct core *c, const struct replica *r, uint32_t stage)
@@ -256,6 +257,7 @@ static int send_connect(struct core *c, struct replica *r, uint32_t stage)
         return -1;
     struct msg_to_worker *m = to_stage(c, r, stage, TO_CONNECT);
     memcpy(m->text, next, sizeof m->text);
+    m->key = stage + 1 == c->cfg.n_stages ? c->cfg.key : replica__at(c, r, stage + 1)->key;
     return 0;
 }
 
@@ -270,6 +272,7 @@ static void link_stages(struct core *c, struct replica *r)
     struct action *a = core__act(c, ACT_LINK_OPEN);
     a->link.epoch = replica__epoch(c, r);
     a->link.endpoint = endpoint;
+    a->link.key = replica__at(c, r, 0)->key;
 }
 
 static void probe_when_linked(struct core *c, struct replica *r)
@@ -369,9 +372,10 @@ static void check_beginning(struct core *c, struct replica *r)
 
 /* ---- workers ---- */
 
-static void hello(struct core *c, const struct msg_from_worker *m, const char *address)
+static void hello(struct core *c, const struct msg_from_worker *m, const char *address,
+                  const struct key *key)
 {
-    if (fleet__hello(c, m, address))
+    if (fleet__hello(c, m, address, key))
         begin_all(c);
     else /* the table is full: it will say Hello again when it is asked who it is */
         c->dropped++;
@@ -442,7 +446,8 @@ static void of_this_epoch(struct core *c, struct worker *w, const struct msg_fro
     }
 }
 
-void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address)
+void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address,
+                          const struct key *key)
 {
     if (m->version != PROTO_VERSION) {
         struct msg_to_worker *refuse = to_worker(c, m->instance, TO_REFUSE);
@@ -453,8 +458,12 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
         return;
     }
     struct worker *w = fleet__find(c, m->instance);
+    if (w && !key_eq(&w->key, key)) { /* another worker says that it is this one */
+        c->dropped++;
+        return;
+    }
     if (m->type == FROM_HELLO) {
-        hello(c, m, address);
+        hello(c, m, address, key);
     } else if (!w) {
         if (m->type != FROM_GOODBYE) (void)to_worker(c, m->instance, TO_WHO);
     } else {

@@ -29,6 +29,8 @@ struct net_sock {
     int fd; /* an eventfd, where it was asked for */
     struct net_limits limits;
     char endpoint[NET_ENDPOINT_MAX];
+    struct net_rule rule;
+    struct key expected;
     struct arrival *first;
     enum net_event events[16]; /* that its monitor has not told yet */
     unsigned n_events;
@@ -69,10 +71,12 @@ void fake_reset(void)
         drop_arrivals(&sockets[i]);
         sockets[i] = monitors[i] = (struct net_sock){.open = false};
     }
+    key_list_close(&fake.allowed);
     fake = (struct fake_net){.now_ns = 1000 * NS_PER_S,
                              .send_error = ERR_AGAIN,
                              .recv_error = ERR_IO,
-                             .files_max = 65536};
+                             .files_max = 65536,
+                             .roles = KEY_ANY};
 }
 
 void fake_arrive(uint32_t sock, uint64_t delay_ns, const struct net_frame *frames, unsigned n)
@@ -118,6 +122,16 @@ const char *fake_endpoint(uint32_t sock)
     return sockets[sock].endpoint;
 }
 
+struct net_rule fake_rule(uint32_t sock)
+{
+    return sockets[sock].rule;
+}
+
+struct key fake_expected(uint32_t sock)
+{
+    return sockets[sock].expected;
+}
+
 const struct net_limits *fake_limits(uint32_t sock)
 {
     return &sockets[sock].limits;
@@ -135,6 +149,48 @@ int net_open(struct net **ret_net, struct errmsg *em)
 void net_close(struct net *n)
 {
     (void)n;
+}
+
+int net_secure(struct net *n, const struct key_pair *own, struct errmsg *em)
+{
+    (void)n;
+    (void)own;
+    (void)em;
+    fake.secure = true;
+    return 0;
+}
+
+bool net_is_secure(const struct net *n)
+{
+    (void)n;
+    return fake.secure;
+}
+
+void net_allow(struct net *n, const struct key_list *keys)
+{
+    (void)n;
+    key_list_close(&fake.allowed);
+    for (size_t i = 0; i < keys->n; i++)
+        key_add(&fake.allowed, &keys->items[i].key, keys->items[i].roles);
+}
+
+bool net_refusal(struct net *n, struct net_refusal *ret)
+{
+    (void)n;
+    if (!fake.refusal.count) return false;
+    *ret = fake.refusal;
+    fake.refusal.count = 0;
+    return true;
+}
+
+void net_admit(struct net_sock *s, struct net_rule rule)
+{
+    s->rule = rule;
+}
+
+void net_expect(struct net_sock *s, const struct key *key)
+{
+    s->expected = *key;
 }
 
 int net_socket(struct net *n, enum net_kind kind, struct net_limits limits, struct net_sock **ret,
@@ -212,7 +268,7 @@ int net_recv(struct net_sock *s, struct net_msg *m)
 {
     struct arrival *a = s->first;
     size_t at = 0;
-    *m = (struct net_msg){0};
+    *m = (struct net_msg){.key = fake.key, .roles = fake.roles};
     if (++fake.n_recvs == fake.fail_recv) return fake.recv_error;
     if (!a || a->at_ns > fake.now_ns) return ERR_AGAIN;
     s->first = a->next;

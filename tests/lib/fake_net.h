@@ -25,7 +25,12 @@ struct fake_net {
     int lookup_rc;                 /* what net_lookup returns */
     int connect_rc;                /* what net_connect returns */
     uint64_t files_max;
-    unsigned end_within_s; /* what process_end_within was called with; 0: it was not */
+    bool secure;                /* net_secure was called */
+    struct key key;             /* of messages that arrive, */
+    uint32_t roles;             /* and its roles */
+    struct key_list allowed;    /* of net_allow, copied */
+    struct net_refusal refusal; /* what net_refusal tells next, if count is not 0 */
+    unsigned end_within_s;      /* what process_end_within was called with; 0: it was not */
 };
 
 extern struct fake_net fake;
@@ -39,6 +44,9 @@ void fake_event(uint32_t sock, enum net_event event);
 bool fake_is_open(uint32_t sock);
 enum net_kind fake_kind(uint32_t sock);
 int fake_fd(uint32_t sock); /* what net_fd says: an eventfd that the test may make readable */
+/* Whom it admits and which key it expects. */
+struct net_rule fake_rule(uint32_t sock);
+struct key fake_expected(uint32_t sock);
 /* To which it was bound or connected last; valid until fake_reset. */
 const char *fake_endpoint(uint32_t sock);
 const struct net_limits *fake_limits(uint32_t sock);

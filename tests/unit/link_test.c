@@ -14,6 +14,7 @@
 #define DEPTH 3u
 #define ENDPOINT "tcp://10.0.0.7:7000"
 
+static const struct key no_key;
 static struct link *the_link;
 static struct net *net;
 static bool takes;     /* whether the connection takes messages */
@@ -70,7 +71,7 @@ static enum link_event turn(void)
 
 static void connect_link(void)
 {
-    link_connect(the_link, ENDPOINT, 9);
+    link_connect(the_link, ENDPOINT, &no_key, 9);
     fake_event(fake.n_sockets - 1, NET_EVENT_CONNECTED);
     assert_int_equal(turn(), LINK_UP);
 }
@@ -88,7 +89,7 @@ static void test_up_is_told_once(void **state)
     (void)state;
     assert_false(link_is_open(the_link));
     assert_int_equal(turn(), LINK_QUIET);
-    link_connect(the_link, ENDPOINT, 9);
+    link_connect(the_link, ENDPOINT, &no_key, 9);
     assert_true(link_is_open(the_link));
     assert_int_equal(fake_kind(0), NET_PUSH);
     assert_string_equal(fake_endpoint(0), ENDPOINT);
@@ -189,7 +190,7 @@ static void test_a_closed_link_forgets(void **state)
 static void test_a_link_that_never_stood(void **state)
 {
     (void)state;
-    link_connect(the_link, ENDPOINT, 9);
+    link_connect(the_link, ENDPOINT, &no_key, 9);
     fake_event(0, NET_EVENT_LOST);
     expect_lost("its data link cannot be reached");
     /* A second connection takes the place of the first. */
@@ -204,12 +205,12 @@ static void test_a_connection_that_cannot_be_begun(void **state)
 {
     (void)state;
     fake.connect_rc = ERR_CONF;
-    link_connect(the_link, "tcp://nonsense", 9);
+    link_connect(the_link, "tcp://nonsense", &no_key, 9);
     assert_false(link_is_open(the_link));
     send_text("goes nowhere");
     expect_lost("cannot connect to tcp://nonsense");
     assert_string_equal(sent, "");
-    link_connect(the_link, "tcp://nonsense", 9);
+    link_connect(the_link, "tcp://nonsense", &no_key, 9);
     fake.connect_rc = 0;
     connect_link(); /* the loss before it was never told, and is not now */
     assert_int_equal(turn(), LINK_QUIET);

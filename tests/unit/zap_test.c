@@ -153,7 +153,7 @@ static void allow(bool client, bool worker, bool third)
 static void listen_as(enum net_kind kind, struct net_rule rule, int64_t frame_max)
 {
     struct errmsg em = {0};
-    struct net_limits limits = {.hwm = 16, .frame_max = frame_max};
+    struct net_limits limits = {.hwm = 16, .recv_hwm = 1, .frame_max = frame_max};
     assert_int_equal(net_open(&net, &em), 0);
     assert_int_equal(net_secure(net, &server_key, &em), 0);
     allow(true, true, false);
