@@ -8,7 +8,7 @@
 void process_start(void);
 
 /* For daemons. SIGPIPE is ignored: a log or an output whose reader is gone is no reason to end.
- * SIGHUP is ignored too, and kept free for "read the configuration again". */
+ * SIGHUP is ignored too, until a program takes it for "read the configuration again". */
 void process_serve(void);
 
 /* To be called when nobody waits for anything more of this process. It goes on to its end; if that

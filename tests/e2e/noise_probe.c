@@ -1,9 +1,11 @@
 /* Sends random and mutated messages to the sockets of running programs, and counts what came back:
  *
- *   noise_probe SECONDS SEED (client|worker|push)=ENDPOINT ...
+ *   noise_probe SECONDS SEED [key=FILE] (client|worker|push)=ENDPOINT[,KEY] ...
  *
- * Prints "sent N replies N statuses CODE:COUNT ...". */
+ * With a key file, KEY is that of the other end. Prints "sent N replies N statuses CODE:COUNT ...".
+ */
 #include "common/base/clock.h"
+#include "common/io/keys.h"
 #include "common/io/net.h"
 #include "tests/lib/random_msg.h"
 
@@ -65,6 +67,26 @@ static void send_one(struct rng *r, struct target *t)
     if (net_send(t->sock, first, n) == 0) sent++;
 }
 
+static int use_key(struct net *net, const char *path, struct errmsg *em)
+{
+    struct key_pair own;
+    int rc = keys_read(path, &own, em);
+    return rc < 0 ? rc : net_secure(net, &own, em);
+}
+
+static int open_target(struct net *net, char *arg, struct target *t, struct errmsg *em)
+{
+    char *endpoint = strchr(arg, '=') + 1, *comma = strchr(arg, ',');
+    const struct net_limits limits = {.hwm = 64, .frame_max = 1 << 24};
+    struct key key = {{0}};
+    t->kind = arg[0];
+    if (comma) *comma = 0;
+    int rc = net_socket(net, t->kind == 'p' ? NET_PUSH : NET_DEALER, limits, &t->sock, em);
+    if (rc == 0 && comma && !key_parse(comma + 1, &key)) return ERR_CONF;
+    if (rc == 0) net_expect(t->sock, &key);
+    return rc < 0 ? rc : net_connect(t->sock, endpoint, em);
+}
+
 int main(int argc, char **argv)
 {
     struct errmsg em = {0};
@@ -74,13 +96,12 @@ int main(int argc, char **argv)
     if (argc < 4 || argc - 3 > TARGETS || net_open(&net, &em) < 0) return 2;
     struct rng r = {strtoull(argv[2], NULL, 10)};
     for (int i = 3; i < argc; i++) {
-        const char *endpoint = strchr(argv[i], '=') + 1;
-        struct target *t = &targets[n++];
-        t->kind = argv[i][0];
-        if (net_socket(net, t->kind == 'p' ? NET_PUSH : NET_DEALER,
-                       (struct net_limits){.hwm = 64, .frame_max = 1 << 24}, &t->sock, &em) < 0 ||
-            net_connect(t->sock, endpoint, &em) < 0)
+        int rc = argv[i][0] == 'k' ? use_key(net, argv[i] + 4, &em)
+                                   : open_target(net, argv[i], &targets[n++], &em);
+        if (rc < 0) {
+            (void)fprintf(stderr, "%s: %s\n", argv[i], em.text);
             return 2;
+        }
     }
     uint64_t end = clock_ns() + strtoull(argv[1], NULL, 10) * NS_PER_S;
     while (clock_ns() < end) {

@@ -24,7 +24,7 @@ MUTANTS = [
     # ---- worker/exec.c
     dict(name="short-frame-taken", file="worker/exec.c", old="    if (rc == 0 && body.bytes != s.frame_bytes) rc = ERR_PROTO;\n",
          new="", tests="worker_test", why="activations beyond the frame are read"),
-    dict(name="plaintext-anyway", file="worker/exec.c", old="    if (e->o.off_machine && !e->assign.plaintext)\n",
+    dict(name="plaintext-anyway", file="worker/exec.c", old="    if (e->o.off_machine && !e->assign.plaintext && !net_is_secure(e->net))\n",
          new="    if (false)\n", tests="worker_test", why="a worker off loopback serves without plaintext: true"),
     dict(name="bytes-in-are-bytes-out", file="worker/exec.c", old="    h->activation_bytes_in += bytes_in;",
          new="    h->activation_bytes_in += bytes_out;", tests="worker_test", why="a link's figure is another link's"),

@@ -3,6 +3,7 @@
 #include "coordinator/config.h"
 
 #include "common/base/addr.h"
+#include "common/io/keys.h"
 #include "proto/limits.h"
 
 #include <setjmp.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -193,12 +195,57 @@ static void test_kinds(void **state)
     assert_false(addr_is_any("0.0.0.1"));
 }
 
+/* The coordinator's own key, and lists that are read again while it runs. */
+static void test_keys(void **state)
+{
+    char key_path[] = "/tmp/flotilla-key-XXXXXX", file[] = "/tmp/flotilla-cluster-XXXXXX";
+    char text[512], public[KEY_TEXT_BYTES];
+    struct config c;
+    struct errmsg em = {0};
+    struct key_pair own;
+    struct key_list now;
+    (void)state;
+    assert_int_equal(keys_make(&own, &em), 0);
+    key_format(&own.public, public);
+    int fd = mkstemp(key_path);
+    assert_true(fd >= 0);
+    (void)close(fd);
+    (void)unlink(key_path);
+    assert_int_equal(keys_write(key_path, &own, &em), 0);
+    (void)snprintf(text, sizeof text, BASE "listen: 0.0.0.0\nkeys: {file: %s}\n", key_path);
+    assert_int_equal(read_text(text, NULL, &c, &em), 0);
+    assert_memory_equal(&c.own, &own, sizeof own);
+    assert_int_equal(c.allowed.n, 0);
+    c.path = file;
+    assert_int_equal(config_read_allowed(&c, &now, &em),
+                     ERR_NOTFOUND); /* there is no such file now */
+    fd = mkstemp(file);
+    assert_true(fd >= 0);
+    assert_int_equal(dprintf(fd, BASE "keys:\n  file: /k\n  clients: ['%s']\n", public) > 0, 1);
+    assert_int_equal(config_read_allowed(&c, &now, &em), 0);
+    assert_int_equal(now.n, 1);
+    assert_int_equal(key_roles(&now, &own.public), KEY_CLIENT);
+    key_list_close(&now);
+    assert_int_equal(ftruncate(fd, (off_t)strlen(BASE)), 0);
+    assert_int_equal(config_read_allowed(&c, &now, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, "keys.file"));
+    (void)close(fd);
+    (void)unlink(file);
+    config_close(&c);
+    assert_int_equal(chmod(key_path, 0644), 0);
+    assert_int_equal(read_text(text, NULL, &c, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, "keys.file"));
+    assert_non_null(strstr(em.text, key_path));
+    (void)unlink(key_path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults), cmocka_unit_test(test_listen),
         cmocka_unit_test(test_model),    cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_split),    cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -108,6 +108,28 @@ static void test_each_key(void **state)
     WITH("step_timeout_ms: 700\n", k.step_timeout_ns == 700 * NS_PER_MS);
 }
 
+#define KEY_1 "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+#define KEY_2 "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
+
+static uint32_t roles(const struct config *c, const char *text)
+{
+    struct key k;
+    assert_true(key_parse(text, &k));
+    return key_roles(&c->allowed, &k);
+}
+
+/* Whose keys are admitted, and as what. With keys the cluster may leave this machine. */
+static void test_keys(void **state)
+{
+    (void)state;
+    WITH("keys: {file: /k}\n", strcmp(c.key_file, "/k") == 0 && c.allowed.n == 0);
+    WITH("listen: 0.0.0.0\nkeys: {file: /k}\n", !k.plaintext);
+    WITH("keys:\n  file: /k\n  clients: ['" KEY_1 "']\n  workers:\n    - '" KEY_2 "' # a comment\n",
+         c.allowed.n == 2 && roles(&c, KEY_1) == KEY_CLIENT && roles(&c, KEY_2) == KEY_WORKER);
+    WITH("keys:\n  file: /k\n  gateways: ['" KEY_1 "']\n  admins: [\"" KEY_1 "\", '" KEY_2 "']\n",
+         roles(&c, KEY_1) == (KEY_GATEWAY | KEY_ADMIN) && roles(&c, KEY_2) == KEY_ADMIN);
+}
+
 static void refused(const char *text, const char *key)
 {
     struct config c;
@@ -174,6 +196,15 @@ static void test_refused(void **state)
     refused(GIVEN "kv: !!str f16\n", "kv");
     refused(GIVEN "listen: 10.0.0.1\n", "listen");
     refused(GIVEN "kv-tokens: 600\n", "kv-tokens");
+    refused(GIVEN "keys: {clients: ['" KEY_1 "']}\n", "keys.file");
+    refused(GIVEN "keys: {file: /k}\nplaintext: true\n", "plaintext");
+    refused(GIVEN "keys:\n  file: /k\n  workers:\n    - '" KEY_1 "'\n    - short\n",
+            ":7:7: key 'keys.workers': 'short'");
+    refused(GIVEN "keys: {file: /k, workers: '" KEY_1 "'}\n", "'keys.workers': needs a list");
+    refused(GIVEN "keys: {file: /k, workers: [[a]]}\n", "'keys.workers': needs a single value");
+    refused(GIVEN "keys: {file: /k, workers: [~]}\n", "'keys.workers': has an empty item");
+    refused(GIVEN "keys: {file: /k, workers: &a []}\n", "'keys.workers': needs a list, without");
+    refused(GIVEN "keys: {file: /k, admin: []}\n", "keys.admin");
 }
 
 /* The example has the keys without a fixed default as comments, with values that are accepted. */
@@ -185,8 +216,8 @@ static void test_example(void **state)
     FILE *f = fopen(EXAMPLE, "re");
     assert_non_null(f);
     while (fgets(line, sizeof line, f)) {
-        bool commented = strncmp(line, "# ", 2) == 0 && strchr(line + 2, ':') &&
-                         strchr(line + 2, ':') < line + 2 + strcspn(line + 2, " ");
+        const char *key = line + 1 + strspn(line + 1, " "), *colon = strchr(key, ':');
+        bool commented = strncmp(line, "# ", 2) == 0 && colon && colon < key + strcspn(key, " \n");
         if (commented) strcat(all, line + 2);
         if (commented) continue;
         strcat(all, line);
@@ -219,8 +250,9 @@ static void test_example(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_each_key),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_example)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_defaults),
+                                       cmocka_unit_test(test_each_key), cmocka_unit_test(test_keys),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_example)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,12 +17,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #define MS NS_PER_MS
 #define CLIENTS 0 /* sockets in the order in which they are opened */
 #define WORKERS 1
+#define RESULTS 2
 #define ROUTES_A_WORKER 4u /* that the core may know, as in loop.c */
 
 static struct script {
@@ -35,7 +37,7 @@ static struct script {
     struct core_config config;
     uint32_t n_ticks, n_lost, n_from_worker, from_worker_at_lost, n_alive, n_assign;
     uint64_t lost_ns, stopped_ns, draining_ns;
-    uint32_t n_polls;
+    uint32_t n_polls, n_keys[3];
     char alive_route[16], assign_route[16];
     struct instance assign_to; /* the core sends an Assign there with the next tick */
     struct instance connect_to;
@@ -498,6 +500,101 @@ static void test_running_answers_go_on(void **state)
     }
 }
 
+/* ---- keys ---- */
+
+static const struct key_pair own = {.public = {{8}}};
+
+/* With a key of its own the coordinator has both contexts secured and says who may connect where.
+ */
+static void test_rules(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    script.end_ns = fake.now_ns;
+    assert_int_equal(run(&c, &em), 0);
+    assert_false(fake.secure);
+    (void)setup(state);
+    script.end_ns = fake.now_ns;
+    c.key_file = (char *)(uintptr_t) "/k";
+    c.own = own;
+    key_add(&c.allowed, &(struct key){{3}}, KEY_WORKER);
+    assert_int_equal(run(&c, &em), 0);
+    assert_true(fake.secure);
+    assert_int_equal(fake.allowed.n, 1);
+    assert_true(key_eq(&script.config.key, &own.public));
+    assert_int_equal(fake_rule(CLIENTS).roles, KEY_CLIENT | KEY_GATEWAY | KEY_ADMIN);
+    assert_int_equal(fake_rule(WORKERS).roles, KEY_WORKER);
+    assert_int_equal(fake_rule(RESULTS).roles, KEY_WORKER);
+    key_list_close(&c.allowed);
+}
+
+/* SIGHUP reads the keys again; a file that is wrong changes nothing. */
+static char reloaded[] = "/tmp/flotilla-reload-XXXXXX";
+
+static void write_lists(const char *lists)
+{
+    FILE *f = fopen(reloaded, "we");
+    assert_non_null(f);
+    (void)fprintf(f, "model: /m\nworkers: 2\nkeys: {file: /k, %s}\n", lists);
+    (void)fclose(f);
+}
+
+static void hang_up(void)
+{
+    static uint64_t last_ns;
+    static uint32_t seen; /* keys of the list, in each second */
+    if (fake.now_ns < last_ns + NS_PER_S && fake.now_ns >= last_ns) return;
+    last_ns = fake.now_ns;
+    script.n_keys[seen++ % 3] = (uint32_t)fake.allowed.n;
+    if (seen == 2) write_lists("workers: [x]");
+    (void)raise(SIGHUP);
+}
+
+static void test_reload(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    int fd = mkstemp(reloaded);
+    assert_true(fd >= 0);
+    (void)close(fd);
+    c.key_file = (char *)(uintptr_t) "/k";
+    c.own = own;
+    c.path = reloaded;
+    write_lists("workers: ['Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID']");
+    script.on_poll = hang_up;
+    script.end_ns = fake.now_ns + 2500 * MS;
+    assert_int_equal(run(&c, &em), 0);
+    assert_int_equal(script.n_keys[0], 0);
+    assert_int_equal(script.n_keys[1], 1);
+    assert_int_equal(script.n_keys[2], 1);
+    (void)unlink(reloaded);
+}
+
+/* Another key speaks for worker 1: it gets no route to it, and the core hears nothing of that. */
+static void impostor(void)
+{
+    static uint64_t last_ns;
+    if (fake.now_ns < last_ns + 250 * MS && fake.now_ns >= last_ns) return;
+    last_ns = fake.now_ns;
+    bool first = script.n_from_worker == 0;
+    fake.key = (struct key){{first ? 1 : 2}};
+    from_worker(first ? "a" : "x", 1, FROM_HEARTBEAT);
+}
+
+static void test_impostor(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    script.on_poll = impostor;
+    assert_int_equal(run(&c, &em), 0);
+    assert_int_equal(script.n_from_worker, 1);
+    assert_string_equal(script.alive_route, "a");
+    assert_int_equal(script.n_alive, 1);
+}
+
 /* ---- what the file says ---- */
 
 static void test_keys_reach_the_core(void **state)
@@ -603,6 +700,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_serving_worker_keeps_its_route, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_newcomer_has_a_route, setup, teardown),
         cmocka_unit_test_setup_teardown(test_running_answers_go_on, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_rules, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_reload, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_impostor, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keys_reach_the_core, setup, teardown),
         cmocka_unit_test_setup_teardown(test_open_files, setup, teardown),
         cmocka_unit_test_setup_teardown(test_addresses, setup, teardown),

@@ -168,6 +168,74 @@ static void test_plaintext(void **state)
     }
 }
 
+static const struct key coordinator_key = {{9}}, key_a = {{1}}, key_b = {{2}};
+
+/* A worker speaks over a connection of this key. */
+static struct actions by(struct fixture *f, const struct key *key, uint64_t who,
+                         struct msg_from_worker m)
+{
+    struct event e = said(f, who, m);
+    e.key = *key;
+    return feed(f, e);
+}
+
+static uint64_t dropped(const struct fixture *f)
+{
+    struct msg_status s;
+    core_status(f->core, &s);
+    return s.messages_dropped;
+}
+
+/* What the core tells each stage, in the order of stages. */
+static const struct msg_to_worker *told(struct actions a, enum to_worker type, uint64_t who)
+{
+    for (size_t i = 0; i < a.n; i++)
+        if (a.items[i].type == ACT_TO_WORKER && a.items[i].to_worker.msg->type == type &&
+            a.items[i].to_worker.instance.hi == who)
+            return a.items[i].to_worker.msg;
+    fail_msg("worker %d was not told", (int)who);
+    return NULL;
+}
+
+/* Each end of a link is told the key of the other, as its owner's connection has it; and what
+ * another key says in a worker's name changes nothing. */
+static void test_keys(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_from_worker fault = {.type = FROM_FAULT, .text = "burns"};
+    struct msg_from_worker a_hello = {.type = FROM_HELLO, .hello = {.name = "a"}};
+    struct msg_from_worker b_hello = {.type = FROM_HELLO, .hello = {.name = "b"}};
+    k.key = coordinator_key;
+    core_close(f->core);
+    f->core = core_open(&k);
+    (void)by(f, &key_a, 1, a_hello);
+    struct actions a = by(f, &key_b, 2, b_hello);
+    assert_true(key_eq(&told(a, TO_ASSIGN, 1)->assign.upstream, &coordinator_key));
+    assert_true(key_eq(&told(a, TO_ASSIGN, 2)->assign.upstream, &key_a));
+    f->epoch = told(a, TO_ASSIGN, 1)->epoch;
+    struct msg_from_worker ready = {.type = FROM_READY, .endpoint = "tcp://:5"};
+    (void)by(f, &key_a, 1, ready);
+    assert_int_equal(dropped(f), 0);
+    assert_int_equal(by(f, &key_a, 2, ready).n, 0); /* a says that it is b */
+    assert_int_equal(dropped(f), 1);
+    a = by(f, &key_b, 2, ready);
+    assert_true(key_eq(&told(a, TO_CONNECT, 1)->key, &key_b));
+    assert_true(key_eq(&told(a, TO_CONNECT, 2)->key, &coordinator_key));
+    assert_true(key_eq(&first(a, ACT_LINK_OPEN)->link.key, &key_a));
+    (void)by(f, &key_a, 1, (struct msg_from_worker){.type = FROM_LINKED});
+    (void)by(f, &key_b, 2, (struct msg_from_worker){.type = FROM_LINKED});
+    (void)feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
+    struct msg_result m = {.epoch = f->epoch, .number = 1, .digest = 5};
+    (void)feed(f, (struct event){.type = EV_RESULT, .key = key_a, .result = &m});
+    assert_false(is_ready(f)); /* only the last stage's worker has results */
+    (void)by(f, &key_a, 2, fault);
+    (void)by(f, &key_b, 1, a_hello);
+    assert_int_equal(dropped(f), 4);
+    (void)feed(f, (struct event){.type = EV_RESULT, .key = key_b, .result = &m});
+    assert_true(is_ready(f));
+}
+
 /* ---- probes ---- */
 
 /* From Assign on: both workers load and link, and the probe comes back with this digest. */
@@ -394,6 +462,7 @@ int main(void)
         TEST(test_slow_loads),
         TEST(test_loopback_for_another_host),
         TEST(test_plaintext),
+        TEST(test_keys),
         TEST(test_the_latest_names_are_remembered),
         TEST(test_a_step_that_does_not_arrive),
         TEST(test_large_steps),

@@ -263,7 +263,8 @@ static struct msg_to_worker make_assign(uint32_t n_tensors)
                                              .rows_max = 6,
                                              .logits_max = 7,
                                              .window = 3,
-                                             .plaintext = true}};
+                                             .plaintext = true,
+                                             .upstream = {{4, 5, [31] = 6}}}};
 }
 
 /* Every field comes back, up to the largest slice, in a message that a control connection takes. */
@@ -319,6 +320,28 @@ static void test_assign_rules(void **state)
     t = make_assign(3);
     t.assign.layer_first = t.assign.layer_last + 1;
     broken_assign(t, "layers");
+}
+
+/* A key is 32 bytes that are not all zero, or it is left out. */
+static void test_connect(void **state)
+{
+    static const uint8_t short_key[] = {0x08, 1, 0x1a, 7, 0x1a, 5, 1, 2, 3, 4, 5};
+    uint8_t no_key[6 + KEY_BYTES] = {0x08, 1, 0x1a, 34, 0x1a, KEY_BYTES};
+    struct errmsg em = {0};
+    struct msg_to_worker u,
+        m = {.version = PROTO_VERSION, .type = TO_CONNECT, .epoch = {1, 0, 2}, .text = "tcp://h:1"};
+    (void)state;
+    for (uint8_t first = 0; first < 2; first++) {
+        m.key.bytes[0] = first;
+        wire_put_to_worker(&m, &out);
+        assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &u, &em), 0);
+        assert_string_equal(u.text, "tcp://h:1");
+        assert_true(key_eq(&u.key, &m.key));
+    }
+    assert_int_equal(wire_get_to_worker(short_key, sizeof short_key, &arena, &u, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "key"));
+    assert_int_equal(wire_get_to_worker(no_key, sizeof no_key, &arena, &u, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "key"));
 }
 
 static struct msg_worker_status distinct_worker(uint32_t from)
@@ -643,13 +666,21 @@ static void test_many_small(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step),          cmocka_unit_test(test_step_rules),
-        cmocka_unit_test(test_step_limits),   cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_control),       cmocka_unit_test(test_status),
-        cmocka_unit_test(test_assign),        cmocka_unit_test(test_assign_rules),
-        cmocka_unit_test(test_memory),        cmocka_unit_test(test_names_are_cleaned),
-        cmocka_unit_test(test_worker_status), cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_mutations),     cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_step),
+        cmocka_unit_test(test_step_rules),
+        cmocka_unit_test(test_step_limits),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_control),
+        cmocka_unit_test(test_status),
+        cmocka_unit_test(test_assign),
+        cmocka_unit_test(test_assign_rules),
+        cmocka_unit_test(test_connect),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_names_are_cleaned),
+        cmocka_unit_test(test_worker_status),
+        cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_gate),
         cmocka_unit_test(test_many_small),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);

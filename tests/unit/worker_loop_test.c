@@ -5,6 +5,7 @@
 #include "common/base/arena.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "common/io/keys.h"
 #include "proto/wire.h"
 #include "tests/lib/fake_net.h"
 #include "worker/exec.h"
@@ -13,7 +14,9 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -356,6 +359,66 @@ static void test_refused(void **state)
     assert_non_null(strstr(em.text, "version 9, this worker 2"));
 }
 
+static void refuse_key(void)
+{
+    static uint32_t told;
+    if (fake.n_sockets > CONTROL && told != fake.n_sockets) {
+        told = fake.n_sockets;
+        fake_event(told - 1, NET_EVENT_REFUSED);
+    }
+    on_poll();
+}
+
+static int no_connection(uint32_t sock, const struct net_frame *f, unsigned n)
+{
+    (void)sock;
+    (void)f;
+    (void)n;
+    return ERR_AGAIN;
+}
+
+/* A worker with a key expects the coordinator's on each connection; where its own is not admitted,
+ * it keeps trying, since it may be some day. */
+static void test_keys(void **state)
+{
+    static const char coordinator[] = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID";
+    char path[] = "/tmp/flotilla-key-XXXXXX";
+    struct loop_options o = options();
+    struct key_pair own;
+    struct key expected, got;
+    struct errmsg em = {0};
+    (void)state;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    (void)close(fd);
+    (void)unlink(path);
+    assert_int_equal(keys_make(&own, &em), 0);
+    assert_int_equal(keys_write(path, &own, &em), 0);
+    assert_true(key_parse(coordinator, &expected));
+    o.key = path;
+    assert_int_equal(run(&o, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, "--coordinator-key"));
+    o.coordinator_key = "short";
+    assert_int_equal(run(&o, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, "--coordinator-key: 'short'"));
+    o.coordinator_key = coordinator;
+    (void)setup(state);
+    script.stop_ns = fake.now_ns + 10 * NS_PER_S;
+    fake.on_poll = refuse_key;
+    fake.on_send = no_connection;
+    assert_int_equal(run(&o, &em), 0);
+    assert_true(fake.secure);
+    assert_in_range(fake.n_sockets, CONTROL + 3, CONTROL + 4); /* a new connection each 4 s */
+    for (uint32_t i = CONTROL; i < fake.n_sockets; i++) {
+        got = fake_expected(i);
+        assert_true(key_eq(&got, &expected));
+    }
+    (void)unlink(path);
+    (void)setup(state);
+    assert_int_equal(run(&o, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, path));
+}
+
 /* Whichever send or receive fails, once, the worker goes on, and its Ready arrives. */
 static void test_failing_once(void **state)
 {
@@ -390,6 +453,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_addresses, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_such_host, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_keys, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failing_once, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
