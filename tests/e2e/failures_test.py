@@ -220,7 +220,7 @@ class Failures(unittest.TestCase):
                                       "--threads", "1"], stderr=log)
                 try:
                     await_ready(True, 60)
-                    to_worker.freeze()
+                    to_worker.forget()
                     await_ready(False, 10)
                     at = time.monotonic()
                     await_ready(True, 30)
@@ -228,7 +228,7 @@ class Failures(unittest.TestCase):
                     self.assertGreaterEqual(to_worker.connections, 2)
                     stream = Generation(f"127.0.0.1:{to_client.port}", "Once upon a time", **what)
                     time.sleep(1)
-                    to_client.freeze()
+                    to_client.forget()
                     got = stream.result(timeout=120)
                     self.assertIsNotNone(got, stream.error)
                     self.assertEqual(got["tokens"], want)
