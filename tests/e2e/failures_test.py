@@ -3,7 +3,8 @@ real processes."""
 import json, os, re, signal, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import LONG, MODEL, Cluster, Generation, Namespace, free_ports, local, program, run
+from cluster import LONG, MODEL, Cluster, Generation, free_ports, local, program, run
+from namespaces import Network
 from relay import Relay
 from threads import StoppedThread, compute_thread
 
@@ -259,14 +260,15 @@ class Failures(unittest.TestCase):
         """A firewall swallows the data between workers for ten seconds: the stream ends and names one. Then the workers'
         control: a stream whose Steps go on is not lost for it."""
         want = local("Once upon a time", tokens=12)["tokens"]
-        with Namespace() as ns, Cluster(workers=2, replica_wait=0, kv_tokens=32768, threads=1, prefix=ns.prefix) as c:
+        with Network("host") as net, \
+                Cluster(workers=2, replica_wait=0, kv_tokens=32768, threads=1, prefix=net["host"].prefix) as c:
             for link in ("data", "control"):
                 stream = c.start("Once upon a time", **LONG_RUN)
                 c.wait(running(1), 10)
                 w = next(w for w in c.workers() if w["name"] == "w2")
-                port = ns.listening(w["pid"])[0] if link == "data" else int(c.join.rsplit(":", 1)[1])
+                port = net["host"].listening(w["pid"])[0] if link == "data" else int(c.join.rsplit(":", 1)[1])
                 at, epoch = time.monotonic(), c.status()["replicas"][0]["epoch"]
-                ns.block(port)
+                net["host"].block(port)
                 if link == "data":
                     self.assertIsNone(stream.result(timeout=30))
                     self.assertIn("UNAVAILABLE", stream.error)
@@ -279,7 +281,7 @@ class Failures(unittest.TestCase):
                     stream.process.kill()
                     stream.process.communicate()
                 time.sleep(max(0, 10 - (time.monotonic() - at)))
-                ns.unblock()
+                net["host"].unblock()
                 c.wait(ready, 30)
                 self.assertEqual(c.generate("Once upon a time", tokens=12)["tokens"], want)
 
