@@ -8,7 +8,7 @@ import os, random, signal, subprocess, sys, time, unittest
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from capture import Capture, zmtp_messages
 from cluster import LONG, MODEL, SpreadCluster, local, run
-from namespaces import Network, existing, is_alive, why_not
+from namespaces import SLOW_BURST_BYTES, Network, existing, is_alive, why_not
 from relay import Relay
 
 SKIPPED = 77
@@ -50,17 +50,25 @@ class Namespaces(unittest.TestCase):
 
     def test_on_the_wire(self):
         """The layers are shared out whole; what crosses the link between the workers is one frame of rows x width f32 for
-        each Step, and nothing else of that size; the answer is the engine's."""
+        each Step, and nothing else of that size; the answer is the engine's, also over a slow link."""
         layers, width = metadata("llama.block_count"), metadata("llama.embedding_length")
         prompt, n = "Once upon a time there was a fleet of small boats", 40
-        want = local(prompt, tokens=n, ignore_eos=True)
+        longer = " ".join(f"{i} boats" for i in range(70))
+        want, want_longer = (local(p, tokens=n, ignore_eos=True) for p in (prompt, longer))
         with Network("c", "w1", "w2", "client") as net, Capture(net["w2"]) as capture:
             with SpreadCluster(net, ["w1", "w2"], client="client", kv_tokens=2048) as c:
                 c.wait(ready, BACK_S)
                 got = c.generate(prompt, tokens=n, ignore_eos=True)
                 self.assertEqual((got["tokens"], got["text"]), (want["tokens"], want["text"]))
                 rows = 1 + len(got["prompt_tokens"]) + n - 1  # of the probe; the last token is not fed back
-                s = c.wait(lambda s: s["replicas"][0]["workers"][1]["rows"] >= rows, 10)
+                net["w1"].slow("4mbit")
+                got = c.generate(longer, tokens=n, ignore_eos=True)
+                self.assertEqual((got["tokens"], got["text"]), (want_longer["tokens"], want_longer["text"]))
+                sent = len(got["prompt_tokens"]) * width * 4
+                self.assertGreaterEqual(got["timings"]["prompt_ms"], 1000 * (sent - SLOW_BURST_BYTES) * 8 / 4e6)
+                rows += len(got["prompt_tokens"]) + n - 1
+                # Heartbeats tell.
+                s = c.wait(lambda s: all(w["rows"] >= rows for w in s["replicas"][0]["workers"]), 10)
                 w1, w2 = s["replicas"][0]["workers"]
                 self.assertEqual((w1["layers"][0], w1["layers"][1] + 1, w2["layers"][1]), (0, w2["layers"][0], layers - 1))
                 self.assertEqual((w1["name"], w2["name"]), ("w1", "w2"))
@@ -74,7 +82,7 @@ class Namespaces(unittest.TestCase):
         self.assertEqual({len(message) for message in links[0]}, {2})  # header and activations
         self.assertEqual({len(f) % (width * 4) for f in frames}, {0})
         self.assertEqual(sum(map(len, frames)), rows * width * 4)
-        self.assertGreaterEqual(len(frames), 1 + 1 + n - 1)  # the probe, the prompt, and each further token
+        self.assertGreaterEqual(len(frames), 1 + 2 * n)  # the probe, and of both a prompt and each further token
         # Everybody else hears of tokens only.
         others = {k: max((len(f) for m in zmtp_messages(b) for f in m), default=0) for k, b in streams.items() if k[0] == w2}
         self.assertIn(coordinator, {k[2] for k in others})

@@ -8,6 +8,7 @@ import ctypes, os, re, signal, subprocess, sys, time
 
 FOLDER = "/run/netns"
 CLONE_NEWNET = 0x40000000
+SLOW_BURST_BYTES = 65536
 # What the kernel or the rights do not allow, in the words of ip, nft and nsenter.
 REFUSED = re.compile("not permitted|Permission denied|not supported|Read-only|Unknown device type", re.IGNORECASE)
 
@@ -92,12 +93,9 @@ class Host:
         self.filter([])
 
     def slow(self, rate):
-        """What leaves the host has this bandwidth ("2mbit"; None: as much as there is)."""
-        if rate:
-            do("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64kb",
-               "limit", "16mb")
-        else:
-            do("tc", "-n", self.namespace, "qdisc", "del", "dev", "eth0", "root")
+        """What leaves the host has this bandwidth ("2mbit") from now on, but for a burst after each pause."""
+        do("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate,
+           "burst", str(SLOW_BURST_BYTES), "limit", "16mb")
 
     def listening(self, pid):
         """TCP ports at which a process listens."""
