@@ -172,5 +172,5 @@ MUTANTS = [
     dict(name='results-go-to-the-worker-itself', file='worker/loop.c',
          old='    full.port = its.port;\n    addr_format(&full, endpoint, size);\n',
          new='    full.port = its.port;\n    (void)snprintf(full.host, sizeof full.host, "127.0.0.1");\n    addr_format(&full, endpoint, size);\n',
-         tests='worker_loop_test', why='the last stage looks for the coordinator on its own machine'),
+         tests='namespaces_test', why='the last stage looks for the coordinator on its own machine'),
 ]
