@@ -130,6 +130,30 @@ class Namespaces(unittest.TestCase):
                 self.assertEqual(c.stop(), [0, 0, 0], c.text())
 
     @unittest.skipUnless(LONG, "in the long form")
+    def test_half_open(self):
+        """The connection between the workers is lost at one end, at the other, or on the way, where neither hears of it, or
+        stands and nothing arrives: the log names the link, and a stream has its every token on a new one."""
+        what = dict(tokens=120, ignore_eos=True)
+        want = [local("Story number 0:", **what)["tokens"]]
+        with Network("c", "w1", "w2", "relay") as net, \
+                SpreadCluster(net, ["w1"], workers=2, kv_tokens=2048, replica_wait=90) as c, \
+                Relay((net["w2"].address, DATA_PORT), (net["relay"].address, DATA_PORT), enter=net["relay"].enter) as relay:
+            c.worker("w2", advertise=f"{net['relay'].address}:{DATA_PORT}")
+            c.wait(ready, BACK_S)
+            for fault in (lambda: relay.half_open("target"), lambda: relay.half_open("client"), relay.forget,
+                          lambda: relay.set(relay.forth, black_hole=True)):
+                connections = relay.connections
+                streams = self.begin(c, **what)
+                named = self.named(c, 3 * 2 * STEP_TIMEOUT_S, "worker w2 lost: its data link", "the link from w1 to worker w2")
+                fault()
+                named()
+                relay.set(relay.forth, black_hole=False)
+                c.wait(ready, BACK_S)
+                self.finish(c, streams, want)
+                self.assertGreater(relay.connections, connections)
+            self.assertEqual(c.stop(), [0, 0, 0], c.text())
+
+    @unittest.skipUnless(LONG, "in the long form")
     def test_random_faults(self):
         """Ten times in a row one fault, later two at once, each under three streams that began before."""
         seed = int(os.environ.get("FLOTILLA_SEED", random.randrange(1 << 30)))

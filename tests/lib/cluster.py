@@ -172,11 +172,11 @@ class SpreadCluster(Service):
     """A coordinator on the host "c" of a namespaces.Network and workers on others, by their names; a worker has the name of its
     host. More keys of the cluster file by name. Clients run on the coordinator's host, or on `client`."""
 
-    def __init__(self, network, workers, model=MODEL, client="c", **keys):
+    def __init__(self, network, hosts, model=MODEL, client="c", **keys):
         self.network, self.prefix = network, network[client].prefix
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         here, self.processes = network["c"].address, {}
-        keys = dict(dict(model=model, workers=len(workers), listen=here, plaintext="true", metrics="false"), **keys)
+        keys = dict(dict(model=model, workers=len(hosts), listen=here, plaintext="true", metrics="false"), **keys)
         self.coordinator = subprocess.Popen([*network["c"].prefix, program("flotilla-coordinator"), "--config", "-"],
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))
@@ -185,7 +185,7 @@ class SpreadCluster(Service):
             self.stop()
             raise RuntimeError("no coordinator: " + self.text())
         self.address, self.join = f"tcp://{here}:7070", f"tcp://{here}:7071"
-        for name in workers:
+        for name in hosts:
             self.worker(name)
 
     def __enter__(self):
