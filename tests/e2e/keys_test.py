@@ -40,7 +40,7 @@ class Keyed:
         self.ports = dict(client=port_of(words[1]), worker=port_of(words[2]))
         [data] = free_ports(1)
         self.relays = [Relay(self.ports["client"], keep=True), Relay(self.ports["worker"], keep=True),
-                       Relay(data, host="127.0.0.2", port=data, keep=True)]
+                       Relay(("127.0.0.2", data), listen=("127.0.0.1", data), keep=True)]
         for r in self.relays:
             r.__enter__()
         self.workers = [self.worker("w0"), self.worker("w1", "--listen", "127.0.0.2", "--advertise", f"127.0.0.1:{data}")]
@@ -132,7 +132,7 @@ class Keyed:
         return s["messages_dropped"] + sum(w["messages_dropped"] for w in s["replicas"][0]["workers"])
 
     def seen(self):
-        return b"".join(bytes(b) for r in self.relays for b in r.seen.values())
+        return b"".join(bytes(b) for r in self.relays for _, b in r.seen)
 
 
 class HalfOpen:
@@ -218,16 +218,15 @@ class KeysTest(unittest.TestCase):
     def replayed(self, c, want):
         """What was seen on a connection, whole and with some bytes changed, sent again over new ones."""
         before = c.dropped()
-        targets = [("127.0.0.1", c.ports["client"]), ("127.0.0.1", c.ports["worker"]), (c.relays[2].host, c.relays[2].target)]
-        for relay, target in zip(c.relays, targets):
-            heard = [bytes(b) for (_, back), b in relay.seen.items() if not back and len(b) > 500]
+        for relay in c.relays:
+            heard = [bytes(b) for direction, b in relay.seen if direction is relay.forth and len(b) > 500]
             self.assertTrue(heard)
             for data in heard[:8]:
                 for at in (None, 300, len(data) - 20):
                     some = bytearray(data[:100000])
                     if at is not None:
                         some[min(at, len(some) - 1)] ^= 1
-                    with socket.create_connection(target, timeout=5) as s:
+                    with socket.create_connection(relay.target, timeout=5) as s:
                         try:
                             s.sendall(some)
                             s.shutdown(socket.SHUT_WR)
@@ -273,7 +272,7 @@ class KeysTest(unittest.TestCase):
         with Keyed(keys=False) as c:
             want = c.tokens()
             c.tokens()
-            link = max((bytes(b) for b in c.relays[2].seen.values()), key=len)
+            link = max((bytes(b) for _, b in c.relays[2].seen), key=len)
             # The frame of the prompt's rows: a message's last, and a long one. A decode has one row, and so has the probe.
             heads = (link.find(b"\x02" + (rows * WIDTH).to_bytes(8, "big")) for rows in range(4, 30))
             at = next(a for a in heads if a >= 0)
