@@ -73,6 +73,7 @@ void admission__tick(struct shell *s)
 {
     struct net *nets[] = {s->net, s->client_net};
     struct net_refusal r;
+    if (!s->config->key_file) return;
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < NET_REFUSED_KINDS && net_refusal(nets[i], &r); k++) {
             s->refused[r.kind] += r.count;

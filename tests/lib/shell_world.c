@@ -152,6 +152,7 @@ int __wrap_net_recv(struct net_sock *s, struct net_msg *m)
     if (--q->n == 0) q->at = 0;
     if (q == &from_clients) the_world->n_waiting = q->n;
     m->n = got->n;
+    m->roles = the_world->roles;
     (void)snprintf(m->peer, sizeof m->peer, "127.0.0.1");
     memcpy(m->frames[NET_FRAMES_MAX - 1].raw, &got, sizeof got);
     return 0;
@@ -495,7 +496,7 @@ static void open_shell(struct world *w)
 struct world *world_open(const char *yaml)
 {
     struct world *w = the_world = mem_zalloc(sizeof *w);
-    *w = (struct world){.now_ns = 1000 * NS_PER_S, .always = -1};
+    *w = (struct world){.now_ns = 1000 * NS_PER_S, .always = -1, .roles = KEY_ANY};
     w->next_tick_ns = w->now_ns;
     read_config(w, yaml);
     w->model =

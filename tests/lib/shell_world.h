@@ -53,6 +53,7 @@ struct world {
     uint32_t credit[WORLD_ROUTES]; /* replies that one with TAKES_CREDIT takes, then it refuses */
     uint32_t n_tried;              /* replies offered to clients' connections */
     uint32_t fail_at;              /* this reply from now on is refused, once; 0: none */
+    uint32_t roles;                /* of the clients' keys */
     size_t n_waiting;              /* messages that the shell has not taken yet */
     bool paused;                   /* the stage keeps its results */
     bool silent;                   /* the worker sends nothing */

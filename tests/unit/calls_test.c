@@ -209,6 +209,28 @@ static void test_priority(void **state)
     }
 }
 
+/* A tenant and a priority are a gateway's to name, or an admin's. */
+static void test_who_may_name_them(void **state)
+{
+    (void)state;
+    static const uint32_t roles[] = {KEY_CLIENT, KEY_GATEWAY, KEY_ADMIN, KEY_CLIENT | KEY_GATEWAY};
+    struct world *w = world_open("ctx: 64\n");
+    uint64_t call = 1;
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
+        for (int field = 0; field < 3; field++, call++) {
+            struct msg_generate g = world_ask(3, 1);
+            bool denied = field && roles[i] == KEY_CLIENT;
+            w->roles = roles[i];
+            g.tenant = field == 1 ? "x" : "";
+            g.has_priority = field == 2;
+            world_generate(w, 0, CLIENT, call, 0, &g);
+            world_run(w, 50);
+            world_expect_end(w, call, denied ? STATUS_PERMISSION_DENIED : STATUS_OK,
+                             denied ? "gateway" : "");
+        }
+    world_close(w);
+}
+
 /* The same prompt twice: its prefix is found within a tenant, and not by another. */
 static void test_tenants(void **state)
 {
@@ -757,6 +779,7 @@ int main(void)
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_logprobs_of_another_number),
         cmocka_unit_test(test_priority),
+        cmocka_unit_test(test_who_may_name_them),
         cmocka_unit_test(test_tenants),
         cmocka_unit_test(test_key_deadline),
         cmocka_unit_test(test_key_max_per_client),

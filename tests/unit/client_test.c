@@ -3,6 +3,7 @@
 
 #include "common/base/arena.h"
 #include "common/base/clock.h"
+#include "common/io/keys.h"
 #include "proto/wire.h"
 #include "tests/lib/fake_net.h"
 
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -505,6 +507,49 @@ static void test_no_such_host(void **state)
     assert_null(c);
 }
 
+/* With keys a client expects the coordinator's on every connection that it makes. */
+static void test_keys(void **state)
+{
+    static const char coordinator[] = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID";
+    char path[] = "/tmp/flotilla-key-XXXXXX";
+    struct client *c = NULL;
+    struct errmsg em = {0};
+    struct key_pair own;
+    struct key expected;
+    (void)state;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    (void)close(fd);
+    const struct client_keys wrong[] = {{path, NULL},
+                                        {NULL, coordinator},
+                                        {path, "short"},
+                                        {path, coordinator}}; /* the last: an empty file */
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_int_equal(client_open_keys("h:1", &wrong[i], &c, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, path));
+    assert_null(c);
+    (void)unlink(path);
+    assert_int_equal(keys_make(&own, &em), 0);
+    assert_int_equal(keys_write(path, &own, &em), 0);
+    assert_true(key_parse(coordinator, &expected));
+    fake_reset();
+    fake.on_send = on_send;
+    assert_int_equal(client_open_keys("h:1", &wrong[3], &c, &em), 0);
+    (void)unlink(path);
+    assert_true(fake.secure);
+    struct seen s;
+    server.dead = true;
+    start(c, &s, 0);
+    uint64_t until_ns = fake.now_ns + 10 * NS_PER_S;
+    while (fake.now_ns < until_ns) (void)client_turn(c, 100);
+    assert_in_range(fake.n_sockets, 2, 5);
+    for (uint32_t i = 0; i < fake.n_sockets; i++) {
+        struct key got = fake_expected(i);
+        assert_true(key_eq(&got, &expected));
+    }
+    client_close(c);
+}
+
 /* Whichever send or receive fails, once, the answer is whole. */
 static void test_failing_once(void **state)
 {
@@ -845,6 +890,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_answer, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_keys, setup, teardown),
         cmocka_unit_test_setup_teardown(test_vanished_coordinator, setup, teardown),
         cmocka_unit_test_setup_teardown(test_silent_call, setup, teardown),
         cmocka_unit_test_setup_teardown(test_half_open, setup, teardown),
