@@ -3,13 +3,14 @@
 #include "common/io/keys.h"
 #include "common/io/net.h"
 
-#include <errno.h>
-#include <fcntl.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -403,6 +404,54 @@ static void test_small_frames_are_counted(void **state)
     close_peer(&p);
 }
 
+static int raw_connect(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    at.sin_port = htons((uint16_t)atoi(strrchr(endpoint, ':') + 1));
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)(const void *)&at, sizeof at), 0);
+    return fd;
+}
+
+/* Connections that never show a key give way to the next ones, and to no one whose key was
+ * admitted; those that stay are closed when their handshake has taken too long. */
+static void test_half_open(void **state)
+{
+    enum { PEERS = 4, N = 3 * PEERS };
+    struct net_msg m;
+    char c[256];
+    int fds[N];
+    (void)state;
+    listen_as(NET_ROUTER, clients, 1024);
+    net_sock_close(server);
+    struct errmsg em = {0};
+    struct net_limits limits = {.hwm = 4, .frame_max = 1024, .peers_max = PEERS};
+    assert_int_equal(net_socket(net, NET_ROUTER, limits, &server, &em), 0);
+    net_admit(server, clients);
+    assert_int_equal(net_bind(server, "tcp://127.0.0.1:*", &em), 0);
+    assert_int_equal(net_bound(server, endpoint, &em), 0);
+    struct peer p = connect_as(NET_DEALER, &peer_keys[0], &server_key.public);
+    say(&p, "a");
+    assert_true(receive(server, &m, 30000));
+    net_msg_close(&m);
+    uint64_t began_ns = clock_ns();
+    for (int i = 0; i < N; i++) fds[i] = raw_connect();
+    for (int i = 0; i < N; i++) {
+        ssize_t k;
+        while ((k = recv(fds[i], c, sizeof c, 0)) > 0) continue; /* libzmq's greeting */
+        (void)close(fds[i]);
+    }
+    assert_in_range(clock_ns() - began_ns, NS_PER_S, 4 * NS_PER_S); /* some had their 2 s */
+    say(&p, "b");
+    assert_true(receive(server, &m, 30000));
+    net_msg_close(&m);
+    assert_int_equal(next_event(&p), NET_EVENT_CONNECTED);
+    assert_int_equal(net_monitor_next(p.monitor), NET_EVENT_NONE);
+    assert_true(refusal(NET_REFUSED_PLAIN).count > 0);
+    close_peer(&p);
+}
+
 static void test_half_a_pair(void **state)
 {
     struct errmsg em = {0};
@@ -443,6 +492,7 @@ int main(void)
         cmocka_unit_test_teardown(test_wrong_server, teardown),
         cmocka_unit_test_teardown(test_reload, teardown),
         cmocka_unit_test_teardown(test_small_frames_are_counted, teardown),
+        cmocka_unit_test_teardown(test_half_open, teardown),
         cmocka_unit_test_teardown(test_half_a_pair, teardown),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
