@@ -226,7 +226,9 @@ static bool receive(struct net_sock *s, struct net_msg *m, long ms)
 static void say(struct peer *p, const char *text)
 {
     struct net_frame f = {text, strlen(text)};
+    uint64_t give_up_ns = clock_ns() + 30 * NS_PER_S;
     while (net_send(p->sock, &f, 1) == ERR_AGAIN) {
+        if (clock_ns() >= give_up_ns) fail_msg("there is no connection to say '%s'", text);
         struct net_poll item = {.sock = p->sock, .want_write = true};
         (void)net_poll(&item, 1, 100);
     }
@@ -388,7 +390,9 @@ static void test_small_frames_are_counted(void **state)
     (void)state;
     listen_as(NET_ROUTER, clients, 64);
     struct peer p = connect_as(NET_DEALER, &peer_keys[0], &server_key.public);
+    uint64_t give_up_ns = clock_ns() + 30 * NS_PER_S;
     for (int sent = 0, got = 0; got < N;) {
+        if (clock_ns() >= give_up_ns) fail_msg("%d of %d frames came", got, N);
         struct net_frame f = {"12345678", 8};
         while (sent < N && sent < got + 16 && net_send(p.sock, &f, 1) == 0) sent++;
         while (net_recv(server, &m) == 0) {
