@@ -41,8 +41,8 @@ struct config {
  * checked without the model file, and looks a host name up, waiting for it. */
 int config_read(const char *path, const char *model, struct config *ret, struct errmsg *em);
 /* The keys that the file allows now, for a coordinator that runs with this configuration; freed
- * with key_list_close. Nothing else of the file is taken. Errors: those of config_read, and ERR_CONF
- * where it has no keys any more. */
+ * with key_list_close. Nothing else of the file is taken. Errors: those of config_read, and
+ * ERR_CONF where it has no keys any more. */
 int config_read_allowed(const struct config *c, struct key_list *ret, struct errmsg *em);
 /* From memory, and without a look-up or the key file: `listen` stays as it is written. `name`
  * stands for the file in errors. */

@@ -22,7 +22,7 @@ struct exec_options { /* the strings are borrowed until exec_close */
                             * at the address at which the coordinator sees this worker */
     const char *models; /* folder where the model file is looked for by its name. NULL: at the path
                          * that the coordinator names */
-    bool off_machine; /* listen is not loopback: without keys, needs a coordinator that allows that
+    bool off_machine; /* listen is not loopback: needs keys, or a coordinator that allows plaintext
                        */
 };
 
