@@ -1,0 +1,199 @@
+/* `flotilla simulate`: the coordinator's core on a trace of requests, in virtual time. The model of
+ * a replica is in coordinator/sim/README.md, and in short in --help. */
+#include "coordinator/cli/cmd.h"
+
+#include "common/text/json.h"
+#include "coordinator/sim/fifo.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SYNTHETIC "synthetic"
+
+static const char examples[] =
+    "  flotilla simulate --trace conversation_trace.jsonl --replicas 8 --cache-blocks 10% --load "
+    "0.8\n"
+    "  flotilla simulate --trace synthetic:groups=20,shared=64,own=4 --replicas 2 --concurrency "
+    "16\n"
+    "  flotilla simulate --trace synthetic:requests=20000 --replicas 1000 --cache-blocks 500 "
+    "--json\n"
+    "\n"
+    "The trace has a JSON object on each line: timestamp (ms), input_length, output_length "
+    "(tokens)\n"
+    "and hash_ids, one for each block of 512 tokens of the prompt; equal ids at the beginning are\n"
+    "equal prompts. Or it is made up: synthetic:KEY=VALUE,... with requests (4000), groups (64) "
+    "that\n"
+    "share the first blocks of their prompts (shared, 32 on average) and have others alone (own, "
+    "8),\n"
+    "answer (200 tokens on average), and skew (1): how much more often the first groups are "
+    "asked.\n"
+    "\n"
+    "A replica computes one request after the other. A block that its cache lacks takes "
+    "--block-ms,\n"
+    "a token of an answer --token-ms; a block that it has takes no time. What `flotilla bench`\n"
+    "measures on a machine gives them: 512000 / prompt_tokens_per_s and 1000 / "
+    "decode_tokens_per_s.\n"
+    "The load is the work that an unlimited cache would leave, of what the replicas can do in the\n"
+    "time in which requests come; the trace's times are stretched to it.\n"
+    "\n"
+    "hit_rate is the blocks that were found computed, of all blocks of all prompts; "
+    "bound_hit_rate\n"
+    "what one unlimited cache for all replicas would have found of them. max_over_mean_work is "
+    "the\n"
+    "busiest replica's work, of the mean; largest_share the requests of the replica that took "
+    "most,\n"
+    "of all. ttft_*: from a request's arrival to its first token, in virtual time. "
+    "core_us_per_event,\n"
+    "arrival_us_* and compose_us_p99: what the core itself took, on this machine's clock.\n";
+
+struct simulate {
+    const char *trace_name, *cache;
+    float load, block_ms, token_ms;
+    bool load_given, json;
+    struct fifo_options options;
+    struct trace trace;
+    struct fifo_result result;
+};
+
+/* ---- options ---- */
+
+static int open_trace(struct simulate *s, struct errmsg *em)
+{
+    const char *name = s->trace_name;
+    if (!name) return err_set(em, ERR_CONF, "needs --trace");
+    size_t n = strlen(SYNTHETIC);
+    bool synthetic = strncmp(name, SYNTHETIC, n) == 0 && (name[n] == ':' || name[n] == 0);
+    if (!synthetic) return trace_read(name, &s->trace, em);
+    struct trace_spec spec = TRACE_SPEC_DEFAULT;
+    int rc = trace_parse_spec(name + n + (name[n] == ':'), &spec, em);
+    if (rc == 0) rc = trace_make(&spec, s->options.seed, &s->trace, em);
+    return rc < 0 ? err_wrap(em, rc, "--trace %s", SYNTHETIC) : 0;
+}
+
+/* "18279", or "10%" of the trace's distinct blocks. */
+static int set_cache(struct simulate *s, struct errmsg *em)
+{
+    const char *text = s->cache;
+    char *end;
+    double v = strtod(text, &end);
+    bool percent = *end == '%';
+    if (percent) v *= s->trace.n_distinct / 100.0;
+    if (end == text || end[percent] || !(v >= 1.0 && v <= (double)TRACE_BLOCKS_MAX))
+        return err_set(em, ERR_CONF,
+                       "--cache-blocks: '%s' is neither a number in 1..%u nor a share, like 10%%",
+                       text, TRACE_BLOCKS_MAX);
+    s->options.cache_blocks = (uint32_t)v;
+    return 0;
+}
+
+static int set_up(struct simulate *s, struct errmsg *em)
+{
+    if (s->load_given && s->options.concurrency)
+        return err_set(em, ERR_CONF, "--load and --concurrency exclude each other");
+    int rc = open_trace(s, em);
+    if (rc == 0) rc = set_cache(s, em);
+    s->options.load = (double)s->load;
+    s->options.block_ns = (uint64_t)((double)s->block_ms * 1e6 + 0.5);
+    s->options.token_ns = (uint64_t)((double)s->token_ms * 1e6 + 0.5);
+    return rc;
+}
+
+/* ---- results ---- */
+
+static void print_json(struct simulate *s)
+{
+    const struct trace *t = &s->trace;
+    struct fifo_result *r = &s->result;
+    struct json *j = json_new_object();
+    json_put_real(j, "hit_rate", fifo_hit_rate(t, r));
+    json_put_real(j, "bound_hit_rate", fifo_bound_hit_rate(t));
+    json_put_real(j, "max_over_mean_work", fifo_max_over_mean(r));
+    json_put_real(j, "ttft_p50_ms", samples_percentile(&r->ttft_ms, 50));
+    json_put_real(j, "ttft_p90_ms", samples_percentile(&r->ttft_ms, 90));
+    json_put_real(j, "ttft_p99_ms", samples_percentile(&r->ttft_ms, 99));
+    json_put_real(j, "largest_share", fifo_largest_share(r));
+    json_put_real(j, "core_us_per_event", r->events_us / (double)r->events);
+    json_put_real(j, "arrival_us_p50", samples_percentile(&r->arrival_us, 50));
+    json_put_real(j, "arrival_us_p99", samples_percentile(&r->arrival_us, 99));
+    json_put_real(j, "compose_us_p99", samples_percentile(&r->compose_us, 99));
+    json_put_u64(j, "events", r->events);
+    json_put_int(j, "replicas", s->options.n_replicas);
+    json_put_int(j, "cache_blocks", s->options.cache_blocks);
+    if (s->options.concurrency)
+        json_put_null(j, "load");
+    else
+        json_put_real(j, "load", s->options.load);
+    json_put_int(j, "concurrency", s->options.concurrency);
+    json_put_int(j, "requests", t->n_requests);
+    json_put_int(j, "blocks", t->n_blocks);
+    json_put_int(j, "distinct_blocks", t->n_distinct);
+    json_put_u64(j, "answer_tokens", t->answer_tokens);
+    json_put_real(j, "took_ms", (double)r->took_ns / 1e6);
+    json_print(j, stdout);
+    json_free(j);
+}
+
+static void print_text(struct simulate *s)
+{
+    const struct trace *t = &s->trace;
+    struct fifo_result *r = &s->result;
+    (void)printf("%" PRIu32 " requests, %" PRIu32 " blocks (%" PRIu32 " distinct), %" PRIu64
+                 " tokens of answers\n%" PRIu32 " replica%s with caches of %" PRIu32 " blocks, ",
+                 t->n_requests, t->n_blocks, t->n_distinct, t->answer_tokens, s->options.n_replicas,
+                 s->options.n_replicas == 1 ? "" : "s", s->options.cache_blocks);
+    if (s->options.concurrency)
+        (void)printf("%" PRIu32 " requests at once\n\n", s->options.concurrency);
+    else
+        (void)printf("load %.3g\n\n", s->options.load);
+    (void)printf("hits  %.3f of all blocks of all prompts (%.3f with one unlimited cache)\n",
+                 fifo_hit_rate(t, r), fifo_bound_hit_rate(t));
+    (void)printf("TTFT  p50 %.4g  p90 %.4g  p99 %.4g ms\n", samples_percentile(&r->ttft_ms, 50),
+                 samples_percentile(&r->ttft_ms, 90), samples_percentile(&r->ttft_ms, 99));
+    (void)printf("work  the busiest replica has %.3f of the mean; one took %.3f of the requests\n",
+                 fifo_max_over_mean(r), fifo_largest_share(r));
+    (void)printf(
+        "core  %.2f us an event; an arrival p50 %.2f, p99 %.2f us; a Compose p99 %.2f us\n",
+        r->events_us / (double)r->events, samples_percentile(&r->arrival_us, 50),
+        samples_percentile(&r->arrival_us, 99), samples_percentile(&r->compose_us, 99));
+}
+
+int cmd_simulate(int argc, char **argv)
+{
+    struct simulate s = {.cache = "10%",
+                         .load = 0.8f,
+                         .block_ms = 1.0f,
+                         .token_ms = 0.01f,
+                         .options = {.n_replicas = 8, .seed = 1}};
+    const struct opt table[] = {
+        {"--trace", 0, OPT_STRING, &s.trace_name, 0, 0, NULL,
+         "FILE  of requests, or synthetic[:KEY=VALUE,...]"},
+        {"--replicas", 'r', OPT_U32, &s.options.n_replicas, 1, 1000, NULL, "N  (8)"},
+        {"--cache-blocks", 0, OPT_STRING, &s.cache, 0, 0, NULL,
+         "C  of each replica; or P%, of the trace's distinct blocks (10%)"},
+        {"--load", 0, OPT_F32, &s.load, 0.01, 100, &s.load_given,
+         "L  open loop: requests come with this load (0.8)"},
+        {"--concurrency", 'c', OPT_U32, &s.options.concurrency, 1, TRACE_REQUESTS_MAX, NULL,
+         "N  closed loop: N requests at once, whatever the trace's times"},
+        {"--block-ms", 0, OPT_F32, &s.block_ms, 1e-3, 1e5, NULL,
+         "X  for a block of 512 tokens of a prompt (1)"},
+        {"--token-ms", 0, OPT_F32, &s.token_ms, 0, 1e4, NULL, "X  for a token of an answer (0.01)"},
+        {"--seed", 0, OPT_U64, &s.options.seed, 0, 0, NULL, "S  of all that is drawn (1)"},
+        {"--json", 0, OPT_FLAG, &s.json, 0, 0, NULL, "one JSON document"},
+        {0},
+    };
+    size_t n_rest;
+    int status;
+    if (!cmd_options("flotilla simulate --trace FILE --replicas N [--cache-blocks C]"
+                     " [--load L | --concurrency N] [options]",
+                     examples, table, argc, argv, NULL, 0, &n_rest, &status))
+        return status;
+    struct errmsg em = {0};
+    int rc = set_up(&s, &em);
+    if (rc == 0) rc = fifo_run(&s.trace, &s.options, &s.result, &em);
+    if (rc == 0) (s.json ? print_json : print_text)(&s);
+    fifo_close(&s.result);
+    trace_close(&s.trace);
+    return rc < 0 ? cmd_fail("simulate", rc, &em) : CMD_OK;
+}
