@@ -6,6 +6,7 @@
 #include "coordinator/sim/fifo.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,7 +95,7 @@ static int set_up(struct simulate *s, struct errmsg *em)
         return err_set(em, ERR_CONF, "--load and --concurrency exclude each other");
     int rc = open_trace(s, em);
     if (rc == 0) rc = set_cache(s, em);
-    s->options.load = (double)s->load;
+    s->options.load = round((double)s->load * 1e6) / 1e6; /* what was written, which no float is */
     s->options.block_ns = (uint64_t)((double)s->block_ms * 1e6 + 0.5);
     s->options.token_ns = (uint64_t)((double)s->token_ms * 1e6 + 0.5);
     return rc;
@@ -144,7 +145,8 @@ static void print_text(struct simulate *s)
                  t->n_requests, t->n_blocks, t->n_distinct, t->answer_tokens, s->options.n_replicas,
                  s->options.n_replicas == 1 ? "" : "s", s->options.cache_blocks);
     if (s->options.concurrency)
-        (void)printf("%" PRIu32 " requests at once\n\n", s->options.concurrency);
+        (void)printf("%" PRIu32 " live request%s\n\n", s->options.concurrency,
+                     s->options.concurrency == 1 ? "" : "s");
     else
         (void)printf("load %.3g\n\n", s->options.load);
     (void)printf("hits  %.3f of all blocks of all prompts (%.3f with one unlimited cache)\n",

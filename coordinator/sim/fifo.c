@@ -295,6 +295,8 @@ static void add_worker(struct fifo *f, uint32_t worker)
 /* The place for what the core is to be told of routing. */
 static struct core_config config_of(const struct trace *t, const struct fifo_options *o)
 {
+    uint32_t live =
+        o->concurrency && o->concurrency < t->n_requests ? o->concurrency : t->n_requests;
     return (struct core_config){.incarnation = 1,
                                 .n_replicas = o->n_replicas,
                                 .n_stages = 1,
@@ -313,9 +315,9 @@ static struct core_config config_of(const struct trace *t, const struct fifo_opt
                                 .rows_max = LIMIT_STEP_ROWS,
                                 .logits_max = 1,
                                 .window = 1,
-                                .max_live = t->n_requests,
+                                .max_live = live,
                                 .max_running = 1,
-                                .max_per_client = t->n_requests,
+                                .max_per_client = live,
                                 .plaintext = true,
                                 .replica_wait_ns = NEVER_NS,
                                 .deadline_ns = NEVER_NS,

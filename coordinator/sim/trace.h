@@ -14,7 +14,7 @@
 
 #define TRACE_LINE_BYTES ((size_t)4 << 20) /* of a file's line, with its end */
 #define TRACE_REQUESTS_MAX 1000000u
-#define TRACE_BLOCKS_MAX (1u << 26)        /* of all prompts */
+#define TRACE_BLOCKS_MAX (1u << 23)        /* of all prompts */
 #define TRACE_PROMPT_BLOCKS_MAX (1u << 16) /* of one */
 #define TRACE_ANSWER_TOKENS_MAX 1000000u
 #define TRACE_TIME_MS_MAX UINT64_C(1000000000000) /* 31 years */
