@@ -3,6 +3,7 @@
 #include "coordinator/cli/cmd.h"
 
 #include "common/text/json.h"
+#include "coordinator/cli/whole.h"
 #include "coordinator/sim/fifo.h"
 
 #include <inttypes.h>
@@ -12,47 +13,37 @@
 #include <string.h>
 
 #define SYNTHETIC "synthetic"
+#define MEASURED_TOKENS 64u /* of an answer, behind one block */
 
 static const char examples[] =
-    "  flotilla simulate --trace conversation_trace.jsonl --replicas 8 --cache-blocks 10% --load "
-    "0.8\n"
-    "  flotilla simulate --trace synthetic:groups=20,shared=64,own=4 --replicas 2 --concurrency "
-    "16\n"
-    "  flotilla simulate --trace synthetic:requests=20000 --replicas 1000 --cache-blocks 500 "
-    "--json\n"
+    "  flotilla simulate --trace conversation_trace.jsonl --replicas 8 --cache-blocks 10%\n"
+    "  flotilla simulate --trace synthetic:groups=20,own=4 --replicas 2 --concurrency 16\n"
+    "  flotilla simulate --trace synthetic --replicas 1000 --cache-blocks 500 --json\n"
     "\n"
-    "The trace has a JSON object on each line: timestamp (ms), input_length, output_length "
-    "(tokens)\n"
-    "and hash_ids, one for each block of 512 tokens of the prompt; equal ids at the beginning are\n"
-    "equal prompts. Or it is made up: synthetic:KEY=VALUE,... with requests (4000), groups (64) "
-    "that\n"
-    "share the first blocks of their prompts (shared, 32 on average) and have others alone (own, "
-    "8),\n"
-    "answer (200 tokens on average), and skew (1): how much more often the first groups are "
-    "asked.\n"
+    "The trace has a JSON object on each line: timestamp (ms), input_length, output_length\n"
+    "(tokens) and hash_ids, one for each block of 512 tokens of the prompt; prompts begin alike\n"
+    "as far as their ids do. Or it is made up: synthetic:KEY=VALUE,... with requests (4000),\n"
+    "groups (64) that share the first blocks of their prompts (shared, 32 on average) and have\n"
+    "others alone (own, 8), answer (200 tokens on average), and skew (1): group g is asked\n"
+    "1 / g^skew times as often as the first one.\n"
     "\n"
-    "A replica computes one request after the other. A block that its cache lacks takes "
-    "--block-ms,\n"
-    "a token of an answer --token-ms; a block that it has takes no time. What `flotilla bench`\n"
-    "measures on a machine gives them: 512000 / prompt_tokens_per_s and 1000 / "
-    "decode_tokens_per_s.\n"
-    "The load is the work that an unlimited cache would leave, of what the replicas can do in the\n"
-    "time in which requests come; the trace's times are stretched to it.\n"
+    "A replica computes one request after the other. A block of a prompt takes --block-ms, or\n"
+    "nothing where its cache has it, and a token of an answer --token-ms. --model measures both\n"
+    "on this machine. The load is the work that an unlimited cache would leave, of what the\n"
+    "replicas can do in the time in which requests come; the trace's times are stretched to it.\n"
     "\n"
-    "hit_rate is the blocks that were found computed, of all blocks of all prompts; "
-    "bound_hit_rate\n"
-    "what one unlimited cache for all replicas would have found of them. max_over_mean_work is "
-    "the\n"
-    "busiest replica's work, of the mean; largest_share the requests of the replica that took "
-    "most,\n"
-    "of all. ttft_*: from a request's arrival to its first token, in virtual time. "
-    "core_us_per_event,\n"
-    "arrival_us_* and compose_us_p99: what the core itself took, on this machine's clock.\n";
+    "hit_rate is the blocks that were found computed, of all blocks of all prompts, and\n"
+    "bound_hit_rate those that one unlimited cache for all replicas would have found.\n"
+    "max_over_mean_work is the busiest replica's work, of the mean of all; largest_share the\n"
+    "requests of the replica that took most, of all. ttft_* is the time from a request's arrival\n"
+    "to its first token. core_us_per_event, arrival_us_* (a request comes) and compose_us_p99\n"
+    "(the next Steps are formed) are what the core itself took, on this machine's clock.\n";
 
 struct simulate {
-    const char *trace_name, *cache;
+    const char *trace_name, *cache, *model;
     float load, block_ms, token_ms;
-    bool load_given, json;
+    uint32_t threads; /* of the model; 0: all cores */
+    bool load_given, times_given, json;
     struct fifo_options options;
     struct trace trace;
     struct fifo_result result;
@@ -89,16 +80,44 @@ static int set_cache(struct simulate *s, struct errmsg *em)
     return 0;
 }
 
+/* What this machine takes for a block and for a token of the model, if one is given. */
+static int set_times(struct simulate *s, struct errmsg *em)
+{
+    struct whole_work work = {.prompt = TRACE_BLOCK_TOKENS,
+                              .tokens = MEASURED_TOKENS,
+                              .depth = TRACE_BLOCK_TOKENS,
+                              .chunk = TRACE_BLOCK_TOKENS};
+    struct whole_options o = {
+        .threads = s->threads, .positions = work.depth + work.tokens, .chunk = work.chunk};
+    struct model_file f = {0};
+    struct whole w = {0};
+    double prompt_rate, decode_rate;
+    s->options.block_ns = (uint64_t)((double)s->block_ms * 1e6 + 0.5);
+    s->options.token_ns = (uint64_t)((double)s->token_ms * 1e6 + 0.5);
+    if (!s->model) return 0;
+    int rc = model_file_open(s->model, true, NULL, &f, em);
+    if (rc < 0) return rc;
+    rc = whole_open(&f, &o, &w, em);
+    if (rc == 0) rc = whole_measure(&w, &work, &prompt_rate, &decode_rate, em);
+    if (rc == 0) {
+        s->options.block_ns = (uint64_t)(TRACE_BLOCK_TOKENS * 1e9 / prompt_rate);
+        s->options.token_ns = (uint64_t)(1e9 / decode_rate);
+    }
+    whole_close(&w);
+    model_file_close(&f);
+    return rc;
+}
+
 static int set_up(struct simulate *s, struct errmsg *em)
 {
+    if (s->model && s->times_given)
+        return err_set(em, ERR_CONF, "--model measures what --block-ms and --token-ms say");
     if (s->load_given && s->options.concurrency)
         return err_set(em, ERR_CONF, "--load and --concurrency exclude each other");
     int rc = open_trace(s, em);
     if (rc == 0) rc = set_cache(s, em);
     s->options.load = round((double)s->load * 1e6) / 1e6; /* what was written, which no float is */
-    s->options.block_ns = (uint64_t)((double)s->block_ms * 1e6 + 0.5);
-    s->options.token_ns = (uint64_t)((double)s->token_ms * 1e6 + 0.5);
-    return rc;
+    return rc < 0 ? rc : set_times(s, em);
 }
 
 /* ---- results ---- */
@@ -127,6 +146,8 @@ static void print_json(struct simulate *s)
     else
         json_put_real(j, "load", s->options.load);
     json_put_int(j, "concurrency", s->options.concurrency);
+    json_put_real(j, "block_ms", (double)s->options.block_ns / 1e6);
+    json_put_real(j, "token_ms", (double)s->options.token_ns / 1e6);
     json_put_int(j, "requests", t->n_requests);
     json_put_int(j, "blocks", t->n_blocks);
     json_put_int(j, "distinct_blocks", t->n_distinct);
@@ -145,10 +166,12 @@ static void print_text(struct simulate *s)
                  t->n_requests, t->n_blocks, t->n_distinct, t->answer_tokens, s->options.n_replicas,
                  s->options.n_replicas == 1 ? "" : "s", s->options.cache_blocks);
     if (s->options.concurrency)
-        (void)printf("%" PRIu32 " live request%s\n\n", s->options.concurrency,
+        (void)printf("%" PRIu32 " live request%s\n", s->options.concurrency,
                      s->options.concurrency == 1 ? "" : "s");
     else
-        (void)printf("load %.3g\n\n", s->options.load);
+        (void)printf("load %.3g\n", s->options.load);
+    (void)printf("a block takes %.4g ms, a token of an answer %.4g ms\n\n",
+                 (double)s->options.block_ns / 1e6, (double)s->options.token_ns / 1e6);
     (void)printf("hits  %.3f of all blocks of all prompts (%.3f with one unlimited cache)\n",
                  fifo_hit_rate(t, r), fifo_bound_hit_rate(t));
     (void)printf("TTFT  p50 %.4g  p90 %.4g  p99 %.4g ms\n", samples_percentile(&r->ttft_ms, 50),
@@ -178,9 +201,14 @@ int cmd_simulate(int argc, char **argv)
          "L  open loop: requests come with this load (0.8)"},
         {"--concurrency", 'c', OPT_U32, &s.options.concurrency, 1, TRACE_REQUESTS_MAX, NULL,
          "N  closed loop: N requests at once, whatever the trace's times"},
-        {"--block-ms", 0, OPT_F32, &s.block_ms, 1e-3, 1e5, NULL,
+        {"--block-ms", 0, OPT_F32, &s.block_ms, 1e-3, 1e5, &s.times_given,
          "X  for a block of 512 tokens of a prompt (1)"},
-        {"--token-ms", 0, OPT_F32, &s.token_ms, 0, 1e4, NULL, "X  for a token of an answer (0.01)"},
+        {"--token-ms", 0, OPT_F32, &s.token_ms, 0, 1e4, &s.times_given,
+         "X  for a token of an answer (0.01)"},
+        {"--model", 'm', OPT_STRING, &s.model, 0, 0, NULL,
+         "FILE  take what this machine needs for a block and a token of it"},
+        {"--threads", 't', OPT_U32, &s.threads, 1, 256, NULL,
+         "N  threads that --model computes with (all cores, or the quota)"},
         {"--seed", 0, OPT_U64, &s.options.seed, 0, 0, NULL, "S  of all that is drawn (1)"},
         {"--json", 0, OPT_FLAG, &s.json, 0, 0, NULL, "one JSON document"},
         {0},

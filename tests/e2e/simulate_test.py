@@ -2,11 +2,11 @@
 import json, os, subprocess, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import BIN
+from cluster import BIN, MODEL
 
 KEYS = {"hit_rate", "bound_hit_rate", "max_over_mean_work", "ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms", "largest_share",
         "core_us_per_event", "arrival_us_p50", "arrival_us_p99", "compose_us_p99", "events", "replicas", "cache_blocks", "load",
-        "concurrency", "requests", "blocks", "distinct_blocks", "answer_tokens", "took_ms"}
+        "concurrency", "block_ms", "token_ms", "requests", "blocks", "distinct_blocks", "answer_tokens", "took_ms"}
 MEASURED = {"core_us_per_event", "arrival_us_p50", "arrival_us_p99", "compose_us_p99"}
 
 
@@ -64,6 +64,14 @@ class Simulate(unittest.TestCase):
         self.assertAlmostEqual(d["ttft_p50_ms"], 3, 4)
         self.assertAlmostEqual(d["took_ms"], 28 * 3 + 2000 * 0.5, 4)
 
+    def test_measured_times(self):
+        """A model's rates on this machine are what the replicas compute with."""
+        d = document("--trace", self.trace, "--replicas", 1, "--concurrency", 1, "--cache-blocks", 28, "--model", MODEL,
+                     "--threads", 1)
+        self.assertGreater(d["block_ms"], d["token_ms"])
+        self.assertGreater(d["token_ms"], 0)
+        self.assertAlmostEqual(d["took_ms"] / (28 * d["block_ms"] + 2000 * d["token_ms"]), 1, 6)
+
     def test_same_seed_same_figures(self):
         words = ("--trace", "synthetic:requests=300,groups=9", "--replicas", 3, "--cache-blocks", "20%")
         a, b, c = document(*words), document(*words), document(*words, "--seed", 2)
@@ -90,6 +98,8 @@ class Simulate(unittest.TestCase):
         self.refused(["--trace", bad], f"{bad}:2: 'output_length' is missing", status=1)
         self.refused(["--trace", self.trace + "x"], f"{self.trace}x: No such file", status=1)
         self.refused([], "needs --trace")
+        self.refused(["--trace", self.trace, "--model", bad], f"{bad}: ", status=1)
+        self.refused(["--trace", self.trace, "--model", MODEL, "--token-ms", "1"], "--model measures what --block-ms")
         self.refused(["--trace", "synthetic:own=x"], "--trace synthetic: own=x: not a whole number in 0..16384")
         self.refused(["--trace", self.trace, "--cache-blocks", "4"], "a cache of 4 blocks cannot hold the longest prompt")
         for cache in ("many", "0", "1e9", "10%%", "nan"):

@@ -146,6 +146,19 @@ static void test_cache_size(void **state)
     trace_close(&t);
 }
 
+/* Nothing but blocks of prompts stays: seven of them do in a cache of seven. */
+static void test_blocks_only(void **state)
+{
+    (void)state;
+    static const struct ask asks[] = {{0, "abc", 1}, {50, "def", 1}, {90, "g", 1}, {99, "abc", 1}};
+    struct trace t = trace_of(asks, 4);
+    struct fifo_options o = options(1, 7);
+    struct fifo_result r = run(&t, &o);
+    assert_int_equal(r.blocks_computed, 7);
+    fifo_close(&r);
+    trace_close(&t);
+}
+
 /* Prompts of more rows than a Step may have take as long as their blocks do. */
 static void test_long_prompts(void **state)
 {
@@ -244,9 +257,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_known_by_hand), cmocka_unit_test(test_load_stretches_times),
-        cmocka_unit_test(test_cache_size),    cmocka_unit_test(test_long_prompts),
-        cmocka_unit_test(test_concurrency),   cmocka_unit_test(test_conservation),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_cache_size),    cmocka_unit_test(test_blocks_only),
+        cmocka_unit_test(test_long_prompts),  cmocka_unit_test(test_concurrency),
+        cmocka_unit_test(test_conservation),  cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
