@@ -3,6 +3,7 @@
 #include "coordinator/cli/cmd.h"
 
 #include "common/text/json.h"
+#include "coordinator/cli/plot.h"
 #include "coordinator/cli/whole.h"
 #include "coordinator/sim/fifo.h"
 
@@ -40,7 +41,7 @@ static const char examples[] =
     "(the next Steps are formed) are what the core itself took, on this machine's clock.\n";
 
 struct simulate {
-    const char *trace_name, *cache, *model;
+    const char *trace_name, *cache, *model, *plot;
     float load, block_ms, token_ms;
     uint32_t threads; /* of the model; 0: all cores */
     bool load_given, times_given, json;
@@ -184,6 +185,25 @@ static void print_text(struct simulate *s)
         samples_percentile(&r->arrival_us, 99), samples_percentile(&r->compose_us, 99));
 }
 
+static int write_plot(struct simulate *s, struct errmsg *em)
+{
+    struct fifo_result *r = &s->result;
+    struct samples work = {0};
+    FILE *f;
+    int rc = plot_open(s->plot, &f, em);
+    if (rc < 0) return rc;
+    for (uint32_t i = 0; i < r->n_replicas; i++) samples_add(&work, (double)r->replicas[i].work_ns);
+    plot_curve(f, PLOT_LEFT, "TTFT", &r->ttft_ms);
+    plot_bars(f, PLOT_RIGHT, "work of each replica, of the mean", &work);
+    (void)fprintf(f,
+                  "<text x='%.0f' y='308'>%" PRIu32 " requests on %" PRIu32 " replicas of %" PRIu32
+                  " blocks; hits %.3f of all blocks of all prompts</text>\n",
+                  PLOT_LEFT, s->trace.n_requests, r->n_replicas, s->options.cache_blocks,
+                  fifo_hit_rate(&s->trace, r));
+    samples_close(&work);
+    return plot_close(f, s->plot, em);
+}
+
 int cmd_simulate(int argc, char **argv)
 {
     struct simulate s = {.cache = "10%",
@@ -210,6 +230,8 @@ int cmd_simulate(int argc, char **argv)
         {"--threads", 't', OPT_U32, &s.threads, 1, 256, NULL,
          "N  threads that --model computes with (all cores, or the quota)"},
         {"--seed", 0, OPT_U64, &s.options.seed, 0, 0, NULL, "S  of all that is drawn (1)"},
+        {"--plot", 0, OPT_STRING, &s.plot, 0, 0, NULL,
+         "FILE  an SVG of TTFT and of each replica's work"},
         {"--json", 0, OPT_FLAG, &s.json, 0, 0, NULL, "one JSON document"},
         {0},
     };
@@ -222,6 +244,7 @@ int cmd_simulate(int argc, char **argv)
     struct errmsg em = {0};
     int rc = set_up(&s, &em);
     if (rc == 0) rc = fifo_run(&s.trace, &s.options, &s.result, &em);
+    if (rc == 0 && s.plot) rc = write_plot(&s, &em);
     if (rc == 0) (s.json ? print_json : print_text)(&s);
     fifo_close(&s.result);
     trace_close(&s.trace);

@@ -1,5 +1,5 @@
 """`flotilla simulate` through the command line: its document, its table, and what it refuses."""
-import json, os, subprocess, sys, tempfile, unittest
+import json, os, subprocess, sys, tempfile, unittest, xml.etree.ElementTree
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import BIN, MODEL
@@ -85,6 +85,18 @@ class Simulate(unittest.TestCase):
         for text in ("20 requests, 100 blocks (28 distinct)", "2 replicas with caches of 28 blocks, load 0.8",
                      "of all blocks of all prompts (0.720 with one unlimited cache)"):
             self.assertIn(text, r.stdout)
+
+    def test_plot(self):
+        path = os.path.join(self.folder.name, "plot.svg")
+        document("--trace", self.trace, "--replicas", 4, "--cache-blocks", 28, "--plot", path)
+        svg = xml.etree.ElementTree.parse(path).getroot()
+        texts = [x.text for x in svg.iter("{http://www.w3.org/2000/svg}text")]
+        self.assertTrue(any(x.startswith("TTFT: p50 ") and x.endswith(" 20 samples") for x in texts), texts)
+        bars = [x for x in svg.iter("{http://www.w3.org/2000/svg}rect") if x.get("fill") == "#06c"]
+        self.assertEqual(len(bars), 4)
+        self.assertEqual(max(float(x.get("height")) for x in bars), 220)
+        self.refused(["--trace", self.trace, "--cache-blocks", 28, "--plot", "/nonexistent/x"], "/nonexistent/x: No such file",
+                     status=1)
 
     def test_help(self):
         r = simulate("--help")
