@@ -64,8 +64,8 @@ struct call *calls__of_request(struct shell *s, uint64_t request)
     return slot ? &s->calls[*slot] : NULL;
 }
 
-/* The calls that have ended and whose clients do not read them are the only ones that can be given
- * up for a new one: of the client with most of them the oldest. */
+/* Makes room for a new call. Only calls that have ended and whose clients do not read them can be
+ * given up: the oldest one, of the client with most of them. */
 static void give_up_unread(struct shell *s)
 {
     struct imap unread = {0};
@@ -106,8 +106,6 @@ static bool has_room(struct shell *s, struct instance client, struct errmsg *em)
     return s->n_free_calls > 0;
 }
 
-/* Answers of a new Generate get consecutive requests; a text job without answers gets one. NULL:
- * there is no room, as the client was told. */
 struct call *calls__new(struct shell *s, const struct msg_call *h, const struct route *from,
                         uint32_t n_answers)
 {
@@ -214,7 +212,6 @@ static void let_route_go(struct shell *s, const struct route *r)
     }
 }
 
-/* The client speaks on this connection now. */
 void calls__set_route(struct call *c, const struct route *r)
 {
     if (!same_route(&c->route, r)) let_go(c);
@@ -237,7 +234,6 @@ enum status calls__unread(const struct shell *s)
     return s->body_arena.starved ? STATUS_RESOURCE_EXHAUSTED : STATUS_INVALID_ARGUMENT;
 }
 
-/* The one reply of a call that has no state here. */
 void calls__reply(struct shell *s, const struct route *to, uint64_t call, enum status status,
                   const char *text, const struct buf *body)
 {
@@ -256,7 +252,8 @@ void calls__cancel(struct shell *s, struct call *c, const char *why)
     }
 }
 
-/* One answer's news, or of none: that the call lives, or that it has ended. */
+/* Sends what the client lacks of answer i. A call without answers, or without news, is told that it
+ * lives, or has ended. */
 static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
 {
     struct msg_reply h = {.call = c->id, .status = c->status};
@@ -367,7 +364,6 @@ bool calls__tokens(struct shell *s, const struct action *a)
     return !goes_on;
 }
 
-/* Ends the call, and what has not ended of it. */
 void calls__finish(struct shell *s, struct call *c, enum status status, const char *text,
                    uint32_t retry_ms)
 {

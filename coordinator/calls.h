@@ -32,10 +32,13 @@ struct call {
     struct route route;
     struct instance client;
     uint64_t id;            /* the client's */
-    uint64_t request;       /* the core's of the first answer, and its text's; the others follow */
+    uint64_t request;       /* the core's number of the first answer; the others' follow it. The
+                               call's text has the same (struct text) */
     struct answer *answers; /* n_answers; none but with Generate */
     uint32_t n_answers;
-    uint64_t begun_ns, heard_ns, replied_ns;
+    uint64_t begun_ns;    /* when it came, */
+    uint64_t heard_ns;    /* when its client was last heard of it, */
+    uint64_t replied_ns;  /* and last told of it */
     bool text_waits;      /* its text is being tokenised, or waits for that */
     uint64_t refused_ns;  /* since when its connection takes no reply; 0: it does */
     uint64_t retry_ns;    /* when it is tried again */

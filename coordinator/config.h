@@ -15,9 +15,11 @@ struct config {
     char *pre;                /* pre-tokeniser in place of the file's, or NULL */
     uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
     bool plaintext;
-    uint32_t workers;
-    uint32_t ctx, kv_tokens, chunk, window, step_ms;
-    uint32_t max_requests, max_sequences, max_per_client;
+    uint32_t workers;        /* of the chain */
+    uint32_t ctx, kv_tokens; /* positions of a sequence, and of the KV pool; 0: not given */
+    uint32_t chunk, window;  /* rows of a Step; Steps in flight, 0: not given */
+    uint32_t step_ms;        /* what a Step with decodes may take; 0: the core's choice */
+    uint32_t max_requests, max_sequences, max_per_client; /* the last two 0: max_requests */
     bool prefix_cache, metrics;
     uint32_t replica_wait_s, deadline_s, client_stall_s, worker_timeout_ms, step_timeout_ms;
     uint32_t drain_s;     /* what running answers have when it is told to stop */
@@ -33,7 +35,8 @@ int config_read(const char *path, const char *model, struct config *ret, struct 
  * in errors. */
 int config_parse(const char *name, const char *text, size_t len, struct config *ret,
                  struct errmsg *em);
-/* The idx-th key's name, "ports.clients" for one inside a mapping; NULL: there are no more. */
+/* The idx-th key's name, "ports.clients" for one inside a mapping; NULL: there are no more. With it
+ * a test sees that the example file has every key. */
 const char *config_key(uint32_t idx);
 void config_close(struct config *c);
 

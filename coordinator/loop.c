@@ -29,8 +29,8 @@
 #define STALL_NS (200 * NS_PER_MS) /* a turn later than this did not run for that long */
 #define RESULTS_A_TURN 256
 #define WORKER_MESSAGES_A_TURN 64
-#define DRAIN_MS 200
-#define END_S 2
+#define DRAIN_MS 200                   /* that the last replies have to leave */
+#define END_S 2                        /* until the process ends whatever still runs */
 #define ROUTE_KEPT_NS (600 * NS_PER_S) /* of a worker that has served, while it is silent */
 #define VERSION_TOLD_NS (10 * NS_PER_S)
 /* Open files: this process's own, then connections of each kind. */
@@ -50,7 +50,13 @@ static void on_signal(int number)
 
 /* ---- tables ---- */
 
-enum { POLL_RESULTS, POLL_WORKERS, POLL_TEXTS, POLL_CLIENTS, POLL_LINKS }; /* then LINK_POLLS a link */
+enum {
+    POLL_RESULTS,
+    POLL_WORKERS,
+    POLL_TEXTS,
+    POLL_CLIENTS,
+    POLL_LINKS
+}; /* then LINK_POLLS a link */
 
 void shell__open_tables(struct shell *s, uint32_t n_replicas, uint32_t max_workers)
 {
@@ -72,24 +78,25 @@ void shell__close_tables(struct shell *s)
 
 /* ---- routes to workers ---- */
 
-/* The route of an instance: its own, or the one that was heard least recently of those that have
- * proved nothing. Anybody may say Hello; a worker that has served keeps its route. */
+/* The route of an instance: its own, or the least recently heard one of those that have proved
+ * nothing. Anybody may say Hello; a worker that has served keeps its route. Where all have served,
+ * which are more than the core can know at once, the least recently heard gives way. */
 static struct worker_route *route_for(struct shell *s, struct instance instance)
 {
-    struct worker_route *least = NULL;
+    struct worker_route *stranger = NULL, *oldest = &s->routes[0];
     for (uint32_t i = 0; i < s->n_routes; i++) {
         struct worker_route *x = &s->routes[i];
         if (instance_eq(x->instance, instance)) return x;
         bool gives_way = !x->proved || s->now_ns >= x->heard_ns + ROUTE_KEPT_NS;
-        if (gives_way && (!least || x->heard_ns < least->heard_ns)) least = x;
+        if (gives_way && (!stranger || x->heard_ns < stranger->heard_ns)) stranger = x;
+        if (x->heard_ns < oldest->heard_ns) oldest = x;
     }
-    return least;
+    return stranger ? stranger : oldest;
 }
 
 static void learn_route(struct shell *s, struct instance instance, struct net_frame id)
 {
     struct worker_route *w = route_for(s, instance);
-    if (!w) return; /* as many serve as there is room for */
     if (!instance_eq(w->instance, instance)) *w = (struct worker_route){.instance = instance};
     w->heard_ns = s->now_ns;
     w->route.n = id.bytes;

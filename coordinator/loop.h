@@ -1,5 +1,5 @@
 /* The coordinator's shell: sockets and timers to events, events through the core, actions to
- * messages. One thread, and one more for tokenising. */
+ * messages. One thread; texts are tokenised on others (texts.h). */
 #ifndef FLOTILLA_COORDINATOR_LOOP_H
 #define FLOTILLA_COORDINATOR_LOOP_H
 
@@ -7,12 +7,15 @@
 #include "coordinator/config.h"
 #include "coordinator/model_file.h"
 
-/* Whether the file asks for what the model can do: context, pool, workers, KV type. */
+/* Whether the model can do what the file asks for: workers, KV type, and all its tensors. ERR_CONF
+ * names the key. */
 int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em);
 
-/* Until SIGTERM or SIGINT. Reads the model's content first, unless its hashes are kept in
- * `manifests` (NULL: nowhere) from a start before. Prints "listening client=ADDR worker=ADDR" and,
- * each time a replica has become ready, "ready client=ADDR" on stdout. */
+/* Runs until SIGTERM or SIGINT; 0 after an orderly end. Reads the model's content first, unless its
+ * hashes are kept in the folder `manifests` (NULL: nowhere) from an earlier start. Prints
+ * "listening client=ADDR worker=ADDR" and, each time a replica has become ready, "ready
+ * client=ADDR" on stdout. Errors: whatever opening sockets, the model or the metrics' port gives.
+ * Once it listens it does not fail. */
 int loop_run(const struct config *config, const struct model_file *model, const char *manifests,
              struct errmsg *em);
 

@@ -19,7 +19,7 @@ struct manifest {
     uint64_t header;   /* weights_digest */
     uint64_t *hashes;  /* n_tensors, by index in the directory */
     uint32_t n_tensors;
-    bool kept;        /* it was found, not made */
+    bool kept;        /* it was found in the folder, not made */
     char notice[256]; /* why it could not be kept for the next time, or empty */
 };
 

@@ -1,4 +1,4 @@
-/* What clients send: messages come in, each is a method's. Generate has a file of its own. */
+/* What clients send, method by method. Generate has a file of its own. */
 #include "coordinator/shell.h"
 
 #include "common/base/mem.h"

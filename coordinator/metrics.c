@@ -1,5 +1,6 @@
 #include "coordinator/metrics.h"
 
+#include "common/base/buf.h"
 #include "common/base/mem.h"
 #include "common/base/prom.h"
 #include "common/io/http.h"

@@ -3,7 +3,6 @@
 #ifndef FLOTILLA_COORDINATOR_METRICS_H
 #define FLOTILLA_COORDINATOR_METRICS_H
 
-#include "common/base/buf.h"
 #include "common/base/err.h"
 #include "common/base/stats.h"
 #include "proto/msg.h"
@@ -16,14 +15,19 @@
 struct counters {
     uint64_t ended[METRICS_STATUSES]; /* answers, by status */
     uint64_t tokens;                  /* generated */
-    struct stats ttft, itl; /* at the coordinator: from the call's arrival; between tokens */
+    struct stats ttft, itl; /* ns, at the coordinator: from the call's arrival to its first token;
+                               between two tokens of an answer */
 };
 
 struct metrics;
 
+/* Serves http://host:port/metrics, empty until something is published; port 0: any free one, and
+ * *ret_port says which. Errors as of http_open. */
 int metrics_open(const char *host, uint32_t port, struct metrics **ret, uint32_t *ret_port,
                  struct errmsg *em);
+/* May be NULL. */
 void metrics_close(struct metrics *m);
+/* Makes the text that is handed out from now on. */
 void metrics_publish(struct metrics *m, const struct counters *c, const struct msg_status *s);
 
 #endif

@@ -18,9 +18,9 @@ struct setup_model {
     struct room_costs costs;
 };
 
-/* What the model's slices take, with the steps that the file asks for. `here` is what the
- * coordinator's machine has for its own tables. layer_bytes is the caller's to free (mem_free).
- * ERR_FORMAT, ERR_UNSUPPORTED: of a tensor. */
+/* The bytes that slices of the model take, and Steps as large as the file allows. `here` is what
+ * the coordinator's machine has for its own tables. The caller frees ret->layer_bytes with
+ * mem_free. ERR_FORMAT, ERR_UNSUPPORTED: of a tensor. */
 int setup_costs(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
                 const struct machine_memory *here, struct room_costs *ret, struct errmsg *em);
 

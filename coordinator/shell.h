@@ -41,7 +41,7 @@ struct shell {
     uint32_t n_links;
     struct net_poll *polls; /* what a turn waits for */
     struct core *core;
-    struct offload *texts;       /* that are being tokenised, or wait for it */
+    struct offload *texts;       /* the queue of texts that are tokenised (texts.h) */
     struct worker_route *routes; /* n_routes: more than the core knows, since strangers have some */
     uint32_t n_routes;
     struct metrics *metrics; /* or NULL */
@@ -58,7 +58,8 @@ struct shell {
     uint64_t next_request;
     struct arena arena, body_arena;
     struct buf out, body;
-    uint64_t dropped, now_ns;
+    uint64_t dropped; /* messages that could not be read */
+    uint64_t now_ns;  /* the present turn's */
     bool was_ready;
     bool draining; /* a signal to stop has come: running answers go on, new ones are refused */
     bool stopping; /* the last replies are being sent */
@@ -72,8 +73,8 @@ void shell__event(struct shell *s, struct event *e);
 /* Logs, not too often, that a peer ("client" or "worker") speaks another protocol version. */
 void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version);
 
-/* loop.c: the tables whose sizes follow from the number of replicas, and of workers that the core
- * may know. */
+/* loop.c: opens the tables whose sizes follow from the number of replicas, and of workers that the
+ * core may know. */
 void shell__open_tables(struct shell *s, uint32_t n_replicas, uint32_t max_workers);
 void shell__close_tables(struct shell *s);
 

@@ -5,11 +5,10 @@
 #include "common/text/vocab.h"
 #include "coordinator/offload.h"
 
-/* One client may have a fourth of it waiting. */
-#define TEXTS_MAX 1024u
+#define TEXTS_MAX 1024u /* texts and bytes in the queue, */
 #define TEXTS_BYTES_MAX ((size_t)64 << 20)
-#define TEXTS_SHARE 4u
-#define TEXTS_SHORT_BYTES ((size_t)64 << 10)
+#define TEXTS_SHARE 4u                       /* of which one client may have a fourth waiting */
+#define TEXTS_SHORT_BYTES ((size_t)64 << 10) /* up to which a text is short (offload.h) */
 
 struct text {
     uint64_t request; /* the caller's name for it, as for offload_cancel */

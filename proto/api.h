@@ -20,8 +20,7 @@ enum status {
 /* Of requests, the most urgent first. */
 enum priority { PRIORITY_CRITICAL, PRIORITY_HIGH, PRIORITY_NORMAL, PRIORITY_LOW };
 
-/* Why an answer ends. In text (finish_text) only where it leaves: on the wire to clients, in JSON.
- */
+/* Why an answer ends. It is a text (finish_text) only on the wire to clients and in JSON. */
 enum finish_reason {
     FINISH_NONE,  /* it has not ended, or not with an answer */
     FINISH_STOP,  /* an end-of-generation token, or a stop string */

@@ -3,7 +3,7 @@
 #ifndef FLOTILLA_PROTO_LIMITS_H
 #define FLOTILLA_PROTO_LIMITS_H
 
-#define PROTO_VERSION 1u
+#define PROTO_VERSION 2u /* README.md says when it is raised */
 
 #define LIMIT_STAGES 32u     /* workers of a replica */
 #define LIMIT_WORKERS 64u    /* known at once, or twice those that serve, if that is more */
@@ -17,7 +17,7 @@
 #define LIMIT_PAGE 16u              /* positions of a KV page in service */
 #define LIMIT_SEQ_PAGES (LIMIT_CONTEXT / LIMIT_PAGE)
 #define LIMIT_WIDTH (1u << 20)      /* of the residual stream */
-#define LIMIT_LIVE 4096u            /* requests */
+#define LIMIT_LIVE 4096u            /* requests that a coordinator has at once */
 #define LIMIT_PING_CALLS 256u       /* calls that one ping may list */
 #define LIMIT_DEADLINE_MS 86400000u /* a longer deadline is cut to this */
 #define LIMIT_STOPS 16u
@@ -25,7 +25,7 @@
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_FIELDS 1024u /* of a Generate or Tokenize */
 #define LIMIT_NAME_BYTES 64u
-#define LIMIT_TEXT_BYTES 512u /* of an error's text, an endpoint, a path is twice that */
+#define LIMIT_TEXT_BYTES 512u /* of an error's text, of an endpoint */
 #define LIMIT_PATH_BYTES 1024u
 #define LIMIT_SLICE_TENSORS 4096u /* whose hashes an Assign carries: 32 KiB */
 #define LIMIT_PROMPT_BYTES (16u << 20)
@@ -33,10 +33,8 @@
 
 #define LIMIT_CONTROL_BYTES (64u << 10) /* a control message */
 #define LIMIT_STEP_BYTES (16u << 20)    /* a Step's header frame */
-#define LIMIT_RESULT_BYTES                                                                         \
-    (512u << 10)                       /* a result: LIMIT_STEP_RUNS runs with all they may tell    \
-                                        */
-#define LIMIT_CLIENT_BYTES (17u << 20) /* a client's message */
-#define LIMIT_UNPACK_FACTOR 8u         /* memory that unpacking may take, per byte received */
+#define LIMIT_RESULT_BYTES (512u << 10) /* a result: LIMIT_STEP_RUNS of the longest runs */
+#define LIMIT_CLIENT_BYTES (17u << 20)  /* a client's message */
+#define LIMIT_UNPACK_FACTOR 8u          /* memory that unpacking may take, per byte received */
 
 #endif

@@ -1,5 +1,6 @@
-/* Plain structures of every message: what cores and shells see. Pointers inside a decoded message
- * point into the arena it was decoded with; pointers inside one to be encoded are borrowed. */
+/* Plain structures of every message: what cores and shells see. cluster.proto and client.proto say
+ * what fields mean; here is what they do not say. Pointers inside a decoded message point into the
+ * arena it was decoded with; pointers inside one to be encoded are borrowed. */
 #ifndef FLOTILLA_PROTO_MSG_H
 #define FLOTILLA_PROTO_MSG_H
 
@@ -127,7 +128,7 @@ struct msg_heartbeat {
     uint64_t read_bytes, resident_bytes, weights_bytes, kv_bytes;
     uint64_t rows, activation_bytes_in, activation_bytes_out, messages_dropped;
     uint64_t moves;       /* counts what the compute thread does: layers, loads, idle turns */
-    uint64_t cpu_wait_ns; /* its threads were ready to run and had no CPU: their sum */
+    uint64_t cpu_wait_ns; /* for how long its threads were ready to run without a CPU, summed up */
 };
 
 struct msg_from_worker {
@@ -151,8 +152,8 @@ struct msg_assign {
     char model_path[LIMIT_PATH_BYTES];
     uint64_t model_digest;         /* of header and tensors */
     uint64_t header_digest;        /* of the header alone */
-    const uint64_t *tensor_hashes; /* n_tensors, of those of the slice, as the engine lists them */
-    uint32_t n_tensors;            /* to LIMIT_SLICE_TENSORS */
+    const uint64_t *tensor_hashes; /* n_tensors of the slice, in the order of eng_slice_tensors */
+    uint32_t n_tensors;            /* at most LIMIT_SLICE_TENSORS */
     uint32_t ctx;                  /* positions of a sequence */
     uint32_t layer_first, layer_last, kv_type, n_pages, rows_max, logits_max, window;
     bool plaintext;
@@ -176,7 +177,7 @@ struct msg_call {
 };
 
 struct msg_reply {
-    uint32_t version; /* of the sender; encoding says PROTO_VERSION */
+    uint32_t version; /* the sender's; encoding writes PROTO_VERSION whatever is here */
     uint64_t call;
     bool end;
     bool restarting; /* ended because this coordinator stops: the next one goes on with it */
@@ -202,10 +203,10 @@ struct msg_generate {
     const char *tenant; /* "" or a name */
     bool has_priority;
     enum priority priority; /* normal without */
-    uint32_t samples;       /* to LIMIT_SAMPLES; 0 to be encoded means 1 */
+    uint32_t samples;       /* 1 to LIMIT_SAMPLES; when encoded, 0 means 1 */
 };
 
-/* Of a Generate that was not unpacked. */
+/* What a Generate carries, counted without unpacking it (wire_size_generate). */
 struct msg_generate_size {
     size_t prompt_bytes;
     size_t n_prompt_tokens, n_received;
@@ -231,15 +232,15 @@ struct msg_worker_status {
     uint64_t load_done, load_total;
     uint64_t compute_ns, idle_ns; /* as its Steps told */
     double cpu_waiting;           /* share of the time that a thread of it waits for CPU, of late */
-    uint32_t faults;              /* that are remembered of its name */
+    uint32_t faults;              /* that the coordinator remembers of its name */
 };
 
-/* The pages' prefix index, and what it saved. */
+/* The index of cached prefixes, and what it saved. */
 struct msg_cache_status {
     uint32_t pages_cached, pages_held;
-    uint64_t positions_unused; /* of those held: no row was issued yet */
-    uint64_t lookups, hits; /* requests that looked for their prompt, and that found some of it */
-    uint64_t tokens_saved, tokens_computed; /* of prompts and replays: found, and issued */
+    uint64_t positions_unused; /* of pages_held: for which no row was issued yet */
+    uint64_t lookups, hits; /* requests that looked for their prompt; those that found some of it */
+    uint64_t tokens_saved, tokens_computed; /* of prompts and replays: found; computed */
     uint64_t evicted, preemptions;
 };
 
@@ -248,7 +249,8 @@ struct msg_replica_status {
     bool ready;
     uint32_t generation, n_workers, pages_total, pages_free, sequences_max;
     uint64_t steps, steps_mixed;
-    uint64_t wire_ns, queue_ns; /* of Steps' round trips, beside the stages' computing */
+    /* Of Steps' round trips, beside the stages' computing: on the way, and behind other Steps. */
+    uint64_t wire_ns, queue_ns;
     struct msg_cache_status cache;
     const struct msg_worker_status *workers; /* n_workers, by stage */
 };

@@ -1,7 +1,7 @@
 /* Messages to bytes and back: the only module that knows protobuf-c. Decoding validates: what comes
  * out of here is within limits.h and consistent in itself, or it is ERR_PROTO with a text that
- * names the field. What needs the receiver's state (epochs, page counts) is the receiver's to
- * check. */
+ * names the field. What takes the receiver's state to check (epochs, page counts) the receiver
+ * checks. */
 #ifndef FLOTILLA_PROTO_WIRE_H
 #define FLOTILLA_PROTO_WIRE_H
 
@@ -10,7 +10,7 @@
 #include "common/base/err.h"
 #include "proto/msg.h"
 
-/* Encoders replace the contents of `to`. */
+/* Encoders replace the contents of `to`; they abort without memory. */
 void wire_put_step(const struct msg_step *m, struct buf *to);
 void wire_put_result(const struct msg_result *m, struct buf *to);
 void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to);
@@ -20,11 +20,11 @@ void wire_put_reply(const struct msg_reply *m, struct buf *to);
 void wire_put_generate(const struct msg_generate *m, struct buf *to);
 void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to);
 void wire_put_cancel(uint64_t call, struct buf *to);
-void wire_put_models(const char *name, struct buf *to);
+void wire_put_models(const char *name, struct buf *to); /* ModelsReply */
 void wire_put_tokenize(const char *text, bool special, struct buf *to);
-void wire_put_tokens(const int32_t *tokens, uint32_t n, struct buf *to);
+void wire_put_tokens(const int32_t *tokens, uint32_t n, struct buf *to); /* TokenizeReply */
 void wire_put_ping(const uint64_t *calls, uint32_t n, struct buf *to);
-void wire_put_pong(const uint64_t *unknown, uint32_t n, struct buf *to);
+void wire_put_pong(const uint64_t *unknown, uint32_t n, struct buf *to); /* PingReply */
 void wire_put_status(const struct msg_status *m, struct buf *to);
 
 /* Decoders reset the arena first; the message lives until its next reset. They set the arena's
@@ -41,10 +41,10 @@ int wire_get_call(const void *data, size_t n, struct arena *a, struct msg_call *
                   struct errmsg *em);
 int wire_get_reply(const void *data, size_t n, struct arena *a, struct msg_reply *ret,
                    struct errmsg *em);
-/* How much text and how many tokens a Generate carries, read off its bytes without unpacking them:
- * unpacking takes memory and time, which what cannot be served anyway should not get. ERR_PROTO:
- * malformed, or more than LIMIT_FIELDS fields beside unpacked token ids, those of `sampling`
- * included. */
+/* How much text and how many tokens a Generate carries, counted in its bytes without unpacking
+ * them, so that one too large to be served costs neither memory nor time. ERR_PROTO: it is
+ * malformed, or has more than LIMIT_FIELDS fields: those of `sampling` count, token ids outside a
+ * packed list do not. */
 int wire_size_generate(const void *data, size_t n, struct msg_generate_size *ret,
                        struct errmsg *em);
 int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_generate *ret,

@@ -12,6 +12,11 @@ typedef Flotilla__Client__GenerateReply PbGenerateReply;
 typedef Flotilla__Client__WorkerStatus PbWorker;
 typedef Flotilla__Client__ReplicaStatus PbReplica;
 
+static const char *text_or_empty(const char *s)
+{
+    return s ? s : "";
+}
+
 void wire_put_call(const struct msg_call *m, struct buf *to)
 {
     Flotilla__Client__CallHeader h = FLOTILLA__CLIENT__CALL_HEADER__INIT;
@@ -94,7 +99,7 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
 /* Protobuf's wire types. */
 enum { WIRE_VARINT, WIRE_FIXED64, WIRE_BYTES, WIRE_FIXED32 = 5 };
 
-/* Field numbers of GenerateRequest. */
+/* Field numbers of GenerateRequest in client.proto. */
 enum {
     GENERATE_PROMPT = 2,
     GENERATE_PROMPT_TOKENS = 3,
@@ -114,8 +119,8 @@ static uint64_t varint(struct cursor *c)
     return 0;
 }
 
-/* Each varint ends with its only byte below 0x80. A block's count fits a byte, so that compilers
- * count sixteen and more of them at once: 2 ms for 20 MiB instead of 8. */
+/* Each varint ends with its only byte below 0x80. A block of at most 240 has a count that fits a
+ * byte, so that compilers look at sixteen and more bytes at once: 2 ms for 20 MiB instead of 8. */
 static size_t count_varints(const uint8_t *data, size_t n)
 {
     size_t count = 0;
@@ -184,7 +189,7 @@ int wire_size_generate(const void *data, size_t n, struct msg_generate_size *ret
         size_t *tokens = f.number == GENERATE_PROMPT_TOKENS ? &size.n_prompt_tokens
                          : f.number == GENERATE_RECEIVED    ? &size.n_received
                                                             : NULL;
-        fields += !tokens || f.data; /* a lone token id is counted as a token */
+        fields += !tokens || f.data; /* a token id outside a packed list is counted as a token */
         if (tokens) *tokens += f.data ? count_varints(f.data, f.bytes) : 1;
         if (f.number == GENERATE_SAMPLING && f.data) fields += count_fields(&f, &c.bad);
         if (f.number == GENERATE_PROMPT) size.prompt_bytes = f.bytes; /* the last one counts */
@@ -220,12 +225,12 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
     if (g->has_samples && (g->samples < 1 || g->samples > LIMIT_SAMPLES))
         return wire__bad(em, "samples");
     *ret = (struct msg_generate){
-        .prompt = g->prompt ? g->prompt : "",
+        .prompt = text_or_empty(g->prompt),
         .prompt_len = g->prompt ? strlen(g->prompt) : 0,
         .prompt_tokens = g->prompt_tokens,
         .n_prompt_tokens = (uint32_t)g->n_prompt_tokens,
         .unsupported = unsupported_field(g),
-        .model = g->model ? g->model : "",
+        .model = text_or_empty(g->model),
         .special = g->special,
         .ignore_eos = g->ignore_eos,
         .has_seed = g->sampling && g->sampling->has_seed,
@@ -234,7 +239,7 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         .n_received = (uint32_t)g->n_received,
         .received = g->received,
         .from_index = g->from_index,
-        .tenant = g->tenant ? g->tenant : "",
+        .tenant = text_or_empty(g->tenant),
         .has_priority = g->has_priority,
         .priority = g->has_priority ? (enum priority)g->priority : PRIORITY_NORMAL,
         .samples = g->has_samples ? g->samples : 1,
@@ -270,7 +275,7 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
     wire__pack(&r.base, to);
 }
 
-/* One that this version does not know counts as none. */
+/* A reason that this version does not know counts as none. */
 static enum finish_reason parse_finish(const char *text)
 {
     for (int i = FINISH_STOP; text && i <= FINISH_LENGTH; i++)
@@ -294,7 +299,7 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                                        .queued_us = r->queued_us,
                                        .n_tokens = (uint32_t)r->n_tokens,
                                        .tokens = r->tokens,
-                                       .text = r->text ? r->text : "",
+                                       .text = text_or_empty(r->text),
                                        .finish_reason = parse_finish(r->finish_reason),
                                        .has_usage = r->usage != NULL};
     if (r->usage) {
@@ -362,7 +367,7 @@ int wire_get_tokenize(const void *data, size_t n, struct arena *a, const char **
     const Flotilla__Client__TokenizeRequest *t =
         wire__unpack(&flotilla__client__tokenize_request__descriptor, data, n, a, em);
     if (!t) return ERR_PROTO;
-    *ret_text = t->text ? t->text : "";
+    *ret_text = text_or_empty(t->text);
     *ret_special = t->special;
     return 0;
 }
@@ -514,11 +519,6 @@ void wire_put_status(const struct msg_status *m, struct buf *to)
     }
     mem_free(out);
     mem_free(replicas);
-}
-
-static const char *text_or_empty(const char *s)
-{
-    return s ? s : "";
 }
 
 static void get_worker(const PbWorker *p, struct msg_worker_status *w)

@@ -38,9 +38,9 @@ int wire__bad(struct errmsg *em, const char *field);
  * becomes a '?'. */
 int wire__copy_path(const char *from, char *to, size_t size, const char *field, struct errmsg *em);
 int wire__copy_text(const char *from, char *to, size_t size, const char *field, struct errmsg *em);
-/* What is set borrows from s. */
+/* *p borrows from s. */
 void wire__set_sampling(Flotilla__Sampling *p, const struct sampling *s, bool has_seed);
-/* NULL: what was left out altogether. Points into p. */
+/* p may be NULL: no sampling was sent, so greedy. *ret points into p. */
 int wire__get_sampling(const Flotilla__Sampling *p, struct sampling *ret, struct errmsg *em);
 /* False: lengths that do not fit each other. */
 bool wire__get_logprobs(size_t n, size_t n_chosen, const float *chosen, size_t n_ids,

@@ -26,8 +26,8 @@ struct addr {
 int addr_parse(const char *text, struct addr *ret, struct errmsg *em);
 /* The same, and the port is needed, and not 0. */
 int addr_parse_port(const char *text, struct addr *ret, struct errmsg *em);
-/* Takes apart what a program wrote: like addr_parse, but the host may be empty and the port "*",
- * which counts as 0. False: it is neither. */
+/* Takes apart an endpoint that a program wrote: like addr_parse, but the host may be empty, and the
+ * port may be "*", which counts as 0. False: it is no endpoint. */
 bool addr_split(const char *text, struct addr *ret);
 
 /* "tcp://HOST:PORT" as libzmq and users read it, with brackets where they are needed; the port only

@@ -1,4 +1,6 @@
-/* A growable byte string with a limit: appending beyond `max` fails and changes nothing. */
+/* A growable byte string with a limit: appending beyond `max` fails and changes nothing. It is
+ * empty when zeroed. Growing aborts without memory: where others choose the size, set `max` or
+ * reserve. */
 #ifndef FLOTILLA_BASE_BUF_H
 #define FLOTILLA_BASE_BUF_H
 
@@ -11,7 +13,7 @@ struct buf {
     size_t max; /* public; 0 means no limit */
 };
 
-/* 0, or ERR_LIMIT. */
+/* Copies n bytes to the end. ERR_LIMIT: beyond `max`. */
 int buf_append(struct buf *b, const void *data, size_t n);
 /* Room for n bytes and their NUL, so that appending up to them allocates nothing. ERR_NOMEM. */
 int buf_reserve(struct buf *b, size_t n);

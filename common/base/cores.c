@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define CORES_MAX 65536u /* eight times what the kernel knows today */
+#define CORES_MAX 65536u /* eight times the most that Linux supports today */
 
 /* cpu_set_t ends at 1,024 cores; this is the same with more words. */
 struct set {

@@ -5,20 +5,21 @@
 
 #include <stdbool.h>
 
-/* How many there are, at least 1. */
+/* How many they are, at least 1. */
 unsigned cores_count(void);
 /* The system's number of the idx-th; -1: there is none. */
 int cores_number(unsigned idx);
 
-/* Keeps the calling thread, and threads that it starts, on the idx-th core; lets it use all again.
- * Where the system refuses, nothing changes. */
+/* Keeps the calling thread, and threads that it starts later, on the idx-th core; cores_roam lets
+ * it use all of them again. Where the system refuses, nothing changes. */
 void cores_stay_on(unsigned idx);
 void cores_roam(void);
 
-/* Whether this process may pin a team of threads to its cores: true for one process of this machine
- * (of this network namespace) at a time, as each core is claimed by a socket of that name; two
- * teams pinned to the same cores would wait for each other. Claimed until the release or the
- * process's end; a second claim of the same process fails too. Not from several threads at once. */
+/* Claims all of this process's cores, so that it may pin a team of threads to them: two teams
+ * pinned to the same cores would wait for each other. False: another process of this machine (of
+ * this network namespace) has one of them, or this process has claimed them already. A claim is a
+ * socket named after the core, and ends with cores_release or the process. Not from several threads
+ * at once. */
 bool cores_claim(void);
 void cores_release(void);
 

@@ -13,9 +13,9 @@ struct hash128 {
 uint64_t hash_bytes(const void *data, size_t n, uint64_t seed);
 struct hash128 hash128_bytes(const void *data, size_t n, uint64_t seed);
 
-/* Both maps are open-addressed, grow at 1/2 load, begin as zeros, and are owned by one thread. A
- * put that grows a map aborts when there is no memory: who puts as many keys as a file or a peer
- * says reserves room for them first. */
+/* Both maps are open-addressed, grow at 1/2 load, are empty when zeroed, and belong to one thread.
+ * A put that grows a map aborts without memory: reserve room first for a number of keys that a file
+ * or a peer has chosen. */
 
 /* u64 -> u32 */
 struct imap {

@@ -12,7 +12,7 @@
 #error "flotilla is built for x86-64 and AArch64: insn.h needs a branch for this instruction set"
 #endif
 
-/* Tells the core that this thread spins, so that its sibling or its power budget gains. */
+/* Tells the core that this thread spins, which saves power and leaves more to a sibling thread. */
 static inline void insn_pause(void)
 {
 #if defined(__x86_64__)
@@ -26,7 +26,7 @@ static inline void insn_pause(void)
  * with which it rounds to nearest even, keeps denormals and traps nothing. */
 #if defined(__x86_64__)
 #define INSN_FLOAT_MODE UINT64_C(0x1F80)
-#define INSN_FLOAT_MODE_BITS UINT64_C(0xFFC0) /* the other bits of MXCSR are what has happened */
+#define INSN_FLOAT_MODE_BITS UINT64_C(0xFFC0) /* MXCSR's other bits are exception flags */
 #else
 #define INSN_FLOAT_MODE UINT64_C(0)
 #define INSN_FLOAT_MODE_BITS UINT64_C(0xFFFFFFFF)

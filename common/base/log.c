@@ -47,7 +47,7 @@ void log_program(const char *name)
     program = name;
 }
 
-/* False: the output takes nothing, and what is left of the text is lost. */
+/* False: the output failed, and what is left of the text is lost. */
 static bool write_all(int fd, const char *text, size_t n)
 {
     while (n) {
@@ -147,7 +147,7 @@ static void *writer_main(void *arg)
     return NULL;
 }
 
-/* Signals are for the threads that wait for them. */
+/* The writer blocks all signals: they are for the threads that wait for them. */
 static void start_writer(struct output *o)
 {
     pthread_t thread;

@@ -29,7 +29,7 @@ void log_info(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* A line as it stands, on stderr and on stdout. */
+/* A line without date, level and program, on stderr or on stdout. */
 void log_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void log_stdout(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

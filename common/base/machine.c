@@ -1,8 +1,8 @@
 /* A process is in one group of each hierarchy: /proc/self/cgroup names it, /proc/self/mountinfo
- * says where the hierarchy can be read. A limit counts for a group and all below it, so that the
- * way up to the hierarchy's top is walked. In a container the names in /proc/self/cgroup may begin
- * with what the mount has as its root, or lie outside of it: then only the mount's own folder is
- * seen. */
+ * says where the hierarchy is mounted. A limit counts for a group and all below it, so all groups
+ * up to the hierarchy's top are looked at. In a container the name in /proc/self/cgroup may begin
+ * with the mount's root, which is then cut off, or lie outside of it: then only the mounted folder
+ * itself is seen. */
 #include "common/base/machine.h"
 
 #include "common/base/hash.h"
@@ -26,7 +26,7 @@ static FILE *open_at(const char *root, const char *path)
     return n > 0 && (size_t)n < sizeof full ? fopen(full, "re") : NULL;
 }
 
-/* Fills in the beginning of a small file. */
+/* The beginning of a file as text. False: it is empty or cannot be read. */
 static bool read_text(const char *root, const char *path, char *ret, size_t size)
 {
     FILE *f = open_at(root, path);
@@ -70,7 +70,8 @@ static bool has_word(const char *list, const char *word)
     return false;
 }
 
-/* The group's name in the hierarchy of a controller: its own one in version 1, else version 2's. */
+/* The group's name in a controller's hierarchy: in the controller's own, if it has one (version 1),
+ * else in the one that all share (version 2). */
 static bool find_name(const char *root, const char *controller, bool *ret_v2, char *ret)
 {
     char line[LINE_BYTES];

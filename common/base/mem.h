@@ -2,8 +2,8 @@
  *
  * mem_alloc aborts when there is none: for sizes that this program chose. mem_try returns NULL: for
  * any size that came from a file, a peer or a user, after a limit check. mem_pages gives
- * zero-filled, 2 MiB-aligned address space that asks for huge pages: for weights, KV and what a
- * load needs until it ends, since the system has it back at once when it is freed. */
+ * zero-filled, 2 MiB-aligned address space that asks for huge pages: for weights, KV, and buffers
+ * of a load, since the system gets it back at once when it is freed. */
 #ifndef FLOTILLA_BASE_MEM_H
 #define FLOTILLA_BASE_MEM_H
 
@@ -16,18 +16,18 @@ void *mem_alloc(size_t bytes);
 void *mem_zalloc(size_t bytes);
 void *mem_realloc(void *old, size_t bytes);
 void *mem_try(size_t bytes);
-/* n items of `size` bytes (above 0) each, zeroed; NULL also where that many bytes is no size. */
+/* n items of `size` bytes (above 0) each, zeroed; NULL also when n * size overflows. */
 static inline void *mem_try_zeroed(size_t n, size_t size)
 {
     void *p = n <= SIZE_MAX / size ? mem_try(n * size) : NULL;
     return p ? memset(p, 0, n * size) : NULL;
 }
 char *mem_strdup(const char *s);
-/* Ends the process: memory of a size that this program chose is not to be had. */
+/* Ends the process, as mem_alloc does without memory. */
 _Noreturn void mem_none(void);
 void mem_free(void *p);
 
-/* NULL when the address space is not to be had. Freed with mem_pages_free and the same size. */
+/* NULL: there is no such address space. Freed with mem_pages_free and the same size. */
 void *mem_pages(size_t bytes);
 void mem_pages_free(void *p, size_t bytes);
 

@@ -17,14 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A wait that lasts longer is no matter of uneven shares: the thread that it is for does not run.
+/* A wait that lasts longer is not due to uneven shares of work: the thread waited for has no core.
  */
 #define AWAY_NS 500000
 /* A thread that is woken runs within this time, if there is a core for it. */
 #define PROMPT_NS 200000
-/* The team waits for each of its threads. Where one after the other lacks a core, in all for the
- * share S of the time, n threads do the work of n (1 - S): above this share half as many do more.
- */
+/* The team waits for each of its threads. Where one after the other lacks a core, together for the
+ * share S of the time, n threads do the work of n (1 - S): above S = 1/2, half as many do more. */
 #define LOST_SHARE 2 /* S is 1 / LOST_SHARE */
 /* The job word is a count of jobs and, in its lowest bits, how many threads the job is for: 0 ends
  * the pool. A thread that has no part in a job reads nothing else, as the next one may be written
@@ -34,23 +33,23 @@ _Static_assert(POOL_THREADS_MAX < 1 << PART_BITS, "any number of threads fits");
 
 /* A word that threads wait on: they spin first and count themselves as sleepers before they sleep,
  * so that the waker makes the system call only when somebody does sleep. */
-struct gate_word {
+struct futex_word {
     _Alignas(64) atomic_uint value;
     atomic_uint sleepers;
     _Atomic uint64_t woken_ns; /* when the sleepers were last woken */
 };
 
 struct pool {
-    struct gate_word job;     /* a change wakes the team */
-    struct gate_word barrier; /* counts barriers passed */
+    struct futex_word job;     /* a change wakes the team */
+    struct futex_word barrier; /* counts barriers passed */
     _Alignas(64) atomic_uint arrived;
-    _Atomic uint64_t away_ns; /* what threads lacked a core in jobs, summed up; thread 0 takes it */
+    _Atomic uint64_t away_ns; /* for how long threads lacked a core in jobs, summed up */
     pool_fn fn; /* written before `job` changes, read by its threads, like the next three */
     void *arg;
     unsigned n_active; /* threads of this job */
     bool pinned;
     bool claimed;    /* what follows is thread 0's */
-    uint64_t job_ns; /* of the jobs since it last looked at away_ns */
+    uint64_t job_ns; /* of the jobs since it last took away_ns */
     uint64_t grow_ns, grown_ns, pause_ns, n_shrunk;
     unsigned n_threads;
     pthread_t *threads;
@@ -79,7 +78,7 @@ struct wait {
     uint64_t looks, ns, late_ns;
 };
 
-static struct wait word_wait(struct gate_word *w, unsigned seen, uint64_t spin_ns)
+static struct wait word_wait(struct futex_word *w, unsigned seen, uint64_t spin_ns)
 {
     struct wait r = {0};
     uint64_t start = 0, deadline = 0;
@@ -105,7 +104,7 @@ static struct wait word_wait(struct gate_word *w, unsigned seen, uint64_t spin_n
     return r;
 }
 
-static void word_set(struct gate_word *w, unsigned value)
+static void word_set(struct futex_word *w, unsigned value)
 {
     atomic_store(&w->value, value);
     if (!atomic_load(&w->sleepers)) return;
@@ -200,7 +199,7 @@ static void *member_main(void *arg)
 {
     struct member *m = arg;
     struct pool *p = m->pool;
-    cores_roam(); /* whoever opened the pool may be pinned */
+    cores_roam(); /* the thread that opened the pool may be pinned */
     for (unsigned seen = 0;;) {
         (void)word_wait(&p->job, seen, POOL_IDLE_SPIN_NS);
         seen = atomic_load_explicit(&p->job.value, memory_order_acquire);

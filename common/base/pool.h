@@ -6,21 +6,21 @@
  * one starts when this one has finished. It never yields: a yield beside busy processes gives the
  * core away for several milliseconds, while a thread that sleeps is run soon after it is woken.
  *
- * Each thread learns how long it is worth to spin. A spin that ran out halves its limit: whom it
- * waited for did not run, since other processes have the cores. A spin that ended in time raises it
- * again, by an eighth.
+ * Each thread learns how long spinning pays. After a wait that outlasted its spin by far, its limit
+ * is halved: the thread that it waited for had no core, since other processes have them. Any other
+ * wait raises the limit again, by a quarter.
  *
  * A team of as many threads as there are cores is pinned, thread i to core i: woken threads then
  * find their core at once. (Two workers and a coordinator on two cores, one stream: 0.86 of one
- * process's rate unpinned, 0.89 pinned; see common/io/net.c for the I/O threads.) One process of a
- * machine does so, the first (cores_claim).
+ * process's rate unpinned, 0.89 pinned; see common/io/net.c for the I/O threads.) Only one process
+ * of a machine does so, the first (cores_claim).
  *
  * Where other processes have the cores, a team that waits for its slowest thread is slower than one
  * thread: beside eight busy processes on two cores two threads decoded 6 tokens/s and one 20. Each
  * thread therefore measures how long it lacked a core in its jobs. If all of them together lacked
  * one for more than half of POOL_LOOK_NS, half as many threads do the next jobs, down to one, and
- * the team is not pinned; after POOL_PAUSE_NS without such a lack twice as many. The rows that a
- * job computes do not depend on the number of threads, which `fn` is told anew each time.
+ * the team is not pinned; after POOL_PAUSE_NS without such a lack, twice as many. What a job
+ * computes must therefore not depend on the number of threads, which `fn` is told each time.
  *
  * Owned by the thread that calls pool_open, pool_run and pool_close; it stays pinned in between. */
 #ifndef FLOTILLA_BASE_POOL_H
@@ -47,14 +47,14 @@ typedef void (*pool_fn)(void *arg, unsigned thread_idx, unsigned n_threads);
 int pool_open(unsigned n_threads, struct pool **ret_pool, struct errmsg *em);
 void pool_close(struct pool *p);
 
-/* Runs fn on every thread of the team, or on the first of them where others have the cores, and
- * returns when all have come back. */
+/* Runs fn on every thread of the team, or only on the first few where others have the cores, and
+ * returns when fn has returned on all of them. */
 void pool_run(struct pool *p, pool_fn fn, void *arg);
 
-/* Something to run is about to come: threads that sleep are woken, and spin once more. */
+/* A job is about to come: wakes the threads that sleep, so that they spin once more. */
 void pool_wake(struct pool *p);
 
-/* Inside fn: returns when all threads of the pool have called it. */
+/* Inside fn: returns when all threads that run fn have called it. */
 void pool_barrier(struct pool *p);
 
 /* How waits at barriers ended since the pool was opened, and what became of the team. For the

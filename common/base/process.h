@@ -11,9 +11,8 @@ void process_start(void);
  * SIGHUP is ignored too, and kept free for "read the configuration again". */
 void process_serve(void);
 
-/* To be called when all that others wait for is done. The process goes on to its end, and after so
- * many seconds it ends at once with status 0, whatever a thread still reads, touches or computes.
- */
+/* To be called when nobody waits for anything more of this process. It goes on to its end; if that
+ * takes more than so many seconds, it ends at once with status 0, whatever its threads still do. */
 void process_end_within(unsigned seconds);
 
 #endif

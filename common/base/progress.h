@@ -1,5 +1,5 @@
-/* A progress display on stderr: a bar on a terminal; elsewhere a line each PROGRESS_LINE_NS, so
- * that what is done sooner says nothing. For programs, not for libraries. */
+/* A progress display on stderr: a bar on a terminal; elsewhere a line each PROGRESS_LINE_NS, and
+ * none for what is done sooner. For programs, not for libraries. */
 #ifndef FLOTILLA_BASE_PROGRESS_H
 #define FLOTILLA_BASE_PROGRESS_H
 

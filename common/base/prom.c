@@ -62,10 +62,10 @@ const char *prom_label(const char *value, char *ret, size_t size)
         size_t used = utf8_char(value, left, NULL);
         char escaped[2] = {'\\', *value == '\n' ? 'n' : *value};
         bool escapes = *value == '\n' || *value == '"' || *value == '\\';
-        const char *put = used == 0 ? "?" : escapes ? escaped : value;
+        const char *piece = used == 0 ? "?" : escapes ? escaped : value;
         size_t bytes = used == 0 ? 1 : escapes ? 2 : used;
         if (bytes >= size - n) break; /* one scrape with half a character is refused whole */
-        memcpy(ret + n, put, bytes);
+        memcpy(ret + n, piece, bytes);
         n += bytes;
         value += used ? used : 1;
         left -= used ? used : 1;

@@ -10,7 +10,7 @@
 struct samples {
     double *v;      /* freed by samples_close */
     size_t n, cap;  /* cap is private */
-    size_t dropped; /* values that were not finite or below zero: counted, not kept */
+    size_t dropped; /* values that were not finite, or negative: counted, not kept */
     bool sorted;    /* private */
 };
 

@@ -22,9 +22,10 @@ struct sampling {
     float top_p;    /* among the likeliest that together have this probability; 1: all */
     float min_p;    /* among those with this share of the likeliest's probability; 0: all */
     uint64_t seed;
-    /* Penalties of tokens that were said: repetition of prompt and answer (Keskar et al., CTRL,
-     * 2019: a positive logit is divided, a negative one multiplied; 1: none), presence and
-     * frequency of the answer (subtracted once, or for each occurrence; 0: none). */
+    /* Penalties on tokens that have occurred: `repetition` in prompt or answer (Keskar et al.,
+     * CTRL, 2019: a positive logit is divided by it, a negative one multiplied; 1: none),
+     * `presence` in the answer (subtracted once; 0: none), and
+     * `frequency` there (subtracted for each occurrence; 0: none). */
     float repetition, presence, frequency;
     bool logprobs;         /* tell each token's log-probability, */
     uint32_t top_logprobs; /* and those of so many of the likeliest */

@@ -2,8 +2,8 @@
 
 #include <math.h>
 
-/* Values below STATS_SUB have a bucket each; above, the power of two and the four bits behind it
- * choose: bucket bounds are exact integers. */
+/* Values up to STATS_SUB have a bucket each; above, the power of two and the four bits behind it
+ * choose the bucket. All bounds are exact integers. */
 static uint32_t bucket_of(uint64_t ns)
 {
     if (ns <= STATS_SUB) return (uint32_t)ns;

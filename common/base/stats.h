@@ -1,9 +1,9 @@
 /* How long something took, many times: count, sum, extremes, spread and a histogram. Any thread may
  * record while another reads; nothing is lost and nothing locks. Threads that record much have one
- * each, which costs them no locked instruction, and who reads adds them up.
+ * each, which costs them no locked instruction, and the reader adds them up (stats_read_all).
  *
- * Buckets grow by a sixteenth of a power of two, so that a quantile is within 1/16 of the truth. A
- * value is in the first bucket whose bound it does not exceed (Prometheus's `le`). */
+ * Each power of two has 16 buckets, so that a quantile is within 1/16 of the truth. A value is in
+ * the first bucket whose bound it does not exceed (Prometheus's `le`). */
 #ifndef FLOTILLA_BASE_STATS_H
 #define FLOTILLA_BASE_STATS_H
 
@@ -21,7 +21,7 @@ struct stats {
 };
 
 void stats_record(struct stats *s, uint64_t ns);
-/* The same for the one thread that records in s. */
+/* The same, where the calling thread is the only one that records in s. */
 void stats_record_own(struct stats *s, uint64_t ns);
 
 /* What was recorded so far, consistent in itself: `count` is the sum of the buckets. */
@@ -32,9 +32,9 @@ struct stats_view {
 };
 
 void stats_read(const struct stats *s, struct stats_view *ret);
-/* Of n that are `stride` apart in an array, together. */
+/* The sum of n of them: s[0], s[stride], s[2 * stride] and so on. */
 void stats_read_all(const struct stats *s, size_t n, size_t stride, struct stats_view *ret);
-/* The bucket's bound, in ns: values up to and including it; UINT64_MAX for the last. */
+/* The bucket's upper bound in ns, itself included; UINT64_MAX for the last. */
 uint64_t stats_le(uint32_t bucket);
 /* The bound of the bucket in which quantile q (0..1) lies, at most the largest value; 0 if empty.
  */

@@ -72,8 +72,8 @@ static uint32_t n_received(const struct client_call *r)
     return (uint32_t)(r->received.len / sizeof(int32_t));
 }
 
-/* Into the client's body: the tokens are wanted from the next one on, of the running call, if the
- * server knows it, and of one that goes on behind what was received, if it is a new process. */
+/* Encodes the request into the client's `body`. It wants the tokens from the next one on: a server
+ * that knows the call goes on telling it; a new process goes on behind what was received. */
 static void encode(struct client_call *r)
 {
     if (r->request.samples <= 1) {
@@ -175,7 +175,7 @@ void call__end(struct client_call *r, const struct client_end *end)
     struct client *c = r->c;
     for (size_t i = 0; i < c->n_calls; i++)
         if (c->calls[i] == r) c->calls[i] = c->calls[--c->n_calls];
-    r->cancelled = true; /* from now on that is nothing */
+    r->cancelled = true; /* so that client_cancel in on_end does nothing */
     r->on_end(r->arg, r, end);
     buf_close(&r->received);
     mem_free(r->copies);
@@ -261,13 +261,13 @@ bool call__wants_to_send(const struct client_call *r)
 
 /* ---- replies ---- */
 
-/* False: the reply does not follow what was received: it is asked for again. */
+/* Takes in the reply's tokens. False: they do not follow what was received. */
 static bool follows(struct client_call *r, const struct msg_generate_reply *reply)
 {
     if (r->request.samples > 1) return true;
     if (reply->first_index != n_received(r)) return false;
     (void)buf_append(&r->received, reply->tokens, reply->n_tokens * sizeof *reply->tokens);
-    if (reply->has_usage) { /* a request without a seed was given one: it can be gone on with */
+    if (reply->has_usage) { /* the server's draw for a request without a seed: needed to go on */
         r->request.has_seed = true;
         r->request.sampling.seed = reply->seed;
     }
@@ -306,7 +306,7 @@ void call__take_reply(struct client_call *r, const struct msg_reply *h, struct n
         }
         hand_out(r, &m);
     }
-    if (h->end && h->restarting) { /* what it had is here; the next one goes on */
+    if (h->end && h->restarting) { /* its tokens are here: the next coordinator goes on */
         call__lose(r, ERR_CLOSED, h->message);
         return;
     }

@@ -1,4 +1,4 @@
-/* The connection: opening and making it again, what is waited for, and whose a reply is. */
+/* The connection: opening and renewing it, waiting, and handing each reply to its call. */
 #include "common/client/client_state.h"
 
 #include "common/base/mem.h"
@@ -12,8 +12,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#define STALL_NS                                                                                   \
-    (200 * NS_PER_MS)   /* a turn that comes so much too late: this process was stopped */
+/* A turn that comes this much too late shows that this process was stopped meanwhile. */
+#define STALL_NS (200 * NS_PER_MS)
 #define LOOKUP_MS 10000 /* how long client_open waits for a name */
 #define DRAIN_MS 200    /* how long client_close waits for Cancels to leave */
 
@@ -205,7 +205,7 @@ int client_wait_ms(struct client *c)
     return due == UINT64_MAX ? -1 : ms_until(due, clock_ns());
 }
 
-/* Time in which this process did not run, though it was to, is nobody's silence. */
+/* Time in which this process was to run and did not does not count as silence. */
 static void forgive_standstill(struct client *c)
 {
     uint64_t now = clock_ns();
@@ -283,7 +283,7 @@ static void take(struct client *c, const struct msg_reply *h, struct net_frame b
     }
 }
 
-/* Tells the server which calls somebody waits for; at least that somebody is here. */
+/* Tells the server which calls somebody waits for, or with none that somebody is here. */
 static void ping(struct client *c, uint64_t now)
 {
     uint64_t ids[LIMIT_PING_CALLS];
@@ -303,7 +303,7 @@ static void ping(struct client *c, uint64_t now)
 static void renew_silent(struct client *c, uint64_t now)
 {
     if (now < c->heard_ns + c->again_ns) return;
-    c->again_ns *= 2; /* over a slow line a long reply takes its time */
+    c->again_ns *= 2; /* over a slow line a long reply takes longer than this */
     (void)connect_again(c, NULL);
     c->blocked = false;
     if (c->unary) c->unary->sent = false;

@@ -1,10 +1,11 @@
 /* The client library: calls to a coordinator, with streamed replies and cancellation.
  *
  * A client is one connection that any number of calls share. A call is one Generate: client_start
- * begins it, its on_reply is given the tokens as they come, and its on_end ends it. Replies are
- * taken in client_turn only. A program that has nothing else to wait for lets client_turn wait; one
- * with a poll loop of its own waits for client_fd, at most for client_wait_ms, and then calls
- * client_turn with a timeout of 0. client_generate does one call and returns when it has ended.
+ * begins it, its on_reply is given the tokens as they come, and its on_end is told how it ended.
+ * Replies are taken in client_turn only. A program that has nothing else to wait for lets
+ * client_turn wait; one with a poll loop of its own waits for client_fd, at most for
+ * client_wait_ms, and then calls client_turn with a timeout of 0. client_generate does one call and
+ * returns when it has ended.
  *
  * Errors: a function that fails returns a negative ERR_* and writes why into its `struct errmsg *`,
  * which may be NULL. How a call itself ended is what its on_end is told.
@@ -18,11 +19,11 @@
  *
  * Callbacks come from within client_turn, client_generate, client_models, client_tokenize and
  * client_close, and never from within the function that begins or cancels their own call. They may
- * begin and cancel calls of their client; they must not close it, and what waits is refused to them
- * with ERR_RANGE.
+ * begin and cancel calls of their client; they must not close it. A function that waits returns
+ * ERR_RANGE when a callback calls it.
  *
  * Lost servers: while calls run the client pings, so that the server knows that somebody listens,
- * and takes whatever the server says for a sign of life. A connection that breaks or falls silent
+ * and takes whatever the server says as a sign of life. A connection that breaks or falls silent
  * is made again (host names are then looked up again). A call that the server does not know any
  * more, that is silent, or that ended because the coordinator restarts, is asked for again behind
  * the tokens that it has, for up to CLIENT_PATIENCE_MS: to the caller all these are a pause, after
@@ -46,10 +47,10 @@ extern "C" {
 #define CLIENT_CONNECT_MS 5000 /* how long a coordinator may take to accept the connection */
 #define CLIENT_AGAIN_MS 3000   /* of silence, after which a new connection is made; then doubled */
 #define CLIENT_SILENT_MS 5000  /* of silence, after which a call is lost */
-#define CLIENT_SLOW_MS 60000   /* which Models and Tokenize may take where pings are answered */
-#define CLIENT_PATIENCE_MS 30000 /* for which a lost Generate is asked for again */
-#define CLIENT_CALLS_MAX 65536   /* of a client at once */
-#define CLIENT_REPLIES_A_TURN 256
+#define CLIENT_SLOW_MS 60000   /* how long Models and Tokenize may take if pings are answered */
+#define CLIENT_PATIENCE_MS 30000  /* how long a lost Generate is asked for again */
+#define CLIENT_CALLS_MAX 65536    /* of a client at once */
+#define CLIENT_REPLIES_A_TURN 256 /* taken at most in a client_turn */
 
 struct client;
 struct client_call;
@@ -129,7 +130,8 @@ int client_start(struct client *c, const struct client_request *request,
                  struct client_call **ret_call, client_reply_fn on_reply, client_end_fn on_end,
                  void *arg, struct errmsg *em);
 /* No reply of this call is handed out any more. Its on_end comes from a later turn, with
- * STATUS_CANCELLED, or as the server had ended it before it knew. May be called twice. */
+ * STATUS_CANCELLED, or with how the server had ended the call before it heard of this. May be
+ * called twice. */
 void client_cancel(struct client_call *call);
 
 /* Waits up to timeout_ms for replies (0: not at all), takes up to CLIENT_REPLIES_A_TURN of those

@@ -29,13 +29,13 @@ struct unary {
 struct client {
     struct net *net;
     struct net_sock *sock; /* NULL where no new connection could be made */
-    int epoll;             /* client_fd: has in it, */
-    int watched;           /* the socket's own descriptor, which is another after a while; or -1 */
+    int epoll;             /* client_fd: an epoll set that holds `watched` */
+    int watched;           /* the socket's own descriptor (net_fd), or -1 */
     char endpoint[ADDR_TEXT_BYTES];
     struct instance instance;
     uint64_t next_call, ping_call, pinged_ns;
-    uint64_t said_ns;     /* the server's last word */
-    uint64_t heard_ns;    /* the same, or when its connection was begun */
+    uint64_t said_ns;     /* when the server was heard last */
+    uint64_t heard_ns;    /* the same, or when the connection was begun, if that was later */
     uint64_t again_ns;    /* silence after which there will be a new connection */
     uint64_t listened_ns; /* when the last turn ended, */
     uint64_t due_ns;      /* and when the next one was to begin */
@@ -63,21 +63,22 @@ struct client_call {
     bool to_ask;                  /* it is to be asked as soon as a connection takes it */
     bool cancelled, cancel_waits; /* cancel_waits: the server is not told yet */
     struct buf received;          /* int32_t: tokens that were handed out */
-    uint64_t heard_ns;            /* the server's last word of this call; before it is asked, */
-    uint64_t asked_ns;            /* its begin. asked_ns: when it was asked last */
-    uint64_t lost_ns;             /* since when it is lost; 0: it is not */
-    int lost_code;                /* why, and in words: the last that the server said of it, */
-    char lost_why[128];           /* or its silence */
+    uint64_t heard_ns;  /* when the server last spoke of it, or was first asked, or it began */
+    uint64_t asked_ns;  /* when the server was asked last */
+    uint64_t lost_ns;   /* since when it is lost; 0: it is not */
+    int lost_code;      /* why it is lost: an ERR_*, */
+    char lost_why[128]; /* and in words that follow the server's address */
 };
 
 /* client.c */
-/* Sends header and body, now or not at all. ERR_AGAIN: there is no connection that takes them. */
+/* Sends header and body, now or not at all: a negative ERR_* if no connection takes them. */
 int client__send(struct client *c, const struct msg_call *h, const void *body, size_t body_bytes);
 struct msg_call client__header(const struct client *c, const char *method, uint64_t call);
 /* Something is about to be asked: silence counts from now, unless something was asked before. */
 void client__expect(struct client *c, uint64_t now);
-/* True, and how that ends a call: the reply is of a server of another protocol version. */
+/* True: the reply is of a server of another protocol version; *ret is how that ends a call. */
 bool client__other_version(const struct msg_reply *h, struct client_end *ret);
+/* ERR_TIMEOUT, with a text that no coordinator answers. */
 int client__nobody(const struct client *c, struct errmsg *em);
 
 /* call.c */
@@ -86,11 +87,11 @@ void call__take_reply(struct client_call *r, const struct msg_reply *h, struct n
  * since it was first lost, and then ends. */
 void call__lose(struct client_call *r, int code, const char *why);
 void call__end(struct client_call *r, const struct client_end *end);
-/* Does what time demands of it. */
+/* Does what is due by now: asks again, notices silence, ends. */
 void call__look_after(struct client_call *r, uint64_t now);
 /* When that will be. */
 uint64_t call__due_ns(const struct client_call *r);
-/* Whether it has something to say that no connection took. */
+/* Whether it has a message that no connection has taken yet. */
 bool call__wants_to_send(const struct client_call *r);
 
 /* unary.c */

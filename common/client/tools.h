@@ -1,5 +1,5 @@
-/* What this project's own tools ask beside client.h: the whole status, and calls as they stand on
- * the wire. Not installed: these structures change with the cluster's insides. */
+/* What this project's own tools ask beside client.h: the whole status, and calls of any method and
+ * version. Not installed: these structures change with the cluster's insides. */
 #ifndef FLOTILLA_CLIENT_TOOLS_H
 #define FLOTILLA_CLIENT_TOOLS_H
 
@@ -9,7 +9,8 @@
 /* As client_models. */
 int client_status(struct client *c, struct msg_status *ret, struct errmsg *em);
 
-/* A call of any method, version and body: waits for the reply that ends it and says how it did. */
+/* Makes a call of any method, version and encoded body, and waits for the reply that ends it. 0: it
+ * came, and *ret_end says how the call ended; errors as of client_models, but for the status. */
 int client_raw(struct client *c, uint32_t version, const char *method, const void *body,
                size_t body_bytes, struct client_end *ret_end, struct errmsg *em);
 

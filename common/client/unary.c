@@ -1,5 +1,5 @@
-/* Calls with one reply. They change nothing at the server, so where nothing is heard they are asked
- * again on a new connection. The answers to pings tell a slow server from a dead one. */
+/* Calls with one reply. They change nothing at the server, so after a silence they are sent again
+ * on a new connection. The answers to pings tell a slow server from a dead one. */
 #include "common/client/client_state.h"
 
 #include "common/client/tools.h"
@@ -56,7 +56,7 @@ int client_raw(struct client *c, uint32_t version, const char *method, const voi
     return u.asked ? err_set(em, ERR_TIMEOUT, "%s is silent", c->endpoint) : client__nobody(c, em);
 }
 
-/* The same, where another status than OK is an error as well. */
+/* A call for which another status than OK is an error too. */
 static int ask(struct client *c, const char *method, const void *body, size_t body_bytes,
                struct errmsg *em)
 {

@@ -93,7 +93,6 @@ float arch__float(struct arch_reader *r, const char *name, float fallback)
     return v;
 }
 
-/* One of another type is an error, not absent. */
 uint32_t arch__number(struct arch_reader *r, const char *name)
 {
     char key[128];
@@ -178,7 +177,7 @@ struct arch_block *arch__add_block(struct arch_dims *d)
 
 /* ---- tensors ---- */
 
-/* Of a layer that has these vectors. */
+/* Whether a layer with these vectors has the tensor "blk.N.NAME". */
 static bool known_of_layer(uint32_t vecs, const char *name)
 {
     size_t n = strlen(name), suffix = strlen(".weight");
@@ -209,7 +208,7 @@ static bool layer_of(const char *name, uint32_t *ret_layer, const char **ret_res
     return *at == '.';
 }
 
-/* A tensor that this engine would leave out would make the answer another one. */
+/* Leaving a tensor out would change the answer. */
 static void refuse_unknown_tensors(struct arch_reader *r, const struct arch_dims *d)
 {
     static const char *const known[] = {"token_embd.weight", "output_norm.weight", "output.weight",

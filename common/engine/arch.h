@@ -43,7 +43,7 @@ enum arch_ffn { FFN_SILU, FFN_GELU };
 
 /* What the layers of one kind have and do. */
 struct arch_block {
-    uint32_t vecs;       /* bit 1 << enum arch_vec: those that the layer has, and so where it
+    uint32_t vecs;       /* bits 1 << enum arch_vec: which the layer has, and so where it
                             normalises */
     enum arch_norm norm; /* of all its norms */
     enum arch_ffn ffn;
@@ -89,8 +89,7 @@ static inline bool arch_has(const struct arch_block *b, enum arch_vec v)
  * shapes that contradict each other. */
 int arch_read(const struct weights *w, struct arch_dims *ret, struct errmsg *em);
 
-/* The keys of the model's architecture that arch_read does not look at: how many, and a text that
- * names them, if any. */
+/* How many keys of the model's architecture arch_read does not look at; if any, *ret names them. */
 size_t arch_unread(const struct weights *w, struct errmsg *ret);
 
 /* Tensor name of a layer's matrix or vector ("attn_q"), and its shape [rows][k]. */

@@ -8,7 +8,7 @@ static bool split_by_spans(const struct engine *e, uint32_t block, unsigned n_th
            (size_t)e->n_rows * e->n_spans[block] * e->model.dims.n_heads <= e->n_parts;
 }
 
-/* Span i of those that the row sees. */
+/* The parts of one KV head's queries over span i of those that the row sees. */
 static void one_span(const struct stage_thread *t, uint32_t layer, uint32_t row,
                      const struct sight *s, uint32_t head, uint32_t i, struct attn_part *parts)
 {

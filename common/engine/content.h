@@ -17,7 +17,8 @@
 uint64_t content_rows(const struct weights_tensor *t);
 /* Rows of each of its parts; the last part may have fewer. */
 uint64_t content_part_rows(const struct weights_tensor *t);
-/* The hash of a part whose first byte is byte `at` of its tensor. Parts of a tensor are added. */
+/* The hash of a part whose first byte is byte `at` of its tensor. A tensor's hash is their sum
+ * modulo 2^64. */
 uint64_t content_hash(const void *data, size_t bytes, uint64_t at);
 
 #endif

@@ -1,4 +1,4 @@
-/* Instruction-set levels: which this build has, which this CPU can run, which it should. */
+/* Instruction-set levels: which this build has, which this CPU can run, and which it should use. */
 #ifndef FLOTILLA_ENGINE_CPU_H
 #define FLOTILLA_ENGINE_CPU_H
 

@@ -8,9 +8,8 @@
 
 #include <inttypes.h>
 
-/* Most memory for partial results of attention: where rows are split by spans, and in all. Threads
- * that have no room for theirs leave the rows to the others. */
-#define PARTS_BYTES ((size_t)32 << 20)
+/* Most memory for partial results of attention. Threads that have no room for theirs leave the rows
+ * to the others. */
 #define ALL_PARTS_BYTES ((size_t)256 << 20)
 
 static size_t round16(size_t n)
@@ -144,17 +143,10 @@ static int open_kv(struct engine *e, const struct eng_options *o, struct errmsg 
 
 /* ---- buffers ---- */
 
-/* Sizes follow from the file's dimensions: none of them may abort the process. */
-static void *try_zero(size_t n, size_t size)
-{
-    if (n > SIZE_MAX / size) return NULL;
-    void *p = mem_try(n * size);
-    return p ? memset(p, 0, n * size) : NULL;
-}
-
+/* NULL without memory: sizes follow from the file's dimensions, so none may abort the process. */
 static float *floats(size_t n)
 {
-    return try_zero(n, sizeof(float));
+    return mem_try_zeroed(n, sizeof(float));
 }
 
 static uint32_t widest(const struct arch_dims *d)
@@ -167,7 +159,8 @@ size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads)
 {
     size_t spans = (size_t)((ctx - 1) / ATTN_SPAN + 1), one = spans * (d->n_heads / d->n_kv_heads);
     size_t few = ROWS_FOR_SPLIT * threads * d->n_heads * spans, many = threads * one;
-    if (few > PARTS_BYTES / sizeof(struct attn_part)) few = PARTS_BYTES / sizeof(struct attn_part);
+    if (few > SPLIT_PARTS_BYTES / sizeof(struct attn_part))
+        few = SPLIT_PARTS_BYTES / sizeof(struct attn_part);
     if (many > ALL_PARTS_BYTES / sizeof(struct attn_part))
         many = ALL_PARTS_BYTES / sizeof(struct attn_part);
     if (many < one) many = one;
@@ -186,8 +179,8 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->ld_ffn = round16(d->ffn);
     e->ld_tmp = round16(d->hidden);
     e->ld_logits = round16(d->vocab);
-    e->rows = try_zero(rows, sizeof *e->rows);
-    e->logit_rows = try_zero(rows, sizeof *e->logit_rows);
+    e->rows = mem_try_zeroed(rows, sizeof *e->rows);
+    e->logit_rows = mem_try_zeroed(rows, sizeof *e->logit_rows);
     e->x = floats(rows * d->hidden);
     e->norm = floats(rows * d->hidden);
     e->qkv = floats(rows * e->ld_qkv);
@@ -197,23 +190,23 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->tmp = floats(rows * e->ld_tmp);
     for (uint32_t i = 0; i < d->n_blocks; i++) {
         e->cs[i] = floats(rows * d->rope_dims);
-        e->inv_freq[i] = try_zero(d->rope_dims, sizeof *e->inv_freq[i]);
+        e->inv_freq[i] = mem_try_zeroed(d->rope_dims, sizeof *e->inv_freq[i]);
         complete = complete && e->cs[i] && e->inv_freq[i];
     }
     if (e->model.last) e->logits = floats(e->logits_max * e->ld_logits);
     size_t k = widest(d), blocks = k / ACT_BLOCK + 1;
-    e->in_act.q = try_zero(rows, k);
+    e->in_act.q = mem_try_zeroed(rows, k);
     e->in_act.x = floats(rows * blocks);
     e->in_act.y = floats(rows * blocks);
-    e->in_act.s = try_zero(rows * blocks, sizeof *e->in_act.s);
-    e->in_act.h = try_zero(rows * blocks * 2, sizeof *e->in_act.h);
+    e->in_act.s = mem_try_zeroed(rows * blocks, sizeof *e->in_act.s);
+    e->in_act.h = mem_try_zeroed(rows * blocks * 2, sizeof *e->in_act.h);
     e->att_act = e->ffn_act = e->head_act = e->in_act;
     e->scratch_bytes = (kern_scratch_bytes((uint32_t)k) + 63) & ~(size_t)63;
-    e->scratch = try_zero(threads, e->scratch_bytes);
+    e->scratch = mem_try_zeroed(threads, e->scratch_bytes);
     e->n_threads = threads;
-    e->dispatch = try_zero((size_t)threads * ENG_N_OPS, sizeof *e->dispatch);
+    e->dispatch = mem_try_zeroed((size_t)threads * ENG_N_OPS, sizeof *e->dispatch);
     e->n_parts = eng__parts(d, e->ctx, threads);
-    e->parts = try_zero(e->n_parts, sizeof *e->parts);
+    e->parts = mem_try_zeroed(e->n_parts, sizeof *e->parts);
     if (!e->rows || !e->logit_rows || !e->x || !e->norm || !e->qkv || !e->att || !e->gate ||
         !e->up || !e->tmp || !complete || (e->model.last && !e->logits) || !e->in_act.q ||
         !e->in_act.x || !e->in_act.y || !e->in_act.s || !e->in_act.h || !e->scratch ||

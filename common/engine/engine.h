@@ -3,7 +3,7 @@
  *
  * A step is a list of runs; a run is consecutive positions of one sequence. A row at position p
  * writes the keys and values of p into the pages it is given and reads positions 0..p. The same
- * rows give the same bits in whatever company, chunking, slicing or number of threads.
+ * rows give the same bits beside any other rows, in any chunks, slices and number of threads.
  *
  * An engine belongs to one thread; its own pool works inside eng_step only. */
 #ifndef FLOTILLA_ENGINE_ENGINE_H
@@ -28,23 +28,24 @@ struct eng_options {
                                          the output head */
     enum kv_type kv;
     uint32_t n_pages;    /* KV pages of KV_PAGE positions */
-    uint32_t ctx;        /* positions of one sequence; 0, or more than the pages: all of them */
+    uint32_t ctx;        /* most positions of one sequence; 0: as many as the pages hold */
     uint32_t rows_max;   /* rows of a step, 1..ENG_ROWS_MAX */
     uint32_t logits_max; /* rows of a step that want logits, 1..rows_max */
     unsigned threads;
-    uint64_t room_bytes; /* memory that it may take; what needs more is refused unread. 0: any */
+    uint64_t room_bytes; /* memory that it may take, else it is refused unread; 0: no limit */
     const char *isa;     /* NULL: the best */
     source_read_fn read; /* reads extents of the model's files; read_ctx is its first argument */
     void *read_ctx;
-    /* What each tensor of the slice must be (content.h), in the order of eng_slice_tensors. A
-     * tensor that is not ends the load with ERR_FORMAT. NULL: whatever the file has. */
+    /* The hash that each tensor of the slice must have (content.h), in the order of
+     * eng_slice_tensors. Another one ends the load with ERR_FORMAT. NULL: any. */
     const uint64_t *hashes;
     uint32_t n_hashes;
-    /* Called while loading, from the loading thread; false ends it with ERR_CANCELLED. The bytes
-     * are those of the tensors, then those of the KV pool, whose pages are touched. May be NULL. */
+    /* Called while loading, from the loading thread; false ends the load with ERR_CANCELLED. The
+     * bytes are those of the tensors, which are read, then those of the KV pool, which are touched.
+     * May be NULL. */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
     void *progress_arg;
-    atomic_ullong *moves; /* goes up with each layer of a step; borrowed until eng_close, or NULL */
+    atomic_ullong *moves; /* or NULL: raised with each layer of a step; borrowed until eng_close */
 };
 
 struct eng_run {
@@ -63,9 +64,11 @@ struct eng_stats {
 
 struct engine;
 
-/* ERR_UNSUPPORTED names a type, an architecture or an instruction set; ERR_RANGE an option;
- * ERR_NOMEM the largest pool that fits. */
+/* ERR_UNSUPPORTED names a type, an architecture or an instruction set, ERR_RANGE an option,
+ * ERR_NOMEM the largest pool that fits; ERR_FORMAT: the file contradicts itself or the hashes; and
+ * errors of o->read. */
 int eng_open(const struct eng_options *o, struct engine **ret_engine, struct errmsg *em);
+/* May be NULL. */
 void eng_close(struct engine *e);
 
 /* Runs a step. `in`: rows x hidden floats at any alignment, NULL on the first slice. *ret_out: rows
@@ -83,8 +86,7 @@ const struct arch_dims *eng_dims(const struct engine *e);
 /* The level of every kernel that this engine calls. */
 const char *eng_isa(const struct engine *e);
 
-/* Durations of calls into the kernels of that level, by each thread, of all threads together. May
- * be called while a step runs. */
+/* What calls into the kernels do. A call is one thread's. */
 enum eng_op {
     ENG_LINEAR,    /* one matrix, the thread's panels, all rows of the step */
     ENG_ATTENTION, /* one layer, the thread's share, as in what follows */
@@ -95,6 +97,7 @@ enum eng_op {
     ENG_N_OPS
 };
 const char *eng_op_name(enum eng_op op);
+/* Durations of these calls, of all threads together. May be called while a step runs. */
 void eng_dispatch(const struct engine *e, enum eng_op op, struct stats_view *ret);
 struct eng_stats eng_stats(const struct engine *e);
 
@@ -117,7 +120,7 @@ int eng_slice_bytes(const struct weights *w, const struct arch_dims *d, uint32_t
 int eng_weights_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
 
-/* Bytes that an engine has beside weights and keys and values. */
+/* What an engine takes of memory beside weights, keys and values. */
 struct eng_sizes {
     uint64_t step_bytes;   /* buffers of the largest step */
     uint64_t thread_bytes; /* more for each thread */

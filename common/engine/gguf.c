@@ -136,7 +136,7 @@ static int parse_tensor(struct gguf *g, struct cursor *c, struct weights_tensor 
     return rc < 0 ? err_wrap(em, rc, "tensor '%s' at byte %zu", t->name, start) : 0;
 }
 
-/* Offsets become absolute once the header's end is known. */
+/* Checks offsets and sizes, and makes offsets absolute, now that the header's end is known. */
 static int place_tensors(struct gguf *g, struct errmsg *em)
 {
     for (size_t i = 0; i < g->n_tensors; i++) {
@@ -190,7 +190,7 @@ static int parse_counts(struct gguf *g, struct cursor *c, struct errmsg *em)
     return 0;
 }
 
-/* ERR_AGAIN: the bytes end before the header does. Takes g->header. */
+/* Parses g->header. ERR_AGAIN: the bytes end before the header does. */
 static int parse(struct gguf *g, size_t size, struct errmsg *em)
 {
     struct cursor c = {.data = g->header, .size = size};

@@ -27,12 +27,12 @@ struct gguf {
     size_t parsed_bytes; /* the same without the padding */
     uint64_t file_bytes;
     uint8_t *header;
-    char *names;         /* tensor names with their NULs */
-    struct smap by_name; /* private, like the next: only while the header is parsed */
+    char *names;         /* private, like the rest: tensor names with their NULs */
+    struct smap by_name; /* only while the header is parsed, like the next */
     uint32_t alignment;
 };
 
-/* Fill *ret; after an error nothing is to be closed. */
+/* Reads the header of the file and fills *ret; after an error there is nothing to close. */
 int gguf_open(const char *path, struct gguf *ret, struct errmsg *em);
 /* The same from bytes in memory (copied). `file_bytes` is the size the whole file would have. */
 int gguf_parse(const uint8_t *data, size_t size, uint64_t file_bytes, struct gguf *ret,

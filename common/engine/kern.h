@@ -21,7 +21,8 @@
 /* Quantised activations of n tokens. Tokens lie in groups of ACT_GROUP (the last may be smaller);
  * with T the tokens of a group, nb = k / 32, and base = ACT_GROUP * group * k:
  *   q[base + (block * T + token) * 32 + i]      x, y, s[base / 32 + block * T + token]
- * x is the block's scale, s the sum of its q, y = RN(x * s). k is a multiple of 32. */
+ * x is the block's scale, s the sum of its q, y = RN(x * s), and h has two values for each block:
+ * the sums of its halves. k is a multiple of 32. */
 struct act {
     uint32_t n_tokens;
     uint32_t k;
@@ -57,20 +58,21 @@ struct kv_view {
     const uint32_t *pages;
 };
 
-/* What keys and values are stored as. */
+/* The format in which keys and values are stored. */
 static inline enum qtype kv_qtype(enum kv_type type)
 {
     static const enum qtype of[] = {QTYPE_F32, QTYPE_F16, QTYPE_Q8_0, QTYPE_Q4_0};
     return of[type];
 }
 
-/* Keys of a page of one head, and as many of values. */
+/* Bytes of the keys of one head in a page, and as many of its values. */
 static inline size_t kv_half_bytes(enum kv_type type, uint32_t head_size)
 {
     return tile_panel_bytes(kv_qtype(type), head_size);
 }
 
-/* Attention of one query head over part of one span. */
+/* Attention of one query head over part of one span: the largest score, the sum of the weights
+ * e^(score - max), and the values weighted by them. */
 struct attn_part {
     float max, sum;
     float out[HEAD_SIZE_MAX];
@@ -133,6 +135,7 @@ struct kern_norm {
 void kern_norm_row(const struct kern *k, const struct kern_norm *norm, const float *x, uint32_t n,
                    float *y, struct act *a, uint32_t row);
 
+/* Bytes of scratch memory that `linear` needs for rows of k weights. */
 size_t kern_scratch_bytes(uint32_t k);
 
 /* Where token `token`'s block starts in a (an index into x, y, s; times 32 into q). */

@@ -13,9 +13,9 @@
 #include "common/engine/tile.h"
 #include "common/engine/vec.h"
 
-/* How many bytes ahead of its reads a product of one token asks for its tiles. The compiler is kept
- * from knowing: it would see that in an unrolled tile one's far address is another's near one, and
- * keep them all, in vector registers when it has no others (7 % of Q4_K). */
+/* How many bytes ahead of its reads a product of one token prefetches tiles. The two numbers are
+ * hidden from the compiler: in an unrolled tile it would see that one's far address is another's
+ * near one, and keep all of them, in vector registers when it has no others (7 % of Q4_K). */
 struct ahead {
     size_t far, near;
 };

@@ -1,12 +1,12 @@
-/* What all levels run as it is, so that nothing of it can differ: storing quantised keys and
- * values, the room for queries that meet them; and, declared in kern.h, joining spans, the
+/* Code that all levels share, so that it cannot differ between them: storing quantised keys and
+ * values, and room for the queries that meet them; and, declared in kern.h, joining spans, the
  * Hadamard transform of blocks, and a row's norm. Private to the kernels. */
 #ifndef FLOTILLA_ENGINE_KERN_SHARED_H
 #define FLOTILLA_ENGINE_KERN_SHARED_H
 
 #include "common/engine/kern.h"
 
-/* Stores one position in a page of Q8_0 or Q4_0; the same code at every level. */
+/* Stores one position in a page of Q8_0 or Q4_0. */
 void kern_store_quantised(const struct kv_view *kv, uint8_t *page, uint32_t slot, const float *k,
                           const float *v);
 

@@ -1,6 +1,6 @@
 /* The typed metadata of a model file: keys with numbers, booleans, strings or arrays of them. A
  * reader of a file format fills the table once; nothing changes it afterwards, and any thread may
- * read it. Values stay bytes of the file's header until somebody asks for one. */
+ * read it. Values stay bytes of the file's header until one is asked for. */
 #ifndef FLOTILLA_ENGINE_META_H
 #define FLOTILLA_ENGINE_META_H
 
@@ -43,7 +43,7 @@ struct meta_kv {
 };
 
 struct meta {
-    struct meta_kv *kvs; /* in the order of the file; mem_try of who fills it */
+    struct meta_kv *kvs; /* in the order of the file; from mem_try, meta_close frees it */
     size_t n;
     struct smap by_key; /* key -> index in kvs */
 };
@@ -55,6 +55,7 @@ uint32_t meta_type_bytes(enum meta_type type);
 /* "u8", "string" and so on. */
 const char *meta_type_name(enum meta_type type);
 
+/* NULL: there is no such key. */
 const struct meta_kv *meta_find(const struct meta *m, const char *key);
 
 /* An integer of whatever type the file gave it: writers differ in that. */
@@ -70,9 +71,9 @@ bool meta_f32_at(const struct meta_kv *kv, uint64_t idx, float *ret);
 /* The next string of an array whose data the cursor walks; false at the end. */
 bool meta_next_string(struct cursor *c, const char **ret, size_t *ret_len);
 
-/* Values by key. 0; ERR_NOTFOUND when there is no such key (em is then still filled, for who needs
- * it); ERR_FORMAT when it is of another kind or does not fit. Integers and floating-point numbers
- * may have any width; a boolean may be an integer that is 0 or 1. */
+/* Values by key. 0; ERR_NOTFOUND when there is no such key (em is filled then too, for a caller
+ * that needs the key); ERR_FORMAT when it is of another kind or does not fit. Integers and
+ * floating-point numbers may have any width; a boolean may be an integer that is 0 or 1. */
 int meta_get_u32(const struct meta *m, const char *key, uint32_t *ret, struct errmsg *em);
 int meta_get_f32(const struct meta *m, const char *key, float *ret, struct errmsg *em);
 int meta_get_bool(const struct meta *m, const char *key, bool *ret, struct errmsg *em);

@@ -123,11 +123,11 @@ static int bind_slice(struct binding *b, struct model *m, struct errmsg *em)
 
 /* ---- loading ---- */
 
-/* How far a piece has come. */
+/* How much of a piece has come. */
 struct arrival {
-    uint64_t left; /* bytes */
+    uint64_t left; /* bytes still to come */
     uint64_t hash; /* of those that have come */
-    bool finite;
+    bool finite;   /* all their scales are */
 };
 
 struct load {
@@ -175,7 +175,8 @@ static bool pack(const struct load *l, const struct extent_of *of, const uint8_t
     return finite;
 }
 
-/* A damaged tensor is told as such also where the damage made its scales infinite. */
+/* Once all of a tensor has come. The hash goes first, so that a damaged tensor is called so even
+ * where the damage made its scales infinite. */
 static int check_content(const struct load *l, uint32_t piece_idx, struct errmsg *em)
 {
     const struct arrival *a = &l->arrivals[piece_idx];
@@ -308,23 +309,31 @@ void model_close(struct model *m)
     *m = (struct model){0};
 }
 
-static struct model slice_of(const struct arch_dims *d, uint32_t layer_first, uint32_t layer_last)
+/* The tensors of a slice as pieces, unread; where the pieces point to is gone. The caller frees
+ * ret->pieces on success. */
+static int list_pieces(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
+                       uint32_t layer_last, struct binding *ret, struct errmsg *em)
 {
-    return (struct model){.dims = *d,
-                          .layer_first = layer_first,
-                          .layer_last = layer_last,
-                          .first = layer_first == 0,
-                          .last = layer_last == d->n_layers - 1};
+    struct model m = {.dims = *d,
+                      .layer_first = layer_first,
+                      .layer_last = layer_last,
+                      .first = layer_first == 0,
+                      .last = layer_last == d->n_layers - 1};
+    *ret = (struct binding){.w = w};
+    int rc = bind_slice(ret, &m, em);
+    if (rc < 0) mem_free(ret->pieces);
+    model_close(&m);
+    return rc;
 }
 
 int eng_slice_tensors(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint32_t *ret_idx, uint32_t idx_max, uint32_t *ret_n,
                       struct errmsg *em)
 {
-    struct model m = slice_of(d, layer_first, layer_last);
-    struct binding b = {.w = w};
-    int rc = bind_slice(&b, &m, em);
-    if (rc == 0 && b.n > idx_max)
+    struct binding b;
+    int rc = list_pieces(w, d, layer_first, layer_last, &b, em);
+    if (rc < 0) return rc;
+    if (b.n > idx_max)
         rc = err_set(em, ERR_LIMIT,
                      "layers %" PRIu32 "..%" PRIu32 " have %" PRIu32
                      " tensors, more than the %" PRIu32 " of a slice",
@@ -333,34 +342,29 @@ int eng_slice_tensors(const struct weights *w, const struct arch_dims *d, uint32
         ret_idx[i] = (uint32_t)(b.pieces[i].tensor - weights_tensor_at(w, 0));
     if (rc == 0) *ret_n = b.n;
     mem_free(b.pieces);
-    model_close(&m);
     return rc;
 }
 
 int eng_slice_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em)
 {
-    struct model m = slice_of(d, layer_first, layer_last);
-    struct binding b = {.w = w};
-    int rc = bind_slice(&b, &m, em);
+    struct binding b;
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < b.n && rc == 0; i++) bytes += b.pieces[i].tensor->bytes;
-    if (rc == 0) *ret_bytes = bytes;
+    int rc = list_pieces(w, d, layer_first, layer_last, &b, em);
+    if (rc < 0) return rc;
+    for (uint32_t i = 0; i < b.n; i++) bytes += b.pieces[i].tensor->bytes;
+    *ret_bytes = bytes;
     mem_free(b.pieces);
-    model_close(&m);
-    return rc;
+    return 0;
 }
 
 int eng_weights_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em)
 {
-    struct model m = {.dims = *d, .layer_first = layer_first, .layer_last = layer_last};
-    m.first = layer_first == 0;
-    m.last = layer_last == d->n_layers - 1;
-    struct binding b = {.w = w};
-    int rc = bind_slice(&b, &m, em);
-    if (rc == 0) *ret_bytes = b.bytes;
+    struct binding b;
+    int rc = list_pieces(w, d, layer_first, layer_last, &b, em);
+    if (rc < 0) return rc;
+    *ret_bytes = b.bytes;
     mem_free(b.pieces);
-    model_close(&m);
-    return rc;
+    return 0;
 }

@@ -27,6 +27,7 @@ struct model {
     uint64_t read_bytes; /* of tensor data, from the file */
 };
 
+/* Binds, reads, checks and packs the slice; errors as of eng_open. */
 int model_load(const struct eng_options *o, struct model *ret, struct errmsg *em);
 void model_close(struct model *m);
 

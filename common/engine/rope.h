@@ -17,7 +17,7 @@ struct rope_params {
     float base;
     float factor;               /* of linear and YaRN: how much longer; >= 1 */
     float ctx_orig;             /* YaRN: positions that were trained */
-    float attn_factor;          /* YaRN: multiplies its magnitude */
+    float attn_factor;          /* YaRN: multiplies the magnitude */
     float beta_fast, beta_slow; /* YaRN: rotations that bound the ramp */
 };
 

@@ -1,11 +1,8 @@
-/* What an engine takes of memory, known before anything is read. engine.c allocates it; the
+/* What an engine will take of memory, told before anything is read. engine.c allocates it; the
  * engine's test compares the two. */
 #include "common/engine/stage.h"
 
 #include <inttypes.h>
-
-/* engine.c: partial results of rows that are split by spans. */
-#define SPLIT_PARTS_BYTES ((uint64_t)32 << 20)
 
 static uint64_t padded(uint64_t n)
 {

@@ -9,8 +9,10 @@
 #include "common/base/clock.h"
 #include "common/base/pool.h"
 
-/* Below this many rows for each thread, attention is also split by spans. */
+/* Below this many rows for each thread, attention is also split by spans where there is room for
+ * the partial results, for which at most SPLIT_PARTS_BYTES are set aside. */
 #define ROWS_FOR_SPLIT 4u
+#define SPLIT_PARTS_BYTES ((size_t)32 << 20)
 
 struct row {
     uint32_t pos;
@@ -24,26 +26,26 @@ struct engine {
     struct pool *pool;
     enum kv_type kv;
     uint32_t n_pages, rows_max, logits_max;
-    uint64_t ctx;
-    uint8_t *pool_kv; /* [layer][page][kv head][keys, values] */
-    size_t head_bytes, page_bytes, layer_bytes;
+    uint64_t ctx;                               /* positions of one sequence, at most */
+    uint8_t *pool_kv;                           /* [layer][page][kv head][keys, values] */
+    size_t head_bytes, page_bytes, layer_bytes; /* its strides */
     double *inv_freq[ARCH_BLOCKS_MAX], magnitude[ARCH_BLOCKS_MAX]; /* by block, like the next two */
     /* the step at hand */
     struct row *rows;
-    uint32_t *logit_rows;
+    uint32_t *logit_rows; /* indices of the rows that want logits */
     uint32_t n_rows, n_logits;
-    uint32_t n_spans[ARCH_BLOCKS_MAX]; /* most that a row has */
-    size_t n_parts;
-    const uint8_t *in;
-    /* buffers */
+    uint32_t n_spans[ARCH_BLOCKS_MAX]; /* the most that a row sees, by block */
+    const uint8_t *in;                 /* of eng_step */
+    /* buffers (stage.c), and floats from one row of them to the next */
     float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs[ARCH_BLOCKS_MAX], *logits;
     size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
     struct act in_act, att_act, ffn_act, head_act; /* one buffer, four shapes: see set_shapes */
     struct attn_part *parts; /* [row][span][head] when split by spans, else [thread][span][head] */
+    size_t n_parts;          /* room in it */
     uint8_t *scratch;        /* one for each thread */
     size_t scratch_bytes;
     struct eng_stats stats;
-    atomic_ullong *moves;   /* of eng_options, or NULL */
+    atomic_ullong *moves;   /* of eng_options */
     struct stats *dispatch; /* [thread][op], each of one thread */
     unsigned n_threads;
 };
@@ -51,7 +53,7 @@ struct engine {
 /* Partial results of attention that steps may need at once, in a context of so many positions. */
 size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads);
 
-/* Thread `idx` of n takes items [*a, *b) of total. */
+/* Thread `idx` of n takes items [*a, *b) of `total`. */
 static inline void eng__share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_t *b)
 {
     *a = (uint32_t)((uint64_t)total * idx / n);
@@ -70,7 +72,7 @@ struct stage_thread {
     void *scratch;
 };
 
-/* Ends a call into the kernels that began at `start`. */
+/* Counts a call into the kernels that began at `start` and has just ended. */
 static inline void eng__count_call(const struct stage_thread *t, enum eng_op op, uint64_t start)
 {
     stats_record_own(&t->e->dispatch[t->idx * ENG_N_OPS + op], clock_ns() - start);
@@ -90,9 +92,9 @@ static inline uint32_t eng__block(const struct engine *e, uint32_t layer)
     return e->model.dims.block_of[e->model.layer_first + layer];
 }
 
-/* Keys and values to be quantised are Hadamard-transformed first, so that a block's scale does not
- * follow the one large element that it has. Mean KL from F32 keys and values on 510 tokens, without
- * and with: Q4_0 0.150 and 0.059 (SmolLM2), 0.143 and 0.061 (Gemma 3 270M); Q8_0 0.0050 and 0.0041,
+/* Keys and values to be quantised are Hadamard-transformed first, so that one large element does
+ * not set the scale of its whole block. Mean KL from F32 keys and values on 510 tokens, without and
+ * with: Q4_0 0.150 and 0.059 (SmolLM2), 0.143 and 0.061 (Gemma 3 270M); Q8_0 0.0050 and 0.0041,
  * 0.0049 and 0.0037. A transform over whole heads made Gemma's Q4_0 worse (0.167). */
 static inline bool eng__transforms(const struct engine *e)
 {
@@ -121,8 +123,8 @@ int eng__check_room(const struct eng_options *o, struct errmsg *em);
 /* A step, as a pool_fn; arg is the engine, whose rows have been checked. */
 void eng__run_step(void *arg, unsigned idx, unsigned n);
 
-/* att = the attention of every row's queries in qkv over its pages. On return
- * the rows of this thread's share of them are complete; others need a barrier. */
+/* att = the attention of every row's queries in qkv over its pages. On return the rows of this
+ * thread's share are complete; for the others a barrier is needed. */
 void eng__attend(const struct stage_thread *t, uint32_t layer);
 
 #endif

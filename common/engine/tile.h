@@ -38,14 +38,14 @@
 
 /* A type's layout. Inline, so that kernels for one type see constants. */
 struct tile {
-    uint16_t block; /* weights of a tile along k */
-    uint16_t bytes; /* of a tile */
-    uint8_t sub;    /* weights that share a scale */
-    uint8_t low, high;
-    uint8_t bias; /* subtracted from the stored integer */
+    uint16_t block;    /* weights of a tile along k */
+    uint16_t bytes;    /* of a tile */
+    uint8_t sub;       /* weights that share a scale */
+    uint8_t low, high; /* bits of a weight in the vectors of low and of high bits */
+    uint8_t bias;      /* subtracted from the stored integer */
     bool has_min;
-    uint8_t cell;                  /* weights */
-    uint16_t cells_at, d_at, m_at; /* offsets */
+    uint8_t cell;                  /* weights of a row in a cell */
+    uint16_t cells_at, d_at, m_at; /* bytes from the start of the tile */
 };
 
 static inline __attribute__((always_inline)) struct tile tile_of(enum qtype type)
@@ -77,7 +77,7 @@ static inline uint32_t tile_cell_bytes(const struct tile t)
     return 64u * ((uint32_t)t.cell * t.low / 32 + (t.high ? 1 : 0));
 }
 
-/* Of group g: the vector that has its low bits, and how far they are to be shifted right. */
+/* Where the vector with group g's low bits begins, and how far to shift them right. */
 static inline uint32_t tile_low_at(const struct tile t, uint32_t g)
 {
     uint32_t in_cell = g % (t.cell / 4u);
@@ -89,7 +89,7 @@ static inline uint32_t tile_low_shift(const struct tile t, uint32_t g)
     return t.low * (g % (8u / t.low));
 }
 
-/* The same of its high bits. */
+/* The same for its high bits. */
 static inline uint32_t tile_high_at(const struct tile t, uint32_t g)
 {
     return t.cells_at + (g / (t.cell / 4u) + 1) * tile_cell_bytes(t) - 64;

@@ -1,7 +1,7 @@
 /* A model's weights as a directory: tensors by name with their type, shape, file and place in it,
- * and typed metadata. In which format they lie, and in how many files, is known to the readers of
- * formats alone (weights_gguf.c). The directory is read from the files' headers; tensor data are
- * read by who needs them, from weights_path(w, tensor->file).
+ * and typed metadata. Only the reader of a format (weights_gguf.c) knows in which format they lie
+ * and in how many files. The directory is read from the files' headers; tensor data are read by the
+ * code that needs them, from weights_path(w, tensor->file).
  *
  * Files are not trusted: every length, count, offset, type and alignment is checked, and an error
  * names the file, the key or tensor, and the byte offset. A directory does not change once it is

@@ -1,5 +1,5 @@
-/* The directory of weights.h from inside: what a reader of a format fills. Private to weights.c and
- * the readers (weights_gguf.c). */
+/* The inside of the directory of weights.h, which the reader of a format fills. Private to
+ * weights.c and the readers (weights_gguf.c). */
 #ifndef FLOTILLA_ENGINE_WEIGHTS_DIR_H
 #define FLOTILLA_ENGINE_WEIGHTS_DIR_H
 
@@ -19,7 +19,7 @@ struct weights {
     size_t n_tensors;
     struct smap by_name; /* name -> index in tensors */
     uint64_t digest;
-    void *format; /* the reader's own; close_format(format) ends the names and values above */
+    void *format; /* the reader's own; names and metadata are valid until close_format(format) */
     void (*close_format)(void *format);
 };
 

@@ -15,18 +15,18 @@
 #include <stdint.h>
 
 enum conf_kind {
-    CONF_STRING, /* char *: allocated, freed with conf_free */
+    CONF_STRING, /* char *, NULL or from mem_alloc; conf_free frees it */
     CONF_U32,    /* uint32_t in [min, max] */
     CONF_BOOL,   /* bool */
 };
 
 struct conf_key {
-    const char
-        *name; /* "ports.clients" for a key inside the mapping `ports`; a table ends with NULL */
+    /* "ports.clients" for a key inside the mapping `ports`; a table ends with NULL. */
+    const char *name;
     enum conf_kind kind;
-    void *value; /* keeps its default where the file does not name the key */
-    uint32_t min, max;
-    bool needed;
+    void *value;       /* keeps its default where the file does not name the key */
+    uint32_t min, max; /* of CONF_U32 */
+    bool needed;       /* a file without the key is refused */
 };
 
 /* path "-" reads stdin. ERR_CONF, or ERR_NOTFOUND and ERR_IO for the file itself. */

@@ -26,8 +26,8 @@
 #define COMMAND_BYTES_A_SECOND 64u
 
 /* A connection, by its file descriptor. What is handed over is counted by descriptor as well, and
- * libzmq may hand over messages of a closed connection when the descriptor already names the next:
- * `base` is what had been handed over before this one, at the least. */
+ * libzmq may hand over messages of a closed connection when the descriptor already names the next
+ * one: `base` is what at least had been handed over before this one. */
 struct conn {
     bool used, cut, spoke;
     bool hot; /* looked at every LOOK_NS; otherwise when epoll tells, or in the next sweep */
@@ -39,10 +39,10 @@ struct conn {
 struct conns {
     int epoll;
     int fd_end; /* above the highest descriptor that was ever used */
-    uint64_t looked_ns, swept_ns, n_cut;
+    uint64_t looked_ns, swept_ns;
     bool any_hot;
     struct conns_limits limits[CONNS_GROUPS];
-    uint32_t count[CONNS_GROUPS];
+    uint32_t count[CONNS_GROUPS]; /* connections that are not cut */
     struct conn conns[CONNS_FD_MAX];
     _Atomic uint64_t delivered[CONNS_FD_MAX];
 };
@@ -94,7 +94,6 @@ static void cut(struct conns *c, int fd)
     x->hot = false;
     x->waiting = 0;
     c->count[x->group]--;
-    c->n_cut++;
     if (!x->cookie || cookie_of(fd) != x->cookie) return;
     /* The peer is told at once (RST), even while it waits for room to send more. */
     struct linger at_once = {.l_onoff = 1};
@@ -165,8 +164,8 @@ int conns_fd(const struct conns *c)
     return c->epoll;
 }
 
-/* What libzmq has read of a connection so far: at least, and at most. Bytes arrive and are read
- * while the kernel is asked for one number after the other. */
+/* How many bytes libzmq has read of a connection so far, at least and at most: bytes arrive and are
+ * read while the kernel is asked for one number after the other. */
 struct consumed {
     uint64_t least, most;
 };
@@ -216,7 +215,7 @@ static void look(struct conns *c, int fd, uint64_t now_ns)
         watch(c, fd, EPOLL_CTL_MOD);
 }
 
-/* The largest goes until the sum fits. */
+/* Cuts the connection with most until the sum fits. */
 static void hold_total(struct conns *c, uint32_t group)
 {
     for (;;) {
@@ -263,14 +262,4 @@ long conns_turn(struct conns *c, uint64_t now_ns)
         if (groups >> g & 1) hold_total(c, g);
     if (c->any_hot) return CONNS_LOOK_MS;
     return any ? (long)((c->swept_ns + SWEEP_NS - now_ns) / NS_PER_MS) + 1 : -1;
-}
-
-uint32_t conns_count(const struct conns *c, uint32_t group)
-{
-    return c->count[group];
-}
-
-uint64_t conns_cut(const struct conns *c)
-{
-    return c->n_cut;
 }

@@ -1,5 +1,5 @@
 /* The accepted connections of listening sockets, held within bounds that libzmq does not keep: how
- * many there are, and how many bytes each has sent that nobody was handed.
+ * many there are, and how many bytes each has sent that no receiver was handed.
  *
  * libzmq hands a message over when it is whole, and counts messages, so the parts of one that never
  * ends pile up without limit. The kernel counts the bytes of each connection (TCP_INFO), the
@@ -24,9 +24,9 @@ struct conns_limits {
     uint32_t count;       /* connections; one more pushes out the oldest that never said anything,
                              else the one that is quiet for longest, at least quiet_ns, or else is
                              refused itself */
-    uint64_t quiet_ns;    /* 0: whoever has spoken is never pushed out */
+    uint64_t quiet_ns;    /* 0: one that has spoken is never pushed out */
     uint64_t bytes;       /* of a connection that were not handed over */
-    uint64_t total_bytes; /* of all its connections: the largest go first */
+    uint64_t total_bytes; /* of all its connections: the one with most goes first */
 };
 
 struct conns;
@@ -40,7 +40,8 @@ void conns_set_limits(struct conns *c, uint32_t group, struct conns_limits limit
 /* The listening socket is closed, and its connections with it. */
 void conns_drop_group(struct conns *c, uint32_t group);
 
-/* libzmq has accepted a connection, or is about to close it. Events must be told in their order. */
+/* libzmq has accepted a connection; it is about to close one. To be called in the order of the
+ * events. */
 void conns_accepted(struct conns *c, int fd, uint32_t group, uint64_t now_ns);
 void conns_lost(struct conns *c, int fd);
 /* A frame of so many bytes that came by fd was handed over. */
@@ -52,9 +53,5 @@ int conns_fd(const struct conns *c);
  * called again, -1: not before there is a connection. Beyond CONNS_LOOK_MS it wants to be called as
  * soon as conns_fd is readable. */
 long conns_turn(struct conns *c, uint64_t now_ns);
-
-/* Connections of a group that were not shut down, and how many were since the beginning. */
-uint32_t conns_count(const struct conns *c, uint32_t group);
-uint64_t conns_cut(const struct conns *c);
 
 #endif

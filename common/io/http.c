@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* libmicrohttpd accepts nobody at its own limit; it needs to be told of a connection to end one. */
+/* Above our limit: at its own, libmicrohttpd accepts nobody, so nobody would be pushed out. */
 #define ACCEPTED (HTTP_CONNECTIONS + 8)
 #define REQUEST_BYTES 8192u /* of a connection's memory: request line, headers, reply headers */
 
@@ -46,7 +46,7 @@ static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const ch
     return rc;
 }
 
-/* Those who connect and say nothing must not keep out who does: the longest silent one goes. */
+/* Connections that stay silent must not keep out one that asks: the longest silent one goes. */
 static void cut_silent(struct http *h)
 {
     struct conn *k = h->oldest;
@@ -105,7 +105,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
     static int seen;
     (void)version;
     (void)data;
-    if (!*state) { /* headers are in; a body, if there is one, follows and is dropped */
+    if (!*state) { /* the headers are whole; a body, if any, follows and is dropped */
         struct conn *k = conn_of(c);
         if (k) k->asked = true;
         *state = &seen;

@@ -13,15 +13,18 @@
 
 struct http;
 
-/* Fills `out` with what GET of the one path answers (and HEAD, without the text). Called on the
- * server's thread. */
+/* Fills `out`, which is empty, with what GET of the one path answers (and HEAD, without the text).
+ * Called on the server's thread. */
 typedef void (*http_text_fn)(void *arg, struct buf *out);
 
-/* Listens at host (an IPv4 address) and port, 0: any free one, told in *ret_port. Another path is
- * answered 404, another method 405. */
+/* Listens at `host`, an address or a name, which is then looked up, and `port` (0: any free one);
+ * *ret_port is the port. Another path is answered 404, another method 405. `path` and
+ * `content_type` are borrowed until http_close. ERR_CONF: no such host; ERR_IO: it cannot listen
+ * there. */
 int http_open(const char *host, uint32_t port, const char *path, const char *content_type,
               http_text_fn text, void *arg, struct http **ret, uint32_t *ret_port,
               struct errmsg *em);
+/* May be NULL. */
 void http_close(struct http *h);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-/* Of a received frame: a link receives none. */
+/* The limit of received frames; a link receives none. */
 #define FRAME_MAX (1 << 20)
 
 struct waiting {
@@ -17,8 +17,8 @@ struct waiting {
 struct link {
     struct net *net;
     struct net_sock *sock, *monitor; /* NULL: there is no connection */
-    bool up;                         /* it stands, as was told */
-    bool lost;                       /* it is lost, as link_turn is about to tell */
+    bool up;                         /* it stands, and LINK_UP was told */
+    bool lost;                       /* it is lost, and LINK_LOST is still to be told */
     struct errmsg why;
     struct waiting *queue; /* a ring of `depth`, of which n from `at` on wait */
     uint32_t depth, at, n;
@@ -41,7 +41,7 @@ void link_close(struct link *l)
     mem_free(l);
 }
 
-/* Gives back what the messages took as well: a queue of activations may be a hundred megabytes. */
+/* Empties the queue and frees its buffers too: activations may be a hundred megabytes. */
 static void forget(struct link *l)
 {
     for (uint32_t i = 0; i < l->depth; i++)

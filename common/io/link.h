@@ -36,7 +36,7 @@ void link_disconnect(struct link *l);
 /* Whether a connection was begun and is not lost. */
 bool link_is_open(const struct link *l);
 
-/* Hands on a message of n frames (1 to LINK_FRAMES), copied. Without a connection it goes nowhere:
+/* Hands on a message of n frames (1 to LINK_FRAMES), copied. Without a connection it is dropped:
  * the loss was told, or link_turn is about to tell it. */
 void link_send(struct link *l, const struct net_frame *frames, unsigned n);
 

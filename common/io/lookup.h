@@ -1,5 +1,5 @@
-/* Host names to numbers, on a thread of its own for each look-up: the system's resolver may take
- * many seconds, and must make nobody wait but the one who asked. */
+/* Host names to IP addresses, each look-up on a thread of its own: the system's resolver may take
+ * many seconds, and must not hold up a program's other work. */
 #ifndef FLOTILLA_IO_LOOKUP_H
 #define FLOTILLA_IO_LOOKUP_H
 
@@ -10,10 +10,10 @@
 
 struct lookup;
 
-/* ERR_LIMIT: too many are under way; ERR_NOMEM or ERR_IO where there is no thread for it. */
+/* Begins to look up `host` (copied). ERR_LIMIT: LOOKUPS_MAX are under way; ERR_IO: there is no
+ * thread for it. */
 int lookup_start(const char *host, struct lookup **ret, struct errmsg *em);
-/* May be NULL, and may come at any time: a thread that still waits for the resolver ends later, by
- * itself. */
+/* At any time: a thread that still waits for the resolver ends later, by itself. May be NULL. */
 void lookup_close(struct lookup *l);
 
 /* Readable when there is a result. */
@@ -22,7 +22,7 @@ int lookup_fd(const struct lookup *l);
  * kind is set. ERR_NOTFOUND: there is no such host; ERR_TIMEOUT: the resolver cannot say now. */
 int lookup_result(struct lookup *l, struct addr *ret, struct errmsg *em);
 
-/* The same, waiting for it: for the start of a program. Addresses are taken as they are. */
+/* Looks up a name and waits, at the start of a program. An address stays as it is. */
 int lookup_now(struct addr *a, struct errmsg *em);
 
 #endif

@@ -28,12 +28,12 @@
 #define KEEPALIVE_IDLE_S 10
 #define KEEPALIVE_EACH_S 5
 #define KEEPALIVE_TRIES 3
-#define MONITOR_EVENTS 4096 /* that may wait to be read: the I/O thread blocks beyond it */
+#define MONITOR_EVENTS 4096 /* that may wait to be read; beyond, the I/O thread blocks */
 #define QUIET_NS (10 * NS_PER_S)
 #define TOTAL_FACTOR 4u /* times one peer's limit that all peers of a socket may have waiting */
 
-/* The thread that holds the peers of listening sockets within their limits. It begins with the
- * first of them. */
+/* The thread that holds the peers of listening sockets within their limits. It starts with the
+ * first such socket. */
 struct guard {
     pthread_t thread;
     pthread_mutex_t lock; /* guards what follows, up to `conns` */
@@ -160,7 +160,7 @@ void net_sock_close(struct net_sock *s)
     if (!s) return;
     if (s->watches) s->watches->monitor = NULL;
     if (s->monitor) s->monitor->watches = NULL;
-    if (s->guarded) (void)zmq_socket_monitor(s->zmq, NULL, 0); /* the guard's end closes by it */
+    if (s->guarded) (void)zmq_socket_monitor(s->zmq, NULL, 0); /* so the guard closes its end */
     lookup_close(s->lookup);
     (void)zmq_close(s->zmq);
     mem_free(s);
@@ -286,8 +286,8 @@ static void close_guard(struct guard *g)
 
 /* What an honest peer may have waiting: a queue, a message that libzmq has read and cannot put
  * there, and one that has left the queue and is not counted yet, since a ROUTER takes it out to see
- * whose it is, or the receiver has it only just. An idle data link must stay; a client, or a
- * worker, makes a new connection. */
+ * whose it is, or the receiver has only just taken it. Only a ROUTER's peer is ever pushed out for
+ * being quiet: clients and workers make a new connection, while an idle data link must stay. */
 static struct conns_limits peer_limits(const struct net_sock *s)
 {
     const struct net_limits *l = &s->limits;
@@ -323,7 +323,8 @@ static int watch_peers(struct net_sock *s, struct errmsg *em)
         if (monitor) (void)zmq_close(monitor);
         return rc;
     }
-    (void)pthread_mutex_lock(&g->lock); /* the fence with which a socket may change its thread */
+    /* The lock is also the memory fence that libzmq asks for when a socket changes its thread. */
+    (void)pthread_mutex_lock(&g->lock);
     rc = ERR_LIMIT;
     for (uint32_t i = 0; i < CONNS_GROUPS && rc < 0; i++) {
         if (g->watched[i].monitor) continue;
@@ -381,7 +382,7 @@ int net_connect(struct net_sock *s, const char *endpoint, struct errmsg *em)
     return connect_to(s, text, em);
 }
 
-/* Goes on with a look-up that has ended. */
+/* If the look-up has ended: connects, or keeps the error for net_lookup and the monitor. */
 static void settle(struct net_sock *s)
 {
     char text[ADDR_TEXT_BYTES];
@@ -649,7 +650,7 @@ int net_own_address(bool v6, char *ret, size_t size)
     return rc;
 }
 
-/* Tries it with a socket of its own. */
+/* Tries to bind a socket to it. */
 static int check_own(const struct addr *a, struct errmsg *em)
 {
     struct sockaddr_in v4 = {.sin_family = AF_INET};

@@ -1,8 +1,8 @@
 /* ZeroMQ sockets with every limit set, and their monitors. The only module that knows zmq.h.
  *
- * A socket belongs to the thread that opened it. No call blocks but net_poll and net_close's
- * context. What libzmq does when peers die was measured; common/io/README.md says which option
- * answers what. */
+ * A socket belongs to the thread that opened it. Only net_poll, net_close and net_listen_address
+ * wait. What libzmq does when peers die was measured; common/io/README.md says which option answers
+ * what. */
 #ifndef FLOTILLA_IO_NET_H
 #define FLOTILLA_IO_NET_H
 
@@ -19,7 +19,7 @@ struct net; /* a context: its I/O thread */
 struct net_sock;
 
 int net_open(struct net **ret_net, struct errmsg *em);
-/* All its sockets must be closed. */
+/* All its sockets must be closed. Waits for what net_sock_drain lets leave. May be NULL. */
 void net_close(struct net *n);
 
 enum net_kind {
@@ -33,7 +33,7 @@ enum net_kind {
 struct net_limits {
     int hwm;           /* messages a peer, each way */
     int64_t frame_max; /* bytes of a received frame */
-    /* The rest counts for sockets that listen; 0 stands for what is in brackets. */
+    /* What follows is for sockets that listen; 0 stands for what is in brackets. */
     int recv_hwm;         /* messages of a peer that wait to be received (hwm) */
     uint64_t message_max; /* bytes of a message that an honest peer sends, all frames (frame_max) */
     uint32_t peers_max;   /* connections at once (NET_PEERS_DEFAULT) */
@@ -52,8 +52,8 @@ void net_sock_close(struct net_sock *s);
 void net_sock_drain(struct net_sock *s, int ms);
 
 /* "tcp://ADDRESS:PORT", where PORT may be *, or "inproc://NAME". What peers send and nobody
- * receives is held within recv_hwm + 2 messages of message_max bytes each, also while a message
- * never ends: whoever sends more is cut off (common/io/README.md). */
+ * receives is held within recv_hwm + 2 messages of message_max bytes each, even while a message
+ * never ends: a peer that sends more is cut off (common/io/README.md). */
 int net_bind(struct net_sock *s, const char *endpoint, struct errmsg *em);
 /* "tcp://HOST:PORT" or "inproc://NAME". A host that is a name is looked up on a thread of its own;
  * net_poll goes on with it when it polls this socket or its monitor. A PUSH whose host does not
@@ -106,25 +106,25 @@ struct net_poll {
     bool readable, writable; /* results */
 };
 
-/* Waits until one of n sockets is ready, at most timeout_ms (-1: for ever). 0 also on a signal.
- * More than eight need an allocation for each call. */
+/* Waits until one of n sockets is ready, at most timeout_ms (-1: for ever). 0 also when a signal
+ * came. A call with more than eight sockets allocates. */
 int net_poll(struct net_poll *items, unsigned n, long timeout_ms);
 
-/* For somebody else's poll loop. The descriptor that becomes readable when something about the
- * socket changes; while the host's name is looked up it is another one than afterwards, so it is
- * asked for after each turn. The socket's own; ZMQ_FD is edge-triggered, so before each wait
- * net_ready tells whether there is something already: a message, the result of a look-up, or, with
- * want_write, room for a message. */
+/* For a poll loop of the caller's own. net_fd is the descriptor that becomes readable when
+ * something about the socket changes; it belongs to the socket. It is a different one while the
+ * host's name is looked up, so ask for it again after each turn. It is edge-triggered (ZMQ_FD), so
+ * ask net_ready before each wait whether something is there already: a message, the result of a
+ * look-up, or, with want_write, room for a message. */
 int net_fd(struct net_sock *s);
 bool net_ready(struct net_sock *s, bool want_write);
 
-/* Raises this process's limit of open files as far as it may, and returns it. */
+/* Raises this process's limit of open files as far as the system lets it, and returns it. */
 uint64_t net_files_max(void);
 /* The address under which others reach a program that listens at every address of this machine:
  * that of the first interface that is up and not the loopback; ERR_NOTFOUND: there is none. */
 int net_own_address(bool v6, char *ret, size_t size);
-/* Replaces a name by its address, waiting for it, and checks that an address is one of this
- * machine. For the start of a program. */
+/* For the start of a program: the address that `host` stands for, in brackets if IPv6. A name is
+ * looked up, waiting for the result. ERR_CONF: there is none, or it is not this machine's. */
 int net_listen_address(const char *host, char *ret, size_t size, struct errmsg *em);
 
 #endif

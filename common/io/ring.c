@@ -42,12 +42,12 @@ struct reading {
     source_sink_fn sink;
     void *sink_arg;
     int fd, fd_direct;    /* fd_direct is -1 where O_DIRECT is refused */
-    bool direct, may_ask; /* direct reads work; the kernel tells us what it has cached */
+    bool direct, may_ask; /* direct reads work; mincore tells what is cached */
     struct slot slots[RING_DEPTH];
     uint8_t *buffers; /* of all slots */
     size_t buffers_bytes;
     unsigned in_flight;
-    int refused; /* why the ring is not used further, an errno value; 0: it is */
+    int refused; /* the errno for which the ring is not used any more; 0: it is used */
     struct errmsg *em;
 };
 
@@ -199,8 +199,8 @@ static int complete(struct reading *r, struct io_uring *ring, struct slot *s, in
     return 0;
 }
 
-/* The kernel owns the buffers of reads in flight: wait for all, also after an error. False: it does
- * not let us wait, and the buffers stay its own. */
+/* The kernel owns the buffers of reads in flight: waits for all of them, also after an error.
+ * False: the wait failed, and the kernel may still write to the buffers. */
 static bool drain(struct reading *r, struct io_uring *ring)
 {
     struct io_uring_cqe *cqe;
@@ -217,7 +217,7 @@ static bool drain(struct reading *r, struct io_uring *ring)
     return true;
 }
 
-/* Until all is delivered, or until the ring is refused: then what was in flight is undone. */
+/* Reads until all is delivered or the ring is refused; `undone` then marks what was in flight. */
 static int run_uring(struct reading *r, struct io_uring *ring)
 {
     int rc = fill(r, ring);
@@ -235,7 +235,7 @@ static int run_uring(struct reading *r, struct io_uring *ring)
         if (rc == 0 && !r->refused) rc = fill(r, ring);
     }
     for (unsigned i = 0; i < RING_DEPTH; i++) r->slots[i].undone |= r->slots[i].busy;
-    if (!drain(r, ring)) r->buffers = NULL; /* never freed: the kernel may yet write to them */
+    if (!drain(r, ring)) r->buffers = NULL; /* never freed */
     return rc;
 }
 
@@ -266,8 +266,8 @@ static int run_pread(struct reading *r)
     return rc;
 }
 
-/* To who neither owns a file nor may write it, mincore says that all of it is cached (Linux 5.2).
- */
+/* Whether mincore tells the truth: since Linux 5.2 it calls all of a file cached for a process that
+ * neither owns the file nor may write to it. */
 static bool may_ask(const struct reading *r)
 {
     struct stat st;

@@ -14,8 +14,8 @@
 #define RING_EXTENT_BYTES_MAX ((uint64_t)64 << 20)
 
 enum ring_mode {
-    RING_AUTO,  /* io_uring as long as the kernel lets us, pread for what is left */
-    RING_URING, /* ERR_UNSUPPORTED where it does not let us */
+    RING_AUTO,  /* io_uring as long as the kernel allows it, pread for what is left */
+    RING_URING, /* ERR_UNSUPPORTED where the kernel does not allow it */
     RING_PREAD,
 };
 

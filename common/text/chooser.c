@@ -8,7 +8,7 @@
 
 struct chooser {
     uint32_t vocab;
-    struct sample_candidate *candidates; /* vocab of them, like the next */
+    struct sample_candidate *candidates; /* one for each token, like the next */
     float *adjusted;                     /* logits that bias and penalties have changed */
     struct sample_seen seen;             /* empty between choices */
 };

@@ -1,9 +1,9 @@
-/* Chooses a token after a row of logits: bias, penalties, filters, noise, the choice, and its
- * log-probabilities. The last stage of a chain and the engine alone both choose here, so that the
- * one cannot answer otherwise than the other.
+/* Chooses a token from a row of logits: bias, penalties, filters, noise, the choice, and its
+ * log-probabilities. The last stage of a chain and a program that runs the engine by itself both
+ * choose here, so that their answers cannot differ.
  *
  * It holds room for one row of a vocabulary, and nothing of any request: what a request asked for
- * and what was said before come with each choice. One thread at a time. */
+ * and the tokens before the chosen one come with each choice. One thread at a time. */
 #ifndef FLOTILLA_TEXT_CHOOSER_H
 #define FLOTILLA_TEXT_CHOOSER_H
 
@@ -21,7 +21,7 @@ int chooser_open(uint32_t vocab, struct chooser **ret, struct errmsg *em);
 /* May be NULL. */
 void chooser_close(struct chooser *c);
 
-/* The tokens from position `pos` on, as many as lie side by side: *ret_n of them, at least 1.
+/* The sequence's tokens from position `pos` on, as many as lie side by side: *ret_n, at least 1.
  * Borrowed until the choice is made. Each is in the vocabulary. */
 typedef const int32_t *(*chooser_said_fn)(const void *arg, uint32_t pos, uint32_t *ret_n);
 
@@ -31,8 +31,8 @@ struct chooser_ask {
     uint32_t pos;                    /* of the token that is chosen */
     uint32_t boundary;               /* the first position that is not the prompt's */
     const float *logits;             /* one for each token of the vocabulary */
-    chooser_said_fn said;            /* what was said at the positions before `pos`; */
-    const void *said_arg;            /* it is called only where penalties need it */
+    chooser_said_fn said;            /* gives the tokens before `pos`; called only for penalties */
+    const void *said_arg;
 };
 
 struct chooser_choice {
@@ -46,8 +46,7 @@ struct chooser_choice {
 
 /* ERR_FORMAT: a logit is not finite. Allocates nothing. */
 int chooser_choose(struct chooser *c, const struct chooser_ask *a, struct chooser_choice *ret);
-/* The alternatives that are told of each token: those that were asked for, as far as the vocabulary
- * has so many. */
+/* How many alternatives to each token are told: what was asked for, at most the vocabulary. */
 uint32_t chooser_n_top(const struct chooser *c, const struct sampling *s);
 
 #endif

@@ -16,7 +16,7 @@ struct detok {
     struct buf pending; /* private: up to 3 bytes of an unfinished character */
     struct buf text;    /* public: characters that may be shown; take them with buf_drop */
     struct buf held;    /* private: a suffix that a stop string may begin with */
-    char *stops[DETOK_STOPS_MAX];
+    char *stops[DETOK_STOPS_MAX]; /* private, like the next */
     size_t n_stops;
     bool stopped; /* public: a stop string was found; nothing comes after it */
 };
@@ -25,7 +25,7 @@ struct detok {
 void detok_init(struct detok *d, const char *const *stops, size_t n_stops);
 void detok_close(struct detok *d);
 
-/* Adds a token's bytes. A byte sequence that is not UTF-8 becomes U+FFFD. */
+/* Adds a token's bytes to `text`, as far as they can be shown. What is not UTF-8 becomes U+FFFD. */
 void detok_push(struct detok *d, const char *bytes, size_t n);
 /* The end of generation: an unfinished character becomes one U+FFFD, held text is shown. */
 void detok_finish(struct detok *d);

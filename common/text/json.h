@@ -1,7 +1,8 @@
 /* Building and reading JSON documents. The only module that knows jansson.
  *
- * A value is owned by who made it until it is put into an object or array, which then owns it.
- * Adding aborts only when memory is out; strings must be UTF-8 (others become null). */
+ * A value belongs to the caller until it is put into an object or array, which then owns it. Keys
+ * and strings are copied. A string that is not UTF-8, or a number that is not finite, becomes null
+ * in an object and is left out of an array. */
 #ifndef FLOTILLA_TEXT_JSON_H
 #define FLOTILLA_TEXT_JSON_H
 
@@ -20,7 +21,7 @@ void json_free(struct json *j);
 
 void json_put_string(struct json *object, const char *key, const char *s, size_t len);
 void json_put_int(struct json *object, const char *key, int64_t v);
-/* A number up to 2^53, as a JSON number holds it exactly everywhere; above a string of digits. */
+/* Up to 2^53 a number, since JSON's readers hold those exactly; above, a string of its digits. */
 void json_put_u64(struct json *object, const char *key, uint64_t v);
 void json_put_real(struct json *object, const char *key, double v);
 void json_put_bool(struct json *object, const char *key, bool v);

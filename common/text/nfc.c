@@ -14,8 +14,8 @@ static unsigned combining_class(int32_t c)
     return (unsigned)utf8proc_get_property(c)->combining_class;
 }
 
-/* Sorts n marks by their combining class (1..254), equal ones as they are: by counting, since
- * utf8proc's own sort takes quadratic time for text that was made for it. */
+/* Sorts n marks by their combining class (1..254), stably, by counting: utf8proc's own sort takes
+ * quadratic time for a text made to slow it down. `room` holds n. */
 static void order_marks(int32_t *c, size_t n, int32_t *room)
 {
     size_t at[256] = {0};

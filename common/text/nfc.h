@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-/* Appends n bytes of valid UTF-8 in normalisation form C. ERR_NOMEM. */
+/* Appends to *ret the n bytes of valid UTF-8 at `s`, put into normalisation form C. ERR_NOMEM. */
 int nfc_append(const char *s, size_t n, struct buf *ret, struct errmsg *em);
 
 #endif

@@ -17,18 +17,19 @@
 /* Below this temperature the choice is the largest logit. */
 #define SAMPLE_TEMP_MIN 1e-5f
 
-/* What was said so far. Zeroed, with `count` (zero) and `ids` for the whole vocabulary. */
+/* The tokens that have occurred so far. To begin with n is 0, and the caller gives `count`, zeroed,
+ * and `ids` room for the whole vocabulary. */
 struct sample_seen {
-    uint32_t *count; /* bit 0: it occurs; the rest: how often in the answer */
-    int32_t *ids;    /* those that occur */
+    uint32_t *count; /* by token: bit 0: it occurs; the rest: how often in the answer */
+    int32_t *ids;    /* n tokens that occur */
     uint32_t n;
 };
 
 void sample_seen_add(struct sample_seen *s, int32_t id, bool in_answer);
-/* Forgets all, in the time that they took. */
+/* Forgets all of them, in time proportional to n. */
 void sample_seen_clear(struct sample_seen *s);
 
-/* Whether these parameters change logits at all; and whether what was said matters. */
+/* Whether these parameters change logits at all; whether they need a sample_seen for it. */
 bool sample_adjusts(const struct sampling *p);
 bool sample_needs_seen(const struct sampling *p);
 /* Applies bias and penalties to n logits. Ids beyond n are ignored. */

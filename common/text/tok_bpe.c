@@ -21,7 +21,7 @@
  * removed. Inside brackets. */
 #define WHITE "\\t-\\r\\x{85}\\p{Z}"
 #define SPACE "[" WHITE "]"
-/* A run of white space, but for its last character where something follows. */
+/* A run of white space, without its last character if something follows. */
 #define SPACES_BEFORE_LAST SPACE "+(?![^" WHITE "])"
 #define SYMBOLS " ?[^" WHITE "\\p{L}\\p{N}]+"
 #define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|" SYMBOLS "|" SPACES_BEFORE_LAST
@@ -44,11 +44,8 @@ static const struct pre {
 };
 
 struct bpe {
-    struct imap merges; /* (left << 32 | right) -> index into merge */
-    struct merge {
-        uint32_t rank;
-        int32_t result;
-    } * merge;
+    struct imap merges; /* (left << 32 | right) -> rank: the merge's place in the file's list */
+    int32_t *results;   /* by rank: the token that the two become */
     pcre2_code *patterns[PATTERNS_MAX];
     uint32_t n_patterns;
     bool whole_first, composes;
@@ -107,8 +104,8 @@ static int store_merges(const struct vocab *vocab, const struct vocab_spec *s, s
 {
     struct bpe *v = vocab->bpe;
     struct smap by_text = {0};
-    v->merge = mem_try((s->n_merges ? s->n_merges : 1) * sizeof *v->merge);
-    if (!v->merge || smap_reserve(&by_text, s->n_tokens) < 0 ||
+    v->results = mem_try(s->n_merges * sizeof *v->results);
+    if (!v->results || smap_reserve(&by_text, s->n_tokens) < 0 ||
         imap_reserve(&v->merges, s->n_merges) < 0) {
         smap_close(&by_text);
         return err_set(em, ERR_NOMEM, "%" PRIu32 " tokens and %" PRIu32 " merges", s->n_tokens,
@@ -145,7 +142,7 @@ static int store_merges(const struct vocab *vocab, const struct vocab_spec *s, s
         if (!a || !b || !r) continue; /* a merge of tokens that were dropped never applies */
         uint64_t key = (uint64_t)*a << 32 | *b;
         if (imap_get(&v->merges, key)) continue;
-        v->merge[i] = (struct merge){i, (int32_t)*r};
+        v->results[i] = (int32_t)*r;
         imap_put(&v->merges, key, i);
     }
     mem_free(joined);
@@ -221,7 +218,7 @@ void bpe__close(struct bpe *b)
     for (uint32_t i = 0; i < b->n_patterns; i++) pcre2_code_free(b->patterns[i]);
     imap_close(&b->merges);
     smap_close(&b->words);
-    mem_free(b->merge);
+    mem_free(b->results);
     mem_free(b);
 }
 
@@ -241,11 +238,11 @@ static bool find_merge(const void *arg, const char *text, const struct symbol *l
     const struct bpe *b = arg;
     (void)text;
     if (left->id < 0 || right->id < 0) return false;
-    const uint32_t *i =
+    const uint32_t *rank =
         imap_get(&b->merges, (uint64_t)(uint32_t)left->id << 32 | (uint32_t)right->id);
-    if (!i) return false;
-    *ret_id = b->merge[*i].result;
-    *ret_order = b->merge[*i].rank;
+    if (!rank) return false;
+    *ret_id = b->results[*rank];
+    *ret_order = *rank;
     return true;
 }
 
@@ -294,7 +291,7 @@ static int encode_pieces(struct encoder *e, uint32_t level, const char *s, size_
     return 0;
 }
 
-/* Valid UTF-8. */
+/* Encodes valid UTF-8. */
 static int encode_text(struct encoder *e, const char *s, size_t n, struct errmsg *em)
 {
     if (!e->v->bpe->composes) return encode_pieces(e, 0, s, n, em);

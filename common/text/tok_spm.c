@@ -109,7 +109,8 @@ static bool find_token(const void *arg, const char *text, const struct symbol *l
     return true;
 }
 
-/* The text with U+2581 for spaces; *ret_len at most three times as long, and a prefix. */
+/* The text with U+2581 for spaces and, with `prefix`, one before it. The caller frees it; NULL: no
+ * memory. */
 static char *escape(const char *text, size_t len, bool prefix, size_t *ret_len)
 {
     char *out = mem_try((len + 1) * SPACE_LEN);
@@ -127,7 +128,8 @@ static char *escape(const char *text, size_t len, bool prefix, size_t *ret_len)
     return out;
 }
 
-/* Characters; a byte that is not UTF-8 is a symbol of its own. */
+/* Fills w's symbols, one for each character; a byte that is not UTF-8 is one of its own. Returns
+ * how many they are. */
 static size_t split(struct word *w, const struct spm *m, const char *text, size_t len)
 {
     size_t n = 0;

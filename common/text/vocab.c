@@ -22,7 +22,7 @@ static int store_pieces(struct vocab *v, const struct vocab_spec *s, struct errm
     for (uint32_t i = 0; i < s->n_tokens; i++) total += s->tokens[i].len;
     if (total > UINT32_MAX - s->n_tokens)
         return err_set(em, ERR_LIMIT, "token texts of %zu bytes", total);
-    v->bytes = mem_try(total + s->n_tokens); /* a byte token's text is never shorter than it */
+    v->bytes = mem_try(total + s->n_tokens); /* no token's bytes are longer than its text */
     v->offset = mem_try((s->n_tokens + 1) * sizeof *v->offset);
     v->type = mem_try(s->n_tokens);
     v->eog = mem_try(s->n_tokens);
@@ -106,7 +106,7 @@ static void mark_eog(struct vocab *v, const struct vocab_spec *s)
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++)
         if (ids[i] >= 0) v->eog[ids[i]] = 1;
     for (uint32_t i = 0; i < v->n; i++) {
-        if (v->type[i] != TOKEN_CONTROL && v->type[i] != TOKEN_USER) continue;
+        if (!is_special(v, i)) continue;
         struct vocab_string p = vocab_piece(v, (int32_t)i);
         for (size_t k = 0; k < sizeof eog_names / sizeof eog_names[0]; k++)
             if (p.len == strlen(eog_names[k]) && memcmp(p.data, eog_names[k], p.len) == 0)

@@ -47,8 +47,10 @@ struct vocab_spec {
 
 struct vocab;
 
-/* ERR_UNSUPPORTED names an unknown kind of vocabulary or pre-tokeniser. */
+/* ERR_UNSUPPORTED names an unknown kind of vocabulary or pre-tokeniser; ERR_FORMAT, ERR_LIMIT: the
+ * vocabulary contradicts itself, or is too large; ERR_NOMEM. */
 int vocab_open(const struct vocab_spec *spec, struct vocab **ret_vocab, struct errmsg *em);
+/* May be NULL. */
 void vocab_close(struct vocab *v);
 
 uint32_t vocab_size(const struct vocab *v);
@@ -59,8 +61,9 @@ bool vocab_is_control(const struct vocab *v, int32_t token);
 /* The token's bytes (a control token's: its name). Valid while the vocabulary is open. */
 struct vocab_string vocab_piece(const struct vocab *v, int32_t token);
 
+/* A growable list of token ids; zeroed, it is empty. */
 struct tokens {
-    int32_t *ids;  /* freed with mem_free */
+    int32_t *ids;  /* the caller frees it with mem_free */
     size_t n, cap; /* cap is private */
 };
 
@@ -68,9 +71,8 @@ void tokens_push(struct tokens *t, int32_t id);
 
 /* Appends the ids of `text`. `special`: names of control tokens in the text become those tokens;
  * otherwise they are text like any other. A byte that the vocabulary lacks becomes the unknown
- * token, or nothing where the model has none or names a control token, BOS or an end of generation
- * as such. No BOS is added. ERR_LIMIT above
- * VOCAB_TEXT_BYTES_MAX. */
+ * token, or nothing where the model has none, or calls a control token, BOS or an end of generation
+ * its unknown token. No BOS is added. ERR_LIMIT above VOCAB_TEXT_BYTES_MAX. */
 int vocab_encode(const struct vocab *v, const char *text, size_t len, bool special,
                  struct tokens *ret, struct errmsg *em);
 

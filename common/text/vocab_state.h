@@ -24,11 +24,11 @@ struct vocab {
     int32_t bos;
     int32_t unknown; /* what a byte without a token becomes; -1: nothing */
     bool add_bos;
-    int32_t byte_token[256];  /* -1: the vocabulary lacks this byte */
-    char *special_bytes;      /* their names as in the file */
-    struct special *specials; /* sorted by text */
-    uint32_t special_first[257];
-    struct bpe *bpe; /* one of the two */
+    int32_t byte_token[256];     /* -1: the vocabulary lacks this byte */
+    char *special_bytes;         /* the texts of specials, as in the file */
+    struct special *specials;    /* sorted by text */
+    uint32_t special_first[257]; /* index of the first whose text begins with this byte or above */
+    struct bpe *bpe;             /* one of the two */
     struct spm *spm;
 };
 
@@ -45,7 +45,7 @@ size_t spm__piece(struct vocab *v, const struct vocab_spec *s, uint32_t i, char 
 
 struct bpe *bpe__new(void);
 struct spm *spm__new(void);
-/* With the pieces stored. */
+/* To be called when all pieces are stored. */
 int bpe__open(struct vocab *v, const struct vocab_spec *s, struct errmsg *em);
 int spm__open(struct vocab *v, const struct vocab_spec *s, struct errmsg *em);
 void bpe__close(struct bpe *b);

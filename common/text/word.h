@@ -1,5 +1,5 @@
 /* Merging, as all byte-pair vocabularies do it: a word begins as symbols (bytes or characters), and
- * neighbours that together are a token are joined, the best pair first, until no pair is one. A
+ * neighbours that together are a token are merged, the best pair first, until none are. A
  * heap of candidates over a linked list of symbols: O(n log n). Private to common/text. */
 #ifndef FLOTILLA_TEXT_WORD_H
 #define FLOTILLA_TEXT_WORD_H
@@ -18,17 +18,18 @@ struct symbol {
 
 struct word {
     struct symbol *symbols;
-    /* Pairs of neighbours that are tokens: order << 32 | left symbol. The smallest is joined first,
-     * the leftmost of equals. */
+    /* Pairs of neighbours that are tokens: order << 32 | left symbol. The smallest is merged first,
+     * of equals the leftmost. */
     uint64_t *heap;
     size_t n_heap, cap;
 };
 
-/* The token that two neighbours make, and its order. */
+/* The token that two neighbours make together, and its order: the lowest is merged first. False:
+ * they make none. */
 typedef bool (*word_find_fn)(const void *arg, const char *text, const struct symbol *left,
                              const struct symbol *right, int32_t *ret_id, uint32_t *ret_order);
 
-/* Room for n symbols, filled in by the caller, linked in order by word_merge. ERR_NOMEM. */
+/* Room for n symbols: the caller fills in `at`, `len`, `id`; word_merge links them. ERR_NOMEM. */
 int word_room(struct word *w, size_t n, struct errmsg *em);
 /* Merges symbols[0..n); what is left is the chain from symbol 0 on by `next` (-1: the end). */
 void word_merge(struct word *w, size_t n, const char *text, word_find_fn find, const void *arg);

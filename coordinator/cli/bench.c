@@ -4,11 +4,9 @@
 #include "common/base/clock.h"
 #include "common/base/machine.h"
 #include "common/base/mem.h"
-#include "common/base/pool.h"
 #include "common/text/json.h"
 #include "coordinator/cli/whole.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -166,21 +164,20 @@ int cmd_bench(int argc, char **argv)
         {"--depth", 'd', OPT_U32, &b.depth, 0, 1 << 20, NULL,
          "N  position at which decoding starts (0)"},
         {"--chunk", 0, OPT_U32, &b.chunk, 1, 4096, NULL, "N  prompt tokens computed at once (512)"},
-        {"--threads", 't', OPT_U32, &b.threads, 1, 256, NULL,
-         "N  threads (all cores, or the quota)"},
-        {"--pre", 0, OPT_STRING, &b.pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
-        {"--isa", 0, OPT_STRING, &b.isa, 0, 0, NULL, "NAME  force scalar, avx2 or avx512"},
-        {"--kv", 0, OPT_STRING, &b.kv, 0, 0, NULL,
-         "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)"},
-        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        CMD_OPT_THREADS(&b.threads),
+        CMD_OPT_PRE(&b.pre),
+        CMD_OPT_ISA(&b.isa),
+        CMD_OPT_KV(&b.kv),
+        CMD_OPT_JSON(&json),
         {0},
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("flotilla bench --model FILE [-p 512] [-n 128] [options]\n"
-                     "       flotilla bench --cluster ADDR [options]   (--help tells which)",
-                     "  flotilla bench --model smol.gguf -p 512 -n 128 --threads 2 --json\n", table,
-                     argc, argv, NULL, 0, &n_rest, &status))
+    if (!cmd_options(
+            "flotilla bench --model FILE [-p 512] [-n 128] [options]\n"
+            "       flotilla bench --cluster ADDR [options]   (add --help for its options)",
+            "  flotilla bench --model smol.gguf -p 512 -n 128 --threads 2 --json\n", table, argc,
+            argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
     if (!b.path) {

@@ -5,10 +5,34 @@
 
 #include "common/base/err.h"
 #include "common/base/opts.h"
+#include "common/base/pool.h"
 
 #define CMD_OK 0
 #define CMD_FAILED 1
 #define CMD_USAGE 2
+
+/* Rows of a table for options that several commands have; `at` takes the value. */
+#define CMD_OPT_PRE(at)                                                                            \
+    {                                                                                              \
+        "--pre", 0, OPT_STRING, at, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"       \
+    }
+#define CMD_OPT_ISA(at)                                                                            \
+    {                                                                                              \
+        "--isa", 0, OPT_STRING, at, 0, 0, NULL, "NAME  force scalar, avx2 or avx512 (the best)"    \
+    }
+#define CMD_OPT_KV(at)                                                                             \
+    {                                                                                              \
+        "--kv", 0, OPT_STRING, at, 0, 0, NULL, "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)" \
+    }
+#define CMD_OPT_THREADS(at)                                                                        \
+    {                                                                                              \
+        "--threads", 't', OPT_U32, at, 1, POOL_THREADS_MAX, NULL,                                  \
+            "N  threads (all cores, or the quota)"                                                 \
+    }
+#define CMD_OPT_JSON(at)                                                                           \
+    {                                                                                              \
+        "--json", 0, OPT_FLAG, at, 0, 0, NULL, "one JSON document instead of text"                 \
+    }
 
 int cmd_generate(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);

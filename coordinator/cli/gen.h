@@ -17,8 +17,8 @@ struct gen_options {
     const char *model;         /* path; NULL: the cluster */
     const char *cluster;       /* address */
     const char *file;          /* holds the prompt; read into `prompt` */
-    const char *prompt;        /* or NULL: the ids are in gen_result.prompt already, */
-    const char *prompt_tokens; /* parsed from this */
+    const char *prompt;        /* NULL: its token ids are in gen_result.prompt already */
+    const char *prompt_tokens; /* from which those were parsed: "1,2,3" */
     bool special;              /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;
     uint32_t tokens;          /* most tokens to generate */
@@ -31,7 +31,7 @@ struct gen_options {
     const char *isa, *kv, *pre;
     uint32_t sample;     /* which of several answers this is, of the engine alone */
     uint32_t deadline_s; /* of a cluster's request, like what follows */
-    uint32_t priority;   /* enum priority, and one; 0: not given */
+    uint32_t priority;   /* one more than the enum priority; 0: not given */
     uint32_t samples;    /* answers to the one prompt; 0: one */
 };
 
@@ -51,6 +51,8 @@ struct gen_result {
 /* Called with each piece of text as it comes. */
 typedef void (*gen_text_fn)(void *arg, const char *text, size_t len);
 
+/* Both wait for the end of the answer. on_text may be NULL. *ret begins as zeros, but for the
+ * prompt's ids where they are given, and is closed with gen_result_close, also after an error. */
 int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
               struct errmsg *em);
 int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,

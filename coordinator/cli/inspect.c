@@ -142,7 +142,7 @@ int cmd_inspect(int argc, char **argv)
 {
     bool json = false;
     const struct opt table[] = {
-        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        CMD_OPT_JSON(&json),
         {0},
     };
     const char *path = NULL;
@@ -184,8 +184,8 @@ int cmd_tokenize(int argc, char **argv)
          "FILE  a GGUF file; one with a vocabulary alone will do"},
         {"--special", 0, OPT_FLAG, &special, 0, 0, NULL,
          "names of control tokens are those tokens"},
-        {"--pre", 0, OPT_STRING, &pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
-        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        CMD_OPT_PRE(&pre),
+        CMD_OPT_JSON(&json),
         {0},
     };
     size_t n_rest;

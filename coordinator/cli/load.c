@@ -140,7 +140,7 @@ static void send_next(struct sender *s)
     l->rc = client_start(l->client, &q, NULL, on_reply, on_end, s, &l->why);
 }
 
-/* What all replicas' caches have done up to now, and hold. */
+/* What the caches of all replicas together have done up to now, and what they hold. */
 static int look(struct load *l, struct msg_cache_status *ret, struct errmsg *em)
 {
     struct msg_status s;
@@ -158,7 +158,7 @@ static int look(struct load *l, struct msg_cache_status *ret, struct errmsg *em)
     return 0;
 }
 
-/* Adds what of the pages held is unused now. */
+/* Now and then: adds how many positions of KV pages are held, and how many of them are unused. */
 static void watch(struct load *l)
 {
     struct msg_cache_status now;

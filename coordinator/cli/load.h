@@ -16,13 +16,14 @@ enum load_scenario {
     LOAD_POISSON,       /* requests at random times, so many a second */
     LOAD_SHARED_PREFIX, /* closed, and the prompts begin alike */
     LOAD_CONVOY,        /* short requests alone, then beside long ones */
+    LOAD_SCENARIOS,
 };
 
 struct load_options {
     const char *cluster;
     enum load_scenario scenario;
     uint32_t clients, requests; /* requests 0: four for each client */
-    uint32_t prompt, tokens;    /* of a request */
+    uint32_t prompt, tokens;    /* of a request: tokens of its prompt, and of its answer */
     uint32_t shared;            /* first tokens of all prompts */
     double rate;                /* poisson: requests a second */
     uint64_t seed;
@@ -39,9 +40,10 @@ struct load_record {
     enum load_kind kind;
     int32_t *prompt; /* n_prompt */
     uint32_t n_prompt, n_tokens_wanted;
-    double sent, first, ended, queued; /* first: -1 without a token */
+    double sent, first, ended; /* first: when the first token came, -1 without one */
+    double queued;             /* in the coordinator's queue */
     struct tokens tokens;
-    struct samples itl;
+    struct samples itl; /* ms between tokens */
     bool done, failed;
     uint32_t retry_ms;
     char status[96]; /* how it ended, if not well */
@@ -57,9 +59,14 @@ struct load_run {
 };
 
 /* load.c */
+/* Sends all requests and waits for their ends; *ret is closed with load_run_close, also after an
+ * error. Errors: the cluster is not reached, or a request could not be begun. A request that ends
+ * badly is no error: its record says so. */
 int load_run(const struct load_options *o, struct load_run *ret, struct errmsg *em);
 
 /* load_report.c */
+/* As --scenario takes it and reports tell it. */
+const char *load_scenario_name(enum load_scenario s);
 void load_run_close(struct load_run *r);
 /* Notes whether an answer is, token by token, what the engine alone says. */
 void load_compare(struct load_record *r, const struct tokens *alone);

@@ -2,15 +2,12 @@
 #include "coordinator/cli/cmd.h"
 #include "coordinator/cli/load.h"
 
-#include "common/base/pool.h"
-
 #include <string.h>
 
 static int parse_scenario(const char *name, enum load_scenario *ret, struct errmsg *em)
 {
-    static const char *const names[] = {"closed", "poisson", "shared-prefix", "convoy"};
-    for (int i = 0; i < 4; i++)
-        if (strcmp(name, names[i]) == 0) {
+    for (int i = 0; i < LOAD_SCENARIOS; i++)
+        if (strcmp(name, load_scenario_name((enum load_scenario)i)) == 0) {
             *ret = (enum load_scenario)i;
             return 0;
         }
@@ -36,16 +33,19 @@ int cmd_load(int argc, char **argv)
     const struct opt table[] = {
         {"--cluster", 0, OPT_STRING, &o.cluster, 0, 0, NULL, "ADDR  a running cluster"},
         {"--scenario", 0, OPT_STRING, &scenario, 0, 0, NULL,
-         "NAME  closed (each client asks again when answered), poisson, shared-prefix, or convoy, "
-         "which has numbers and lengths of its own"},
+         "NAME  closed, poisson, shared-prefix, or convoy, whose numbers and lengths are fixed "
+         "(closed)"},
         {"--clients", 'c', OPT_U32, &o.clients, 1, 4096, NULL, "N  requests at once (8)"},
-        {"--requests", 'r', OPT_U32, &o.requests, 1, 1000000, NULL, "N  in all (4 a client)"},
+        {"--requests", 'r', OPT_U32, &o.requests, 1, 1000000, NULL,
+         "N  requests in all (4 a client)"},
         {"--rate", 0, OPT_F32, &rate, 1e-3, 1e6, &rate_given, "R  requests a second (4, poisson)"},
-        {"--prompt-tokens", 'p', OPT_U32, &o.prompt, 1, 1 << 20, NULL, "P  of a request (128)"},
-        {"--tokens", 'n', OPT_U32, &o.tokens, 1, 1 << 20, NULL, "T  of an answer (64)"},
+        {"--prompt-tokens", 'p', OPT_U32, &o.prompt, 1, 1 << 20, NULL,
+         "P  tokens of a prompt (128)"},
+        {"--tokens", 'n', OPT_U32, &o.tokens, 1, 1 << 20, NULL, "T  tokens of an answer (64)"},
         {"--shared-prefix", 0, OPT_U32, &o.shared, 0, 1 << 20, NULL,
          "S  first tokens of all prompts (0; 1000 with shared-prefix)"},
-        {"--seed", 0, OPT_U64, &o.seed, 0, 0, NULL, "S  of prompts and times (1)"},
+        {"--seed", 0, OPT_U64, &o.seed, 0, 0, NULL,
+         "S  from which prompts and times are drawn (1)"},
         {"--model", 'm', OPT_STRING, &o.model, 0, 0, NULL,
          "FILE  check answers against the engine alone"},
         {"--kv", 0, OPT_STRING, &o.kv, 0, 0, NULL,
@@ -53,7 +53,7 @@ int cmd_load(int argc, char **argv)
         {"--check", 0, OPT_U32, &o.checks, 1, 1000000, NULL, "N  answers that are checked (8)"},
         {"--out", 'o', OPT_STRING, &o.out, 0, 0, NULL, "FILE  one JSON line for each request"},
         {"--plot", 0, OPT_STRING, &o.plot, 0, 0, NULL, "FILE  an SVG of TTFT and ITL"},
-        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        CMD_OPT_JSON(&json),
         {0},
     };
     size_t n_rest;

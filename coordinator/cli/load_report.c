@@ -1,3 +1,4 @@
+/* `bench --cluster`: what the requests of a load saw, summed up, written down and drawn. */
 #include "coordinator/cli/load.h"
 
 #include "common/base/mem.h"
@@ -10,7 +11,13 @@
 #include <string.h>
 
 static const char *const kinds[] = {"plain", "baseline", "short", "long"};
-static const char *const scenarios[] = {"closed", "poisson", "shared-prefix", "convoy"};
+
+const char *load_scenario_name(enum load_scenario s)
+{
+    static const char *const names[LOAD_SCENARIOS] = {"closed", "poisson", "shared-prefix",
+                                                      "convoy"};
+    return names[s];
+}
 
 /* What all requests together saw; a convoy's are those of its short requests beside long ones. */
 struct summary {
@@ -103,7 +110,7 @@ static struct json *json_verdict(const struct convoy_verdict *v)
 static void print_json(const struct load_options *o, const struct load_run *run, struct summary *s)
 {
     struct json *j = json_new_object();
-    put(j, "scenario", scenarios[o->scenario]);
+    put(j, "scenario", load_scenario_name(o->scenario));
     json_put_int(j, "clients", o->clients);
     json_put_u64(j, "seed", o->seed);
     json_put_int(j, "requests", run->n_records);
@@ -141,8 +148,9 @@ static void print_row(const char *name, struct samples *s)
 
 static void print_text(const struct load_options *o, const struct load_run *run, struct summary *s)
 {
-    (void)printf("%s: %" PRIu32 " requests in %.1f s, %" PRIu32 " failed, ", scenarios[o->scenario],
-                 run->n_records, run->wall_ms / 1000.0, s->n_failed);
+    (void)printf("%s: %" PRIu32 " requests in %.1f s, %" PRIu32 " failed, ",
+                 load_scenario_name(o->scenario), run->n_records, run->wall_ms / 1000.0,
+                 s->n_failed);
     if (s->n_checked)
         (void)printf("%" PRIu32 " of %" PRIu32 " checked answers differ\n", s->n_mismatched,
                      s->n_checked);
@@ -225,7 +233,7 @@ static int write_plot(const char *path, const struct load_options *o, const stru
     (void)fprintf(f,
                   "<text x='60' y='308'>%s, %" PRIu32 " requests, %.1f tokens/s; share of samples "
                   "up to so many ms</text>\n",
-                  scenarios[o->scenario], run->n_records,
+                  load_scenario_name(o->scenario), run->n_records,
                   (double)s->n_tokens * 1000.0 / run->wall_ms);
     return plot_close(f, path, em);
 }

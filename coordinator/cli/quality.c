@@ -1,5 +1,5 @@
 /* `quality`: how well a model file predicts a text, and how far its predictions lie from those of a
- * baseline: another model file, or vectors recorded from one (tests/model/record.py).
+ * baseline: another model file, or vectors, the logits recorded from one (tests/model/record.py).
  *
  * Perplexity of GGUF models is usually quoted so: the text is cut into windows of N tokens (a last
  * partial one is dropped), a window's first token is replaced by BOS where the model wants BOS, and
@@ -20,7 +20,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define MAGIC "flotvec1"
@@ -250,17 +249,16 @@ int cmd_quality(int argc, char **argv)
         {"--model", 'm', OPT_STRING, &q.model, 0, 0, NULL, "FILE  the model to judge"},
         {"--text", 0, OPT_STRING, &q.text, 0, 0, NULL, "FILE  a text to predict"},
         {"--baseline", 0, OPT_STRING, &q.baseline, 0, 0, NULL,
-         "FILE  another model, or vectors recorded from one"},
+         "FILE  another model, or vectors: logits recorded from one"},
         {"--window", 0, OPT_U32, &q.window, 4, 1 << 20, NULL,
          "N  tokens of a window, whose second half is scored (512)"},
-        {"--threads", 't', OPT_U32, &q.threads, 1, 256, NULL, "N  threads; all cores if not given"},
-        {"--pre", 0, OPT_STRING, &q.pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
-        {"--isa", 0, OPT_STRING, &q.isa, 0, 0, NULL, "NAME  force scalar, avx2 or avx512"},
-        {"--kv", 0, OPT_STRING, &q.kv, 0, 0, NULL,
-         "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)"},
+        CMD_OPT_THREADS(&q.threads),
+        CMD_OPT_PRE(&q.pre),
+        CMD_OPT_ISA(&q.isa),
+        CMD_OPT_KV(&q.kv),
         {"--baseline-kv", 0, OPT_STRING, &q.baseline_kv, 0, 0, NULL,
          "TYPE  the same of a baseline model (as --kv)"},
-        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document instead of text"},
+        CMD_OPT_JSON(&json),
         {0},
     };
     size_t n_rest;

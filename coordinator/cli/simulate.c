@@ -227,12 +227,11 @@ int cmd_simulate(int argc, char **argv)
          "X  for a token of an answer (0.01)"},
         {"--model", 'm', OPT_STRING, &s.model, 0, 0, NULL,
          "FILE  take what this machine needs for a block and a token of it"},
-        {"--threads", 't', OPT_U32, &s.threads, 1, 256, NULL,
-         "N  threads that --model computes with (all cores, or the quota)"},
+        CMD_OPT_THREADS(&s.threads),
         {"--seed", 0, OPT_U64, &s.options.seed, 0, 0, NULL, "S  of all that is drawn (1)"},
         {"--plot", 0, OPT_STRING, &s.plot, 0, 0, NULL,
          "FILE  an SVG of TTFT and of each replica's work"},
-        {"--json", 0, OPT_FLAG, &s.json, 0, 0, NULL, "one JSON document"},
+        CMD_OPT_JSON(&s.json),
         {0},
     };
     size_t n_rest;

@@ -1,3 +1,4 @@
+/* `status`: a cluster's replicas, workers and requests. */
 #include "coordinator/cli/cmd.h"
 
 #include "common/client/tools.h"
@@ -105,7 +106,7 @@ static void print_json(const struct msg_status *s)
     json_free(j);
 }
 
-/* Of the time in which requests ran: the bubble share. */
+/* The share of the time in which requests ran that the stage was idle (its bubbles). */
 static double idle_percent(const struct msg_worker_status *w)
 {
     double all = (double)w->compute_ns + (double)w->idle_ns;
@@ -154,7 +155,7 @@ int cmd_status(int argc, char **argv)
     const struct opt table[] = {
         {"--cluster", 0, OPT_STRING, &cluster, 0, 0, NULL,
          "ADDR  the coordinator's client address"},
-        {"--json", 0, OPT_FLAG, &json, 0, 0, NULL, "one JSON document"},
+        CMD_OPT_JSON(&json),
         {"--watch", 0, OPT_FLAG, &watch, 0, 0, NULL, "again each second, until ^C"},
         {0},
     };

@@ -9,8 +9,8 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/base/pool.h"
 #include "common/engine/engine.h"
+#include "proto/limits.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define WORKERS_MAX 32
 #define PAUSE_MOST_S 30
 #define SETTLED_S 60 /* a worker that ran so long begins with the first pause again */
 #define STOP_S 5
@@ -47,7 +46,7 @@ struct up {
     struct opt_list keys; /* KEY=VALUE of the cluster file */
     char bin[4096];       /* folder of the programs */
     char join[256];       /* where workers find the coordinator; empty: it does not listen yet */
-    struct child children[1 + WORKERS_MAX]; /* the coordinator, then the workers */
+    struct child children[1 + LIMIT_STAGES]; /* the coordinator, then the workers */
     sigset_t mask_before;
     int signals, from_coordinator;
     char line[512]; /* of the coordinator's stdout */
@@ -338,7 +337,7 @@ static int take_signals(struct up *u, struct errmsg *em)
 /* Waits until something happens, at most until `until_ns`, and takes it. */
 static int turn(struct up *u, uint64_t until_ns, struct errmsg *em)
 {
-    struct pollfd fds[3 + WORKERS_MAX];
+    struct pollfd fds[3 + LIMIT_STAGES];
     for (uint32_t i = 0; i <= u->workers; i++) {
         if (u->children[i].restart_ns && u->children[i].restart_ns < until_ns)
             until_ns = u->children[i].restart_ns;
@@ -427,23 +426,22 @@ static int check(const struct up *u, struct errmsg *em)
 int cmd_up(int argc, char **argv)
 {
     struct up u = {.workers = 2, .chunk = 512, .from_coordinator = -1};
-    for (int i = 0; i <= WORKERS_MAX; i++) u.children[i].log = -1;
+    for (uint32_t i = 0; i <= LIMIT_STAGES; i++) u.children[i].log = -1;
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &u.model, 0, 0, NULL, "FILE  a GGUF file"},
-        {"--workers", 'w', OPT_U32, &u.workers, 1, WORKERS_MAX, NULL,
+        {"--workers", 'w', OPT_U32, &u.workers, 1, LIMIT_STAGES, NULL,
          "N  workers that share the layers (2)"},
-        {"--threads", 't', OPT_U32, &u.threads, 1, 256, NULL,
+        {"--threads", 't', OPT_U32, &u.threads, 1, POOL_THREADS_MAX, NULL,
          "N  threads of each worker (cores or quota / workers)"},
-        {"--ctx", 0, OPT_U32, &u.ctx, 1, 1 << 20, NULL, "N  context limit (the model's)"},
-        {"--kv-tokens", 0, OPT_U32, &u.kv_tokens, 16, 1 << 30, NULL,
+        {"--ctx", 0, OPT_U32, &u.ctx, 1, LIMIT_CONTEXT, NULL, "N  context limit (the model's)"},
+        {"--kv-tokens", 0, OPT_U32, &u.kv_tokens, LIMIT_PAGE, 1 << 30, NULL,
          "N  tokens the KV pool has room for (what the workers have memory for)"},
-        {"--kv", 0, OPT_STRING, &u.kv, 0, 0, NULL,
-         "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16)"},
-        {"--pre", 0, OPT_STRING, &u.pre, 0, 0, NULL, "NAME  pre-tokeniser in place of the file's"},
-        {"--chunk", 0, OPT_U32, &u.chunk, 1, 4096, NULL, "N  rows of a Step (512)"},
-        {"--max-requests", 0, OPT_U32, &u.max_requests, 1, 4096, NULL, "N  live requests (256)"},
-        {"--isa", 0, OPT_STRING, &u.isa, 0, 0, NULL,
-         "NAME  force scalar, avx2 or avx512 (the best)"},
+        CMD_OPT_KV(&u.kv),
+        CMD_OPT_PRE(&u.pre),
+        {"--chunk", 0, OPT_U32, &u.chunk, 1, LIMIT_STEP_ROWS, NULL, "N  rows of a Step (512)"},
+        {"--max-requests", 0, OPT_U32, &u.max_requests, 1, LIMIT_LIVE, NULL,
+         "N  live requests (256)"},
+        CMD_OPT_ISA(&u.isa),
         {"--replica-wait", 0, OPT_U32, &u.replica_wait, 0, 86400, &u.replica_wait_given,
          "S  how long requests wait for lost workers (30)"},
         {"--set", 0, OPT_LIST, &u.keys, 0, 0, NULL,

@@ -1,6 +1,5 @@
 #include "coordinator/cli/up_file.h"
 
-#include "common/base/mem.h"
 #include "coordinator/config.h"
 
 #include <inttypes.h>

@@ -16,7 +16,7 @@ struct up_file {
     size_t n_own;
 };
 
-/* At most UP_KEYS_MAX keys, whose text is chosen here and fits. */
+/* At most UP_KEYS_MAX keys. A line "KEY=VALUE" is cut to 63 bytes. */
 void up_file_string(struct up_file *f, const char *key, const char *value);
 void up_file_number(struct up_file *f, const char *key, uint32_t value);
 

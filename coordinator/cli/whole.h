@@ -8,10 +8,11 @@
 #include <stdint.h>
 
 struct whole_options {
-    const char *isa, *kv;      /* NULL: the best; f16 */
-    uint32_t threads;          /* 0: as many as pool_cores has */
-    uint32_t positions, chunk; /* room for; rows of a step */
-    uint32_t logits;           /* rows of a step that may want logits; 0: one */
+    const char *isa, *kv; /* NULL: the best; f16 */
+    uint32_t threads;     /* 0: as many as pool_cores has */
+    uint32_t positions;   /* for which there is room */
+    uint32_t chunk;       /* most rows of a step */
+    uint32_t logits;      /* rows of a step that may want logits; 0: one */
 };
 
 struct whole {

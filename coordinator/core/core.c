@@ -38,9 +38,8 @@ struct core *core_open(const struct core_config *config)
     c->workers = mem_zalloc(config->max_workers * sizeof *c->workers);
     c->n_records = NAMES_A_WORKER * config->max_workers;
     c->records = mem_zalloc(c->n_records * sizeof *c->records);
-    c->verdict_names = config->n_replicas * LIMIT_STAGES;
     for (uint32_t i = 0; i < VERDICTS; i++)
-        c->verdicts[i].names = mem_zalloc(c->verdict_names * sizeof *c->verdicts[i].names);
+        c->verdicts[i].names = mem_zalloc(c->n_records * sizeof *c->verdicts[i].names);
     c->standing = VERDICTS;
     c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
     c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
@@ -277,11 +276,6 @@ void core_status(struct core *c, struct msg_status *ret)
         ret->running += c->replicas[i].n_running;
         replica_status(c, &c->replicas[i], &c->status[i]);
     }
-}
-
-uint64_t core_dropped(const struct core *c)
-{
-    return c->dropped;
 }
 
 uint32_t core_n_sequences(const struct core *c)

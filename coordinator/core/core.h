@@ -6,8 +6,8 @@
  * The shell (loop.c) turns sockets into events and actions into messages; the simulator (sim/) does
  * the same in virtual time. The rules it keeps are in README.md of this folder, "Order".
  *
- * Owned by one thread. Pointers in actions are valid until the next core_step, those in core_status
- * also only until the next core_status.
+ * Owned by one thread. What an event points to is borrowed for the call. Pointers in actions are
+ * valid until the next core_step, those in a status until the next core_step or core_status.
  */
 #ifndef FLOTILLA_CORE_CORE_H
 #define FLOTILLA_CORE_CORE_H
@@ -31,11 +31,11 @@ struct core_config {
     const int32_t *eog; /* end-of-generation tokens */
     uint32_t n_eog;
     uint32_t kv_type;
-    uint32_t n_pages; /* 0: as many as the workers have room for, of */
-    uint32_t pages_least, pages_most;
-    struct room_costs costs;       /* without: n_pages is not checked against anybody's memory */
-    uint32_t page;                 /* positions of a page */
-    bool share;                    /* pages of like prefixes */
+    uint32_t n_pages;                 /* of the KV pool; 0: as many as the workers have room for, */
+    uint32_t pages_least, pages_most; /* between these */
+    struct room_costs costs; /* without layer_bytes, n_pages is not checked against any memory */
+    uint32_t page;           /* positions of a page */
+    bool share;              /* prompts that begin alike share pages */
     uint64_t hash_seed, hash_mask; /* of the prefix index: pages.h */
     uint32_t ctx;                  /* positions of a sequence; never more than a pool has */
     uint32_t rows_max, logits_max; /* of a Step */
@@ -43,7 +43,7 @@ struct core_config {
     uint32_t max_live;             /* requests, 1..LIMIT_LIVE */
     uint32_t max_running;          /* sequences that a replica computes at once, 1..max_live */
     uint32_t max_per_client;       /* live requests of one client, 1..max_live */
-    uint64_t step_ns;              /* what a Step with decodes may take, predicted; 0: by itself */
+    uint64_t step_ns; /* limit of the predicted time of a Step with decodes; 0: the core's own */
     bool plaintext;
     uint64_t replica_wait_ns;   /* how long a request waits for a replica; 0: not at all */
     uint64_t deadline_ns;       /* of requests that name none */
@@ -146,23 +146,27 @@ struct actions {
 
 struct core;
 
+/* A configuration that breaks its bounds is a CHECK. */
 struct core *core_open(const struct core_config *config);
+/* May be NULL. */
 void core_close(struct core *c);
 
+/* To be carried out in their order. */
 struct actions core_step(struct core *c, const struct event *e);
 
 void core_status(struct core *c, struct msg_status *ret);
-uint64_t core_dropped(const struct core *c); /* messages that were not in flight, or foreign */
 
 /* What a checker needs to recount pages without the allocator's help. Running sequences come first,
  * replica after replica, the most urgent one of each first. */
 struct core_sequence {
     uint64_t request;
     bool running;
-    uint32_t replica; /* in which it runs */
-    uint32_t class, n_pages, n_issued, n_right;
-    uint64_t arrival;
-    const uint32_t *pages;
+    uint32_t replica;           /* in which it runs */
+    uint32_t class;             /* enum priority: in which it runs, or which it asked for */
+    uint32_t n_issued, n_right; /* positions: issued; known to hold the right token */
+    uint64_t arrival;           /* counts submissions */
+    const uint32_t *pages;      /* n_pages; until the next core_step */
+    uint32_t n_pages;
 };
 
 uint32_t core_n_sequences(const struct core *c);

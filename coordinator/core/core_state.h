@@ -21,7 +21,7 @@
 
 #define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
 #define NO_WORKER UINT32_MAX
-#define NAMES_A_WORKER 4u /* names of workers that are remembered over restarts, for each entry */
+#define NAMES_A_WORKER 4u /* names remembered, for each worker that may be known at once */
 #define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
 #define VERDICTS 4u       /* digests of probes that are remembered */
 #define STEP_SIZES 14u    /* powers of two up to LIMIT_STEP_ROWS, and one */
@@ -38,7 +38,7 @@ enum replica_state {
 struct record {
     char name[LIMIT_NAME_BYTES]; /* "": the entry is free */
     bool proven;                 /* it was part of a generation that became ready */
-    uint32_t faults;             /* a certain fault counts two, a suspicion one; time served less */
+    uint32_t faults; /* a certain fault counts two, a suspicion one; service takes them away */
     uint64_t lost_ns[FLEET_LOSSES]; /* when it was to blame for a loss, the latest first */
     uint32_t n_lost;                /* of those, and no more than there is room for */
     uint64_t held_until_ns;         /* it is not planned with before this time */
@@ -84,7 +84,8 @@ struct asked {
 
 struct verdict_name {
     char name[LIMIT_NAME_BYTES];
-    struct instance instance; /* the process of this name that computed it last */
+    struct instance instance; /* the process of this name that computed it last, */
+    uint64_t seen_ns;         /* and when */
 };
 
 /* What a generation's probe computed, and which workers took part in such generations. */
@@ -95,7 +96,7 @@ struct verdict {
     uint64_t digest;
     uint32_t n_times;  /* generations that computed it since the standing one was computed, */
     uint64_t since_ns; /* and when the first of them did */
-    uint32_t n_names;  /* of the workers that computed it, at most core.verdict_names */
+    uint32_t n_names;  /* of the workers that computed it, at most core.n_records */
     struct verdict_name *names;
 };
 
@@ -131,13 +132,13 @@ struct replica {
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
     bool link_up;
-    bool cramped;       /* no generation begins, since too little fits its workers' memory */
-    uint64_t began_ns;  /* when the present or last generation began; 0: none has */
-    uint64_t retry_ns;  /* no generation is begun before this time */
-    uint64_t pause_ns;  /* between failed beginnings; doubles */
-    uint64_t served_ns; /* up to when its workers' service was counted */
-    uint64_t since_ns;  /* the state was entered, or something moved in it */
-    char why[LIMIT_TEXT_BYTES];  /* what it waits for */
+    bool cramped;               /* no generation begins, since its workers have too little memory */
+    uint64_t began_ns;          /* when the present or last generation began; 0: none has */
+    uint64_t retry_ns;          /* no generation is begun before this time */
+    uint64_t pause_ns;          /* between failed beginnings; doubles */
+    uint64_t served_ns;         /* up to when its workers' service was counted */
+    uint64_t since_ns;          /* the state was entered, or something moved in it */
+    char why[LIMIT_TEXT_BYTES]; /* what it waits for */
     char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
     char told[LIMIT_TEXT_BYTES]; /* what core_status points to */
     /* ---- its KV pages ---- */
@@ -154,10 +155,12 @@ struct replica {
     uint64_t step_build;  /* counts step builds, whether they were issued or not */
     uint32_t n_chosen;    /* decodes chosen for the present step build, and not added yet */
     uint32_t decode_from; /* index into running: whose turn it is to decode */
-    uint64_t prefilled;   /* the last Step in which the most urgent prompt went on */
+    uint64_t prefilled;   /* number of the last Step with rows of the most urgent prompt */
     uint64_t steps, steps_mixed;
-    uint32_t sequences_max; /* of one Step */
-    uint64_t prefix_lookups, prefix_hits, tokens_saved, tokens_computed, preemptions;
+    uint32_t sequences_max;                 /* of one Step */
+    uint64_t prefix_lookups, prefix_hits;   /* requests that looked; of those, that found some */
+    uint64_t tokens_saved, tokens_computed; /* of prompts: found in the index; computed */
+    uint64_t preemptions;
 };
 
 struct request {
@@ -201,9 +204,8 @@ struct core {
     struct record *records; /* n_records: more than there are workers */
     uint32_t n_records;
     struct verdict verdicts[VERDICTS];
-    uint32_t verdict_names;   /* that are remembered of each */
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
-    uint32_t n_erratic; /* generations whose workers had computed another digest before */
+    uint32_t n_erratic;       /* generations whose workers had computed another digest before */
     struct replica *replicas; /* cfg.n_replicas */
     uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
                                  served one replica takes only newer generations of another */
@@ -215,7 +217,7 @@ struct core {
     struct imap by_id;
     struct msg_replica_status *status; /* n_replicas: what core_status points to, */
     struct msg_worker_status *staff;   /* n_replicas x n_stages: and what those point to */
-    uint64_t dropped;
+    uint64_t dropped; /* messages of no generation, results not in flight, Hellos without room */
     struct action *actions;
     size_t n_actions, cap_actions;
     struct arena arena; /* of the present step: what actions point to */
@@ -247,13 +249,13 @@ void request__results(struct core *c, const struct msg_result *m);
 void request__by_id(struct core *c, uint64_t id, enum status status, enum finish_reason reason,
                     const char *text);
 void request__tick(struct core *c);
-/* A replica's generation is over: queues again what may be replayed, ends the rest. was_ready:
- * where no other replica serves, requests begin to wait for one now; suspicious: those in its Steps
- * in flight may be what ended it. */
+/* A replica's generation is over: queues again the requests that may be replayed, ends the others.
+ * was_ready: where no other replica serves, requests begin to wait for one now. suspicious: a
+ * request in its Steps in flight may be what ended it. */
 void request__generation_lost(struct core *c, struct replica *rep, bool was_ready, bool suspicious,
                               const char *why);
-/* Whether a request must run among proven ones only, to show whether it is what ends generations.
- */
+/* Whether a request was in flight at so many lost generations that it must show, without others
+ * like it, that it is not what ends them. */
 bool request__on_trial(const struct request *r);
 
 /* fleet.c */
@@ -277,7 +279,8 @@ void fleet__served(struct core *c, struct replica *r);
 bool fleet__plan(struct core *c, struct replica *r);
 /* Its workers are spares again. */
 void fleet__dismiss(struct core *c, struct replica *r);
-/* Which workers are held down, and why, but for what the reader is told already; "" if none is. */
+/* Which workers are held down; and why, unless that is `told`, which the reader is told anyway. ""
+ * if none is. */
 void fleet__held(const struct core *c, const char *told, char *ret, size_t size);
 /* Moves a moment later by time in which the shell did not run, but never past now. */
 void fleet__forgive(const struct core *c, uint64_t *since_ns, uint64_t lost_ns);
@@ -308,12 +311,15 @@ void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, con
 void replica__probed(struct core *c, struct replica *r, uint64_t digest);
 
 /* flight.c */
-/* Takes a result's Step out of flight. False: it was not the next in flight or is not what was
- * asked for, and nothing in it counts. */
+/* Takes a result's Step out of flight. False: nothing in it counts for requests: it is a probe's,
+ * is not that of the next Step in flight, or is not what was asked for. */
 bool flight__result(struct core *c, const struct msg_result *m);
 /* A Step is on its way: it is the next one by its number, and the window has room for it. */
 void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
                  struct cost_work work);
+/* What the result of a Step in flight must hold, one for each of its runs but a probe's; kept until
+ * a Step with a number one window higher is added. */
+struct asked *flight__asked(const struct core *c, const struct flight *f, uint64_t number);
 /* A new generation: nothing is in flight, and Steps are numbered from 1. */
 void flight__begin(struct flight *f);
 void flight__check_overdue(struct core *c, struct replica *r);
@@ -338,10 +344,10 @@ void queue__leave(struct core *c, struct request *r);
 void queue__release(struct request *r);
 /* Out of the running ones and back into the queue, without pages: it is computed again later. */
 void queue__again(struct core *c, struct request *r);
-/* Lets into a replica who may run there now, in order of urgency. */
+/* Admits to a replica the requests that may run there now, in order of urgency. */
 void queue__admit(struct core *c, struct replica *rep);
-/* A page for r, which runs; if need be one of a running request that is less urgent, other than
- * those that have rows in the present step build. */
+/* A page for r, which runs; if need be, a less urgent running request is preempted for it, unless
+ * it has rows in the present step build. False: there is none. */
 bool queue__page(struct core *c, struct request *r, uint32_t *ret_page);
 
 #endif

@@ -39,8 +39,9 @@ static bool in_use(const struct core *c, uint32_t record)
     return false;
 }
 
-/* Which of two entries is forgotten rather: a free one, one that never served, the older one. */
-static bool rather(const struct record *a, const struct record *b)
+/* Whether a is given up before b: free ones first, then names that never served, then those that
+ * were not seen for longest. */
+static bool goes_first(const struct record *a, const struct record *b)
 {
     if (!a->name[0] || !b->name[0]) return !a->name[0];
     return a->proven != b->proven ? b->proven : a->seen_ns < b->seen_ns;
@@ -57,7 +58,7 @@ static uint32_t record_of(struct core *c, const char *name)
         if (!c->records[i].name[0] && !in_use(c, i)) at = i;
     bool full = at == c->n_records;
     for (uint32_t i = 0; i < c->n_records && full; i++)
-        if (!in_use(c, i) && (at == c->n_records || rather(&c->records[i], &c->records[at])))
+        if (!in_use(c, i) && (at == c->n_records || goes_first(&c->records[i], &c->records[at])))
             at = i;
     CHECK(at < c->n_records);
     c->records[at] = (struct record){.held_until_ns = 0};
@@ -292,6 +293,7 @@ static bool holds(const struct core *c, const struct worker *w, const struct rep
            h->holding.layer_first == r->first[stage] && h->holding.layer_last == r->last[stage];
 }
 
+/* A worker that may be planned with; the lower the rank, the better. */
 struct candidate {
     uint32_t worker, rank;
     bool taken;

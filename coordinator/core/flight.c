@@ -13,10 +13,11 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define HUNG_NS (10 * NS_PER_S) /* without a move, where no Step's time is known yet */
-#define OVERDUE_FACTOR 5u       /* times the predicted time of a Step */
-#define IDLE_FACTOR 10u /* times the configured limit: a Step that does not arrive, at the most */
-/* The most that a Step may take while it moves: times the configured limit, and its own. */
+#define HUNG_NS (10 * NS_PER_S) /* limit of a probe: no Step's time is known yet */
+#define OVERDUE_FACTOR 5u       /* a Step's limit: so many times its predicted time */
+#define IDLE_FACTOR 10u         /* most time for a Step to arrive: so many times step_timeout_ns */
+/* The most time for a Step whose stage computes: so many times step_timeout_ns, or its own limit.
+ */
 #define SLOW_FACTOR 30u
 #define SLOW_LIMITS 6u
 
@@ -28,8 +29,7 @@ void flight__begin(struct flight *f)
     f->next_number = 1;
 }
 
-/* Where what a Step asks for is kept: at most a window of Steps is in flight. */
-static struct asked *asked_of(const struct core *c, const struct flight *f, uint64_t number)
+struct asked *flight__asked(const struct core *c, const struct flight *f, uint64_t number)
 {
     return f->asked + number % c->cfg.window * LIMIT_STEP_RUNS;
 }
@@ -37,7 +37,7 @@ static struct asked *asked_of(const struct core *c, const struct flight *f, uint
 /* What the Step's result must hold; a probe's is its digest. */
 static uint32_t note_asked(struct core *c, const struct flight *f, const struct msg_step *step)
 {
-    struct asked *asked = asked_of(c, f, step->number);
+    struct asked *asked = flight__asked(c, f, step->number);
     uint32_t n = 0;
     for (uint32_t i = 0; i < step->n_runs; i++) {
         const struct msg_run *x = &step->runs[i];
@@ -98,8 +98,8 @@ static void learn_speed(struct flight *f, uint64_t took_ns, uint32_t rows)
         *known -= (*known - took_ns) / 16; /* one slow Step is forgotten in time */
 }
 
-/* What a Step of so many rows may take: what such Steps took, or larger ones, or in proportion the
- * largest that are known. */
+/* How long a Step of so many rows is expected to take: as long as such Steps took, else as larger
+ * ones, else in proportion to the largest that are known. 0: nothing is known. */
 static uint64_t predict(const struct flight *f, uint32_t rows)
 {
     uint32_t size = size_of(rows);
@@ -173,7 +173,7 @@ static bool is_answer(const struct core *c, const struct asked *a, const struct 
 static bool is_what_was_asked(const struct core *c, const struct flight *f,
                               const struct in_flight *step, const struct msg_result *m)
 {
-    const struct asked *asked = asked_of(c, f, step->number);
+    const struct asked *asked = flight__asked(c, f, step->number);
     uint32_t n = 0;
     for (uint32_t i = 0; i < step->n_asked; i++) {
         if (!asked[i].token) continue;

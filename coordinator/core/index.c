@@ -1,4 +1,4 @@
-/* Every page has a record; hash buckets are lists threaded through the records. */
+/* Every page has an entry; hash buckets are lists threaded through the entries. */
 #include "coordinator/core/index.h"
 
 #include "common/base/check.h"
@@ -23,7 +23,6 @@ struct index {
     int32_t *tokens; /* page_size for each page */
     uint32_t *buckets, n_buckets;
     uint64_t serial;
-    struct index_stats stats;
 };
 
 struct index *index_open(const struct index_config *config)
@@ -79,7 +78,7 @@ struct prefix index_root(const struct index *x, uint64_t tenant)
 }
 
 /* The hash of the page after the walk: once for each page, however often it is looked for. */
-static struct hash128 next_hash(struct index *x, struct prefix *walk, const int32_t *tokens)
+static struct hash128 next_hash(const struct index *x, struct prefix *walk, const int32_t *tokens)
 {
     if (walk->has_next) return walk->next;
     struct hash128 h =
@@ -89,15 +88,13 @@ static struct hash128 next_hash(struct index *x, struct prefix *walk, const int3
     h.hi &= x->cfg.hash_mask;
     walk->next = h;
     walk->has_next = true;
-    x->stats.hashes++;
     return h;
 }
 
-uint32_t index_find(struct index *x, struct prefix *walk, const int32_t *tokens)
+uint32_t index_find(const struct index *x, struct prefix *walk, const int32_t *tokens)
 {
     struct hash128 h = next_hash(x, walk, tokens);
     size_t bytes = x->cfg.page_size * sizeof *tokens;
-    x->stats.lookups++;
     for (uint32_t i = *bucket_of(x, h); i != INDEX_NONE; i = x->entries[i].next_in_bucket) {
         const struct entry *e = &x->entries[i];
         if (e->hash.lo != h.lo || e->hash.hi != h.hi || e->tenant != walk->tenant) continue;
@@ -136,7 +133,6 @@ void index_enter(struct index *x, struct prefix *walk, const int32_t *tokens, ui
         CHECK(x->entries[e->parent_page].serial == e->parent);
         x->entries[e->parent_page].children++;
     }
-    x->stats.entered++;
     index_follow(x, walk, page);
 }
 
@@ -164,9 +160,4 @@ struct index_entry index_entry_of(const struct index *x, uint32_t page)
                                 .step = e->step,
                                 .leaf = e->children == 0,
                                 .tokens = tokens_of(x, page)};
-}
-
-struct index_stats index_stats(const struct index *x)
-{
-    return x->stats;
 }

@@ -45,7 +45,7 @@ void index_clear(struct index *x);
 
 struct prefix index_root(const struct index *x, uint64_t tenant);
 /* The page that holds tokens[page_size] behind the walk, or INDEX_NONE. */
-uint32_t index_find(struct index *x, struct prefix *walk, const int32_t *tokens);
+uint32_t index_find(const struct index *x, struct prefix *walk, const int32_t *tokens);
 /* The walk goes on over the entry of a page that index_find has found behind it. */
 void index_follow(const struct index *x, struct prefix *walk, uint32_t page);
 /* Enters a page that has no entry, behind the walk, where index_find has found none for these
@@ -64,12 +64,5 @@ struct index_entry {
     const int32_t *tokens; /* page_size; valid until the entry is removed */
 };
 struct index_entry index_entry_of(const struct index *x, uint32_t page);
-
-struct index_stats {
-    uint64_t hashes;  /* updates of a chained hash */
-    uint64_t lookups; /* of one page */
-    uint64_t entered;
-};
-struct index_stats index_stats(const struct index *x);
 
 #endif

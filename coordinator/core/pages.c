@@ -199,12 +199,7 @@ uint32_t pages_enter(struct pages *p, struct prefix *walk, const int32_t *tokens
 
 struct pages_stats pages_stats(const struct pages *p)
 {
-    struct index_stats index = index_stats(p->index);
-    struct pages_stats s = p->stats;
-    s.hashes = index.hashes;
-    s.lookups = index.lookups;
-    s.entered = index.entered;
-    return s;
+    return p->stats;
 }
 
 struct page_view pages_view(const struct pages *p, uint32_t page)

@@ -24,9 +24,7 @@ struct pages_config {
 
 struct pages_stats {
     uint32_t n_free, n_cached, n_held; /* sum: n_pages */
-    uint64_t hashes;                   /* updates of a chained hash */
-    uint64_t lookups;                  /* of one page in the index */
-    uint64_t entered, evicted;
+    uint64_t evicted;                  /* cached pages that were given up */
 };
 
 enum pages_found {

@@ -104,8 +104,8 @@ static void preempt(struct core *c, struct request *r)
 
 /* ---- admission ---- */
 
-/* What r may soon need: pages for what is known of it, and one more to write on; beside it, each
- * that runs may need one. */
+/* Pages that must be available for r to be admitted: those of its known tokens, one more for the
+ * tokens to come, and one for each request that runs, which may need it soon. */
 static uint32_t room_for(const struct core *c, const struct request *r, uint32_t n_running)
 {
     uint32_t known = (r->n_tokens + c->cfg.page - 1) / c->cfg.page;
@@ -175,9 +175,10 @@ static struct request *overtaker(const struct core *c, const struct replica *rep
     return best && before(best->asked, best, victim->class, victim) ? best : NULL;
 }
 
-/* Who is let in next, with room made for it; or NULL. Requests on trial show one after the other
- * what they are: nobody else is let in meanwhile. Nobody overtakes the one that waits for pages or
- * a place, except who may take them from a running one, which that one may not. */
+/* The request that is admitted next, with room made for it; or NULL. Requests on trial run one
+ * after the other, and nobody else is admitted meanwhile. Nobody overtakes the most urgent one
+ * while it waits for pages or a place, except one that is urgent enough to take them from a running
+ * one. */
 static struct request *next_in(struct core *c, struct replica *rep)
 {
     for (uint32_t i = 0; i < rep->n_running && c->n_trials; i++)

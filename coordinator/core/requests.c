@@ -254,7 +254,8 @@ void request__results(struct core *c, const struct msg_result *m)
 static void check_time(struct core *c, struct request *r)
 {
     if (c->now_ns >= r->deadline_ns)
-        request__end(c, r, STATUS_DEADLINE_EXCEEDED, FINISH_NONE, "the request's deadline has passed");
+        request__end(c, r, STATUS_DEADLINE_EXCEEDED, FINISH_NONE,
+                     "the request's deadline has passed");
     else if (!core__ready(c) && c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)
         request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__no_replica(c));
 }
@@ -280,7 +281,7 @@ static void suspect(struct core *c, const struct replica *rep)
         trial |= request__on_trial(&c->requests[rep->running[i]]);
     for (uint32_t k = 0; k < rep->flight.n; k++) {
         const struct in_flight *f = &rep->flight.steps[k];
-        const struct asked *asked = rep->flight.asked + f->number % c->cfg.window * LIMIT_STEP_RUNS;
+        const struct asked *asked = flight__asked(c, &rep->flight, f->number);
         for (uint32_t i = 0; i < f->n_asked; i++) {
             struct request *x = find(c, asked[i].request);
             if (!x || x->replica != rep || x->suspected_in == rep->generation) continue;

@@ -101,7 +101,8 @@ static uint32_t held_pages(struct core *c, const struct replica *r, const struct
     return pages;
 }
 
-/* The number of pages, or 0: too few fit. */
+/* The number of pages, or 0: too few fit. spare, close: the room where the whole reserve stays
+ * free, or half of it; held: the size of the pool that the stages hold, or 0. */
 static uint32_t choose(const struct core *c, const struct room *spare, const struct room *close,
                        uint32_t held)
 {

@@ -9,9 +9,9 @@
 
 #include <string.h>
 
-/* Beside decodes, prefill may take this many percent of the time that the decodes take, and where
- * more prompts wait than sequences decode, as many times more; but the most urgent prompt has some
- * rows each window + 1 Steps, however long they take. */
+/* Beside decodes, prefill may take this many percent of the time that the decodes take; where more
+ * prompts wait than sequences decode, as many times that as there are prompts to a decode. But the
+ * most urgent prompt has CHUNK_LEAST rows each window + 1 Steps, however long they take. */
 #define PREFILL_PERCENT 50u
 #define CHUNK_LEAST 2u
 #define TURNS 8u /* prompts for which a more urgent one leaves time */
@@ -20,13 +20,13 @@
  * take at most FLIGHT_MOST_NS, so that a request that comes soon has its turn; but one Step may
  * always take STEP_MOST_ROWS times as long as a one-row Step, so that weights are read for many
  * rows. While a request is about to decode, both are divided by SOON_PARTS. */
-#define SHARE_LEAST 128u /* rows that it has nevertheless */
+#define SHARE_LEAST 128u /* rows that such a cut leaves at the least */
 #define FLIGHT_MOST_NS (150 * NS_PER_MS)
 #define STEP_MOST_ROWS 8u
 #define SOON_PARTS 4u
 
-/* A Step that is being composed. rep->n_chosen is also of it: decodes that were chosen for it and
- * are not added yet. */
+/* A Step that is being composed. rep->n_chosen belongs to it too: the decodes that were chosen for
+ * it and are not added yet. */
 struct step_build {
     struct msg_run *runs;
     uint64_t number;
@@ -115,7 +115,8 @@ static uint64_t most_alone(const struct core *c, const struct replica *rep)
     return share > rows ? share : rows;
 }
 
-/* While sequences decode, the limit is for the Steps of a round trip together. */
+/* While sequences decode, the Steps of a round trip share one limit: a Step may take its share, or
+ * what those in flight have left of the whole. */
 static uint64_t limit_beside_decodes(const struct core *c, const struct replica *rep,
                                      const struct load *l)
 {
@@ -184,7 +185,7 @@ static void enter_pages(struct core *c, const struct step_build *b, struct reque
     }
 }
 
-/* The pages that the index had already are let go of when the Step is composed: until then its rows
+/* Lets go of the pages whose prefix the index had already, once the Step is composed: its rows
  * still go there. */
 static void drop_twice(struct replica *rep)
 {
@@ -244,8 +245,8 @@ static bool choose(struct core *c, struct replica *rep, struct step_build *b, ui
     return true;
 }
 
-/* Whether one of `most` is kept for a prompt: where it is the only one, for the most urgent only.
- */
+/* Whether one of `most` places in the Step is kept for a prompt; the only place is kept for it
+ * where the most urgent request is one. */
 static bool left_for_prefill(const struct request *most_urgent, const struct load *l, uint32_t most)
 {
     return l->prefill > 0 && (most > 1 || !decoding(most_urgent));
@@ -297,7 +298,7 @@ static bool another_begins(const struct core *c, const struct step_build *b,
 }
 
 /* Walks over the pages that others have computed, but for the last row's. False: the next one is
- * being computed in this very Step, and r rides behind. */
+ * being computed in this very Step, and r waits for the next Step. */
 static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
 {
     struct replica *rep = r->replica;
@@ -333,8 +334,8 @@ static uint64_t time_with(const struct replica *rep, const struct step_build *b,
     return cost_predict(&rep->flight.cost, w);
 }
 
-/* Half of the time that is left, while others wait; and the time of CHUNK_LEAST first rows is left
- * for each of them, up to TURNS. The last one has all of it. */
+/* Until when in the Step's time a prompt may take rows: half of what is left while others wait, and
+ * each of these, up to TURNS, is left the time of CHUNK_LEAST first rows. The last one has all. */
 static uint64_t time_for(const struct replica *rep, const struct step_build *b)
 {
     uint64_t before = time_with(rep, b, 0, 0), least = time_with(rep, b, 0, CHUNK_LEAST) - before;
@@ -354,8 +355,8 @@ static bool is_full(const struct core *c, const struct replica *rep, const struc
     return b->limit_ns && b->seen_first && time_with(rep, b, 0, 1) > b->limit_ns;
 }
 
-/* Whether the first prompt of a Step has rows even where there is no time for them: where nothing
- * else would go on, and each window + 1 Steps. */
+/* Whether the most urgent prompt has rows although there is no time for them: where nothing else
+ * would go on, and each window + 1 Steps. */
 static bool must_go_on(const struct core *c, const struct replica *rep, const struct step_build *b)
 {
     bool empty = !rep->n_chosen && !b->decodes;
@@ -476,8 +477,8 @@ static void fill(struct core *c, struct replica *rep, struct step_build *b)
     drop_twice(rep);
 }
 
-/* The decodes that were chosen found no page, and left no time to prompts: without a Step in flight
- * nothing would change that. The most urgent prompt goes on. */
+/* The decodes that were chosen found no page, and left no time to prompts. Without a Step in flight
+ * nothing would ever change that, so the most urgent prompt goes on. */
 static void fill_with_a_prompt(struct core *c, struct replica *rep, struct step_build *b)
 {
     b->seen_first = false;

@@ -14,6 +14,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,6 +22,7 @@
 #define VERDICT_NS (10 * NS_PER_S) /* time for another worker to come and decide */
 /* Both times this, where those who may decide are here and do not get to compute again. */
 #define VERDICT_PATIENCE 2u
+#define NAMED_BYTES 120u /* of names in a text; the others are counted */
 
 static bool among(const struct verdict *v, const char *name)
 {
@@ -41,22 +43,33 @@ static bool in_generation(struct core *c, const struct replica *r, const char *n
     return false;
 }
 
-/* More names than there is room for are not kept. */
+/* The entry of a name. As many names are remembered of a digest as the fleet remembers at all;
+ * beyond that, the one that was seen least recently gives way. By then workers of several
+ * generations have computed the digest, and it is agreed on. */
+static struct verdict_name *name_entry(struct core *c, struct verdict *v, const char *name)
+{
+    struct verdict_name *x = &v->names[0];
+    for (uint32_t i = 0; i < v->n_names; i++) {
+        if (strcmp(v->names[i].name, name) == 0) return &v->names[i];
+        if (v->names[i].seen_ns < x->seen_ns) x = &v->names[i];
+    }
+    if (v->n_names < c->n_records) x = &v->names[v->n_names++];
+    (void)snprintf(x->name, sizeof x->name, "%s", name);
+    return x;
+}
+
 static void note_workers(struct core *c, const struct replica *r, struct verdict *v)
 {
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
-        uint32_t at = 0;
-        while (at < v->n_names && strcmp(v->names[at].name, name_at(c, r, i)) != 0) at++;
-        if (at == c->verdict_names) continue;
-        if (at == v->n_names)
-            (void)snprintf(v->names[v->n_names++].name, LIMIT_NAME_BYTES, "%s", name_at(c, r, i));
-        v->names[at].instance = replica__at(c, r, i)->instance;
+        struct verdict_name *x = name_entry(c, v, name_at(c, r, i));
+        x->instance = replica__at(c, r, i)->instance;
+        x->seen_ns = c->now_ns;
     }
     v->seen_ns = c->now_ns;
 }
 
-/* The entry of a digest; a new one takes the place of the one that was not computed for longest, of
- * those that do not stand. A free one was never computed. */
+/* The entry of a digest. A new one takes the place of the least recently computed one that does not
+ * stand; a free entry was never computed. */
 static uint32_t entry_of(struct core *c, uint64_t digest)
 {
     uint32_t at = VERDICTS;
@@ -72,18 +85,23 @@ static uint32_t entry_of(struct core *c, uint64_t digest)
     return at;
 }
 
-/* "workers a, b": those of v that are not in `without` too (NULL: all of them); "" for none. */
+/* "workers a, b" or "workers a, b and 7 more": those of v that are not in `without` too (NULL: all
+ * of them); "" for none. */
 static const char *names_of(struct core *c, const struct verdict *v, const struct verdict *without)
 {
-    char list[LIMIT_TEXT_BYTES] = "";
-    uint32_t n_names = 0;
+    char list[LIMIT_TEXT_BYTES] = "", more[32] = "";
+    uint32_t n_names = 0, n_more = 0;
     size_t n = 0;
-    for (uint32_t i = 0; i < v->n_names && n < 200; i++) {
+    for (uint32_t i = 0; i < v->n_names; i++) {
         if (without && among(without, v->names[i].name)) continue;
-        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "", v->names[i].name);
+        n_more += n >= NAMED_BYTES;
+        if (n < NAMED_BYTES)
+            n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "",
+                                  v->names[i].name);
         n_names++;
     }
-    return n_names ? core__text(c, "worker%s %s", n_names > 1 ? "s" : "", list) : "";
+    if (n_more) (void)snprintf(more, sizeof more, " and %" PRIu32 " more", n_more);
+    return n_names ? core__text(c, "worker%s %s%s", n_names > 1 ? "s" : "", list, more) : "";
 }
 
 /* Whether the replica's generation is made of workers that computed v, and of no others. */
@@ -94,8 +112,8 @@ static bool only_of(struct core *c, const struct replica *r, const struct verdic
     return true;
 }
 
-/* Whether the same workers are remembered to have computed another digest than v: one of them does
- * not repeat itself. */
+/* Whether the generation's workers are known to have computed another digest than v: then one of
+ * them does not repeat itself. */
 static bool erratic(struct core *c, const struct replica *r, const struct verdict *v)
 {
     for (uint32_t i = 0; i < VERDICTS; i++) {

@@ -13,12 +13,11 @@
     (300 * NS_PER_S) /* the same beside a worker that stays broken: two losses at the most */
 #define HUNG_SLACK_NS (500 * NS_PER_MS) /* two heartbeats */
 #define IDLE_MOST_NS (100 * NS_PER_MS)  /* until a Step is issued where something is due */
-#define LIE_CANCEL_NS (1 * NS_PER_S)    /* how long a client waits that a lie left without one */
 #define ATTEMPTS_MAX 3u
 
 /* ---- tokens and ends ---- */
 
-/* 1. Exactly once; and what is said of the time in the queue is true. */
+/* 1. Exactly once; and the time in the queue that the action tells is right. */
 static void check_tokens(struct world *w, const struct action *a)
 {
     struct world_request *r = check__find(w, a->tokens.request);
@@ -37,7 +36,6 @@ static void check_tokens(struct world *w, const struct action *a)
             return;
         }
         r->n_tokens++;
-        r->got_tokens = true;
         w->report->tokens++;
         w->n_tokens_now++;
     }
@@ -72,8 +70,7 @@ static const char *given_up(const struct world *w, const struct world_request *r
 {
     if (r->erred) return NULL;
     if (w->faultless) return "given up, but nothing broke";
-    uint32_t lost = LAW_LOST_STEPS_ARE_CHARGED ? r->lost_in_flight : r->lost_running;
-    return lost < ATTEMPTS_MAX ? "given up too early" : NULL;
+    return r->lost_in_flight < ATTEMPTS_MAX ? "given up too early" : NULL;
 }
 
 /* Every status has its reason. */
@@ -238,17 +235,14 @@ static void check_loss(struct world *w, uint32_t replica)
     uint64_t oldest = x->result_step ? x->result_step : x->flight_first;
     w->lost_now = true;
     w->hung_ns = 0;
-    w->loss_ns = w->now_ns;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
         if (!r->submitted || r->replica != replica) continue;
         r->lost++;
-        r->lost_running += r->running;
         r->lost_in_flight += r->last_step >= oldest && r->last_step > 0;
     }
     order__new_generation(w, replica);
-    if (w->faultless && (!w->slow || LAW_SLOW_IS_NOT_HUNG))
-        world__fail(w, "nothing broke, but a generation was lost");
+    if (w->faultless) world__fail(w, "nothing broke, but a generation was lost");
 }
 
 /* Nobody speaks to a worker that said goodbye. */
@@ -281,15 +275,11 @@ bool check__counts(struct world *w, const struct msg_result *m, enum lie lie, ui
     x->result_step = m->number;
     x->flight_first++;
     struct world_request *r = check__find(w, lied);
-    if (r && lie == LIE_ERROR)
-        r->erred = true;
-    else if (r && lie != LIE_NONE)
-        r->wronged = true;
+    if (r && lie == LIE_ERROR) r->erred = true;
     return true;
 }
 
-/* A lie counts for nobody: for no request of its Step, and without a comparison at least not for
- * the one that it is told of. An error of a run ends its request. */
+/* A result that lies counts for no request of its Step. An error of a run ends its request. */
 void check__result(struct world *w, bool counted, enum lie lie, uint64_t lied)
 {
     struct world_request *r = check__find(w, lied);
@@ -301,10 +291,8 @@ void check__result(struct world *w, bool counted, enum lie lie, uint64_t lied)
             world__fail(w, "request %" PRIu64 " goes on over an error of its stage", r->id);
         return;
     }
-    if (r->got_tokens || (LAW_RESULTS_ARE_COMPARED && w->n_tokens_now))
+    if (w->n_tokens_now)
         world__fail(w, "request %" PRIu64 " has tokens of a result that is a lie", r->id);
-    if (LAW_RESULTS_ARE_COMPARED || r->ended) return;
-    world__schedule(w, LIE_CANCEL_NS, HAPPEN_CANCEL)->who = (uint32_t)lied - 1;
 }
 
 /* ---- pages ---- */
@@ -406,7 +394,7 @@ static void check_first(struct world *w, uint32_t replica)
     struct core_sequence s = first_of(w, replica);
     const struct world_request *q = check__find(w, s.request);
     if (!s.running || s.request != f->request || s.n_issued != f->n_issued ||
-        q->n_tokens != f->n_tokens || (q->wronged && !LAW_RESULTS_ARE_COMPARED))
+        q->n_tokens != f->n_tokens)
         *f = (struct world_first){s.request, s.n_issued, q->n_tokens, 0};
     else
         f->steps += x->steps_now;
@@ -426,18 +414,10 @@ static void check_waits(struct world *w, bool ready)
         uint64_t limit = r->deadline_at_ns, since = waits_since(w, r);
         if (w->now_ns > (limit > went_on ? limit : went_on) + DEADLINE_SLACK_NS)
             world__fail(w, "request %" PRIu64 " lives beyond its deadline", r->id);
-        if (!LAW_WAIT_COUNTS_FROM_READY && w->loss_ns > since) since = w->loss_ns;
         if (since + wait_ns < went_on) since = went_on - wait_ns;
         if (!ready && w->now_ns > since + wait_ns + (wait_ns ? WAIT_SLACK_NS : 0))
             world__fail(w, "request %" PRIu64 " waits longer than replica_wait", r->id);
     }
-}
-
-static bool any_wronged(const struct world *w)
-{
-    for (uint32_t i = 0; i < w->n_requests; i++)
-        if (w->requests[i].wronged && !w->requests[i].ended) return true;
-    return false;
 }
 
 static uint32_t in_flight(const struct world *w)
@@ -451,7 +431,7 @@ static uint32_t in_flight(const struct world *w)
 static void check_idle(struct world *w, bool ready)
 {
     bool idle = ready && core_n_sequences(w->core) > 0 && in_flight(w) == 0;
-    if (!idle || (any_wronged(w) && !LAW_RESULTS_ARE_COMPARED))
+    if (!idle)
         w->idle_ns = 0;
     else if (!w->idle_ns)
         w->idle_ns = w->now_ns;
@@ -514,7 +494,7 @@ void check__before(struct world *w)
     for (uint32_t i = 0; i < w->cfg.n_replicas; i++) w->replicas[i].steps_now = 0;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
-        r->in_step = r->got_tokens = false;
+        r->in_step = false;
         r->was_ended = r->ended;
     }
 }

@@ -40,7 +40,7 @@ static void make_prompt(struct world *w, struct world_request *r)
     r->max_new = 5 + r->max_new % 10;
 }
 
-/* Some requests outlive every fault: those must be answered. */
+/* Draws a request. The deadline of some lies beyond every fault: those must be answered. */
 static void make(struct world *w, uint32_t idx)
 {
     struct world_request *r = &w->requests[idx];
@@ -101,7 +101,7 @@ void client__submit(struct world *w, uint32_t idx)
     world__core(w, &e);
 }
 
-/* The core's answer to the end of a request by its client comes at once, or never was it so. */
+/* A client ends its request: the core must end it at once, with the right status. */
 void client__end(struct world *w, uint32_t idx, enum event_type type)
 {
     struct world_request *r = &w->requests[idx];
@@ -122,8 +122,8 @@ void client__reconnect(struct world *w)
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
         if (!r->submitted || r->ended) continue;
-        r->submitted = r->wronged = r->erred = false;
-        r->lost = r->lost_running = r->lost_in_flight = 0;
+        r->submitted = r->erred = false;
+        r->lost = r->lost_in_flight = 0;
         r->waited_ns = r->begun_ns = 0;
         world__schedule(w, NS_PER_MS * (1 + rng_below(&w->rng, 300)), HAPPEN_SUBMIT)->who = i;
     }

@@ -22,9 +22,16 @@ static bool one_in(struct world *w, uint64_t n)
     return rng_below(&w->rng, n) == 0;
 }
 
-/* Kinds that keep their worker broken until it is mended, and that a spare must make good. */
+/* Faults that keep their worker broken until it is mended: a spare must take its place. */
 static const enum fault lasting[] = {FAULT_HANG, FAULT_LOAD, FAULT_UNREACHABLE, FAULT_DAMAGE};
-#define LASTING (LAW_DAMAGE_IS_FOUND ? 4u : 3u)
+#define LASTING (sizeof lasting / sizeof lasting[0])
+
+static bool lasts(enum fault f)
+{
+    for (size_t i = 0; i < LASTING; i++)
+        if (lasting[i] == f) return true;
+    return false;
+}
 
 static void cripple(struct world *w, uint32_t who, enum fault f)
 {
@@ -65,9 +72,7 @@ static void plan_faults(struct world *w)
                 bit(FAULT_DEAF) | bit(FAULT_STALL);
     for (enum fault f = FAULT_DEAF_UP; f < N_FAULTS; f++)
         if (f != FAULT_STALL && one_in(w, 3)) w->faults |= bit(f);
-    /* A damaged worker shows by a digest that differs from one that the coordinator remembers. */
-    if (w->faults & bit(FAULT_DAMAGE) && !LAW_DAMAGE_IS_FOUND) w->faults &= ~bit(FAULT_NEW_CORE);
-    if (LAW_SPARES_ARE_TRIED && w->n_workers > w->cfg.n_stages && one_in(w, 8)) {
+    if (w->n_workers > w->cfg.n_stages && one_in(w, 8)) {
         w->cripple = (int)rng_below(&w->rng, w->n_workers);
         name_all(w); /* a name is what is blamed: it must be one worker's */
         cripple(w, (uint32_t)w->cripple, lasting[rng_below(&w->rng, LASTING)]);
@@ -113,7 +118,7 @@ static void stop(struct world *w, uint32_t who)
     o->life = s->life;
 }
 
-/* Of the worker itself, which is alive. */
+/* A fault of one worker, which is alive. */
 static void break_worker(struct world *w, uint32_t who, enum fault f)
 {
     struct world_worker *s = &w->workers[who];
@@ -138,11 +143,9 @@ static void break_worker(struct world *w, uint32_t who, enum fault f)
     }
 }
 
-/* The next result of the last stage that gives a token. */
+/* The next result with a token that a last stage sends will lie. */
 static void spoil(struct world *w, enum lie lie)
 {
-    /* Without a comparison the answer of one request is taken for that of another. */
-    if (lie == LIE_REQUEST && !LAW_RESULTS_ARE_COMPARED) lie = LIE_DEAD;
     for (uint32_t i = 0; i < w->n_workers; i++)
         if (w->workers[i].alive && w->workers[i].downstream == -1) w->workers[i].next_lie = lie;
 }
@@ -175,8 +178,7 @@ void fault__break(struct world *w)
     while (!(w->faults & bit(f)));
     w->report->faults++;
     if (f == FAULT_HANG && w->workers[who].busy && w->was_ready) w->hung_ns = w->now_ns;
-    bool lasts = f == FAULT_HANG || f == FAULT_LOAD || f == FAULT_UNREACHABLE || f == FAULT_DAMAGE;
-    if (lasts && (f != FAULT_DAMAGE || w->ever_ready))
+    if (lasts(f) && (f != FAULT_DAMAGE || w->ever_ready))
         cripple(w, who, f);
     else if (w->workers[who].alive && !(f == FAULT_BLOCK && one_in(w, 2)))
         break_worker(w, who, f);

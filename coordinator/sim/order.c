@@ -29,7 +29,7 @@ static bool before(enum priority a, const struct world_request *x, enum priority
  * generations comes first, and alone. */
 static void check_admitted(struct world *w, const struct world_request *x)
 {
-    if (LAW_LOST_STEPS_ARE_CHARGED && x->lost_in_flight >= TRIAL) return;
+    if (x->lost_in_flight >= TRIAL) return;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         const struct world_request *y = &w->requests[i];
         if (!y->submitted || y->ended || y->running || y->was_running || y->class > x->class)

@@ -14,7 +14,7 @@
 #define STEP_NS (300 * 1000)
 
 /* A control message to the core; the connection keeps its order. */
-void stage__tell(struct world *w, uint32_t who, struct msg_from_worker *m)
+static void tell(struct world *w, uint32_t who, struct msg_from_worker *m)
 {
     struct world_worker *s = &w->workers[who];
     uint64_t at = w->now_ns + world__latency(w);
@@ -42,7 +42,7 @@ static void tell_of_epoch(struct world *w, uint32_t who, struct msg_from_worker 
 {
     m->has_epoch = true;
     m->epoch = w->workers[who].gate.epoch;
-    stage__tell(w, who, m);
+    tell(w, who, m);
 }
 
 static void say_hello(struct world *w, uint32_t who)
@@ -55,7 +55,7 @@ static void say_hello(struct world *w, uint32_t who)
         m.hello.holding = (struct msg_holding){s->assign.model_digest, s->assign.layer_first,
                                                s->assign.layer_last};
     }
-    stage__tell(w, who, &m);
+    tell(w, who, &m);
 }
 
 void stage__start(struct world *w, uint32_t who)
@@ -88,20 +88,18 @@ void stage__heartbeat(struct world *w, uint32_t who)
                                 .has_epoch = s->gate.epoch.generation != 0,
                                 .epoch = s->gate.epoch,
                                 .heartbeat = s->heartbeat};
+    struct msg_from_worker again = s->standing;
     if (!s->hung) s->moves++; /* its compute thread turns, or computes */
     m.heartbeat.moves = s->moves;
-    struct msg_from_worker again = s->standing;
-    if (!s->hung) s->moves++; /* its compute thread turns */
-    m.heartbeat.moves = s->moves;
-    stage__tell(w, who, &m);
-    if (s->stands && s->heartbeat.step_received == 0) stage__tell(w, who, &again);
+    tell(w, who, &m);
+    if (s->stands && s->heartbeat.step_received == 0) tell(w, who, &again);
 }
 
 /* An orderly end: it says so, and its links close. */
 void stage__goodbye(struct world *w, uint32_t who)
 {
     struct msg_from_worker m = {.type = FROM_GOODBYE};
-    stage__tell(w, who, &m);
+    tell(w, who, &m);
     stage__kill(w, who);
 }
 

@@ -23,15 +23,6 @@
 #define WORLD_BLOCKS 3u   /* of which those are made */
 #define WORLD_GONE 16u    /* instances that said goodbye, as remembered */
 
-/* Laws that a core without the mechanism breaks: where one is false, its check rests and the worlds
- * that need it are not made. */
-#define LAW_WAIT_COUNTS_FROM_READY true /* replica_wait: a generation that fails gives no more */
-#define LAW_LOST_STEPS_ARE_CHARGED true /* only requests with rows in flight count a loss */
-#define LAW_RESULTS_ARE_COMPARED true   /* a result that lies counts for nobody, strands nobody */
-#define LAW_SLOW_IS_NOT_HUNG true       /* a stage that computes keeps its generation */
-#define LAW_SPARES_ARE_TRIED true       /* a worker that stays broken is replaced by a spare, */
-#define LAW_DAMAGE_IS_FOUND true        /* also one whose logits are wrong, another way each time */
-
 /* What is scheduled to happen. */
 enum happening {
     HAPPEN_TO_CORE,   /* a control message arrives */
@@ -129,7 +120,8 @@ struct world_worker {
     uint64_t tags[WORLD_PAGES_MAX * LIMIT_PAGE];
     uint64_t wrote_in[WORLD_PAGES_MAX * LIMIT_PAGE]; /* number of the Step, */
     uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE]; /* and the request */
-    struct msg_open told[WORLD_REQUESTS + WORLD_WITNESSES]; /* their parameters, as the last stage */
+    struct msg_open
+        told[WORLD_REQUESTS + WORLD_WITNESSES]; /* their parameters, as the last stage */
     struct buf inbox[WORLD_INBOX];              /* Steps that wait, a ring */
     uint32_t inbox_at, inbox_n;
     struct buf outgoing; /* what it will hand on when done */
@@ -155,24 +147,24 @@ struct world_request {
     uint64_t tags[WORLD_TOKENS_MAX];
     uint32_t n_oracle; /* tokens until the limit or the end token (not included) */
     bool stopped_by_us, cancelled;
-    enum status status;  /* once ended */
-    bool wronged, erred; /* a lie, or an error, was told of it */
+    enum status status; /* once ended */
+    bool erred;         /* an error was told of it */
     /* What the core should know of it, by our own count. */
-    bool running, was_running; /* now, and before the present event */
-    bool told;                 /* the last stage has its parameters */
-    bool in_step, got_tokens;  /* in the present event: rows of it were issued, it has tokens */
-    bool was_ended;            /* before the present event */
-    enum priority admitted;    /* the class it runs in */
+    bool running, was_running;              /* now, and before the present event */
+    bool told;                              /* the last stage has its parameters */
+    bool in_step;                           /* rows of it were issued in the present event */
+    bool was_ended;                         /* before the present event */
+    enum priority admitted;                 /* the class it runs in */
     uint64_t waited_ns, queued_ns, arrival; /* waited: in the queue, before queued_ns */
     uint64_t begun_ns;                      /* its first row was issued; 0: none was */
     uint32_t replica;                       /* in which it runs, or ran last */
     uint64_t last_step;                     /* that has rows of it, in this generation; 0: none */
-    uint32_t lost, lost_running, lost_in_flight; /* generations, and those that it had a part in */
-    uint32_t issued;                             /* end of its last run in this generation */
+    uint32_t lost, lost_in_flight;          /* generations; those in whose lost Steps it was */
+    uint32_t issued;                        /* end of its last run in this generation */
     uint64_t preemptions; /* of anybody, before the event in which that was issued */
 };
 
-/* What the core has had written, as its Steps told: reset with each generation. */
+/* What the core has had written, as its Steps say: reset with each generation. */
 struct world_page {
     uint64_t tags[LIMIT_PAGE], tenant; /* of whom its rows are */
     uint64_t wrote_in;                 /* the last Step that writes it */
@@ -233,7 +225,6 @@ struct world {
     bool lost_now;       /* the generation ended in the present event */
     uint64_t ready_ns;   /* when one was ready last, or might not be */
     uint64_t hung_ns;    /* a hung stage has a Step since; 0: none has, of a ready generation */
-    uint64_t loss_ns;    /* when a generation ended last */
     uint64_t unready_ns; /* since when no replica is ready */
     uint64_t idle_ns;    /* since when nothing is done although something is due; 0: it is done */
     struct instance gone[WORLD_GONE];
@@ -280,7 +271,6 @@ void stage__loaded(struct world *w, uint32_t who, struct epoch epoch);
 void stage__step(struct world *w, uint32_t who, struct buf *bytes);
 void stage__done(struct world *w, uint32_t who);
 void stage__next(struct world *w, uint32_t who);
-void stage__tell(struct world *w, uint32_t who, struct msg_from_worker *m);
 void stage__heartbeat(struct world *w, uint32_t who);
 void stage__start(struct world *w, uint32_t who);
 void stage__kill(struct world *w, uint32_t who);

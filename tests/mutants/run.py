@@ -89,14 +89,14 @@ class Tree:
         targets = [n for n in names if n in self.targets]
         every = len(targets) < len(names)  # a script drives the programs and the tests' tools
         r = subprocess.run(["cmake", "--build", self.build, *([] if every else ["--target", *targets])], stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT, text=True)
+                           stderr=subprocess.STDOUT, text=True, errors="replace")
         if r.returncode:
             return 2, r.stdout
         # Without what other forms add: the mutants are measured against the short form.
         env = {**os.environ, "FLOTILLA_LONG": ""}
         with subprocess.Popen(["ctest", "--test-dir", self.build, "--no-tests=error", "--output-on-failure",
                                "-R", "^(" + "|".join(map(re.escape, names)) + ")$"], env=env, preexec_fn=bound_memory,
-                              start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as p:
+                              start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as p:
             try:
                 out, _ = p.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:

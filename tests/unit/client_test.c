@@ -486,9 +486,9 @@ static void test_other_version(void **state)
     turn_for(*state, 60);
     assert_int_equal(s.n_ends, 1);
     assert_int_equal(s.end.status, STATUS_FAILED_PRECONDITION);
-    assert_non_null(strstr(s.end.text, "version 9, this client 1"));
+    assert_non_null(strstr(s.end.text, "version 9, this client 2"));
     assert_int_equal(client_models(*state, &name, &em), ERR_PROTO);
-    assert_non_null(strstr(em.text, "version 9, this client 1"));
+    assert_non_null(strstr(em.text, "version 9, this client 2"));
     assert_true(fake.now_ns - since < NS_PER_S);
 }
 

@@ -23,6 +23,7 @@
 #define MS NS_PER_MS
 #define CLIENTS 0 /* sockets in the order in which they are opened */
 #define WORKERS 1
+#define ROUTES_A_WORKER 4u /* that the core may know, as in loop.c */
 
 static struct script {
     bool ready, calls; /* the replica is ready; there are calls */
@@ -446,6 +447,27 @@ static void test_serving_worker_keeps_its_route(void **state)
     assert_string_equal(script.assign_route, "real");
 }
 
+/* As many workers as there are routes have served, one after the other; then one more comes. */
+static void many_served(void)
+{
+    uint32_t n = ROUTES_A_WORKER * script.config.max_workers;
+    if (script.connect_to.hi || script.n_polls > n) return; /* it is told with the next tick */
+    uint64_t who = ++script.n_polls;
+    from_worker(who <= n ? "old" : "new", who, FROM_HELLO);
+    *(who <= n ? &script.connect_to : &script.assign_to) = (struct instance){1, who};
+}
+
+static void test_a_newcomer_has_a_route(void **state)
+{
+    struct config c = config();
+    struct errmsg em;
+    (void)state;
+    script.on_poll = many_served;
+    assert_int_equal(run(&c, &em), 0);
+    assert_int_equal(script.n_assign, 1);
+    assert_string_equal(script.assign_route, "new");
+}
+
 /* ---- the end ---- */
 
 static void test_running_answers_go_on(void **state)
@@ -579,6 +601,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lost_time_reaches_the_core, setup, teardown),
         cmocka_unit_test_setup_teardown(test_heartbeats_are_answered, setup, teardown),
         cmocka_unit_test_setup_teardown(test_serving_worker_keeps_its_route, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_newcomer_has_a_route, setup, teardown),
         cmocka_unit_test_setup_teardown(test_running_answers_go_on, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keys_reach_the_core, setup, teardown),
         cmocka_unit_test_setup_teardown(test_open_files, setup, teardown),

@@ -65,7 +65,9 @@ static void test_one_request(void **state)
     assert_int_equal(first(a, ACT_TOKENS)->tokens.first_index, 0);
     a = feed(f, (struct event){.type = EV_RESULT, .result = &r}); /* the same again */
     assert_int_equal(a.n, 0);
-    assert_int_equal(core_dropped(f->core), 1);
+    struct msg_status status;
+    core_status(f->core, &status);
+    assert_int_equal(status.messages_dropped, 1);
     a = feed(f, (struct event){.type = EV_COMPOSE});
     assert_int_equal(first(a, ACT_STEP)->step->runs[0].kind, RUN_DECODE);
     assert_false(first(a, ACT_STEP)->step->runs[0].has_open); /* told once */

@@ -19,6 +19,13 @@ static void speak(struct fixture *f, uint64_t moves, uint64_t received, uint64_t
                 .heartbeat = {.moves = moves, .step_received = received, .step_done = done}});
 }
 
+static bool is_ready(const struct fixture *f)
+{
+    struct msg_status s;
+    core_status(f->core, &s);
+    return s.ready;
+}
+
 /* ---- plans ---- */
 
 static struct actions hello_holding(struct fixture *f, uint64_t who, const char *name,
@@ -159,6 +166,43 @@ static void test_plaintext(void **state)
         struct actions a = hello(f, 2, "b");
         assert_int_equal(first(a, ACT_TO_WORKER)->to_worker.msg->assign.plaintext, allowed);
     }
+}
+
+/* ---- probes ---- */
+
+/* From Assign on: both workers load and link, and the probe comes back with this digest. */
+static struct actions probed(struct fixture *f, struct actions a, uint64_t digest)
+{
+    f->epoch = first(a, ACT_TO_WORKER)->to_worker.msg->epoch;
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_LINKED});
+    (void)feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
+    struct msg_result m = {.epoch = f->epoch, .number = 1, .digest = digest};
+    return feed(f, (struct event){.type = EV_RESULT, .result = &m});
+}
+
+/* More names computed a digest than are remembered: it is the latest that are. */
+static void test_the_latest_names_are_remembered(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    k.max_workers = 2; /* with four names for each */
+    reopen(f, k);
+    for (unsigned i = 0; i < 12; i++) {
+        char name[8];
+        (void)snprintf(name, sizeof name, "b%u", i);
+        (void)from(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE});
+        f->now_ns += 200 * MS;
+        (void)probed(f, hello(f, 2, name), 5);
+        assert_true(is_ready(f));
+    }
+    (void)from(f, 1, (struct msg_from_worker){.type = FROM_FAULT, .text = "it happens"});
+    struct actions a = probed(f, tick(f, 200), 6);
+    assert_false(is_ready(f));
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "workers a, b11 computed others than"));
+    assert_non_null(strstr(first(a, ACT_NOTE)->note, "than workers a, b6, b7, b8"));
 }
 
 /* ---- limits ---- */
@@ -350,6 +394,7 @@ int main(void)
         TEST(test_slow_loads),
         TEST(test_loopback_for_another_host),
         TEST(test_plaintext),
+        TEST(test_the_latest_names_are_remembered),
         TEST(test_a_step_that_does_not_arrive),
         TEST(test_large_steps),
         TEST(test_lost_time_counts_for_nobody),

@@ -353,7 +353,7 @@ static void test_refused(void **state)
     (void)setup(state);
     script.version = 9;
     assert_int_equal(run(&o, &em), ERR_CONF);
-    assert_non_null(strstr(em.text, "version 9, this worker 1"));
+    assert_non_null(strstr(em.text, "version 9, this worker 2"));
 }
 
 /* Whichever send or receive fails, once, the worker goes on, and its Ready arrives. */

@@ -4,8 +4,8 @@
  * arch.c reads what all families have (layers, widths, heads, context, epsilon, soft caps, the
  * vocabulary), with an embedding that is not scaled and queries scaled by 1 / sqrt(head size). Then
  * `fill` adds one block for each kind of layer, says which layer is of which kind, and changes what
- * the family does otherwise. What it asks of the file counts as read; other keys of the family are
- * told to the user as having no effect. */
+ * the family does otherwise. Keys that it asks for count as read; other keys of the family are told
+ * to the user as having no effect. */
 #ifndef FLOTILLA_ENGINE_ARCH_FAMILY_H
 #define FLOTILLA_ENGINE_ARCH_FAMILY_H
 
@@ -31,8 +31,8 @@ ARCH_FAMILIES(X)
 
 #define ARCH_VEC(v) (1u << (v))
 
-/* A block without vectors, of RMS norms, SiLU and rotated neighbours; all layers are of the first
- * one that is added, unless block_of says otherwise. */
+/* Adds a block without vectors, with RMS norms, SiLU and rotated neighbours. All layers are of the
+ * first block that is added, unless block_of says otherwise. */
 struct arch_block *arch__add_block(struct arch_dims *d);
 
 /* Names are without the family's prefix. The first key that is of another type or out of its range
@@ -40,7 +40,7 @@ struct arch_block *arch__add_block(struct arch_dims *d);
 
 /* A count in 1..max; `fallback` where the key is missing, 0 meaning that it is needed. */
 uint32_t arch__count(struct arch_reader *r, const char *name, uint32_t max, uint32_t fallback);
-/* Any whole number; 0 where the key is missing. */
+/* Any 32-bit number; 0 where the key is missing. */
 uint32_t arch__number(struct arch_reader *r, const char *name);
 /* Finite and not negative. */
 float arch__float(struct arch_reader *r, const char *name, float fallback);
