@@ -15,7 +15,7 @@
 #define POSITIONS 4u /* of a block */
 #define TAIL 2u      /* positions behind the blocks: the first token's row, and the answer's */
 #define TICK_NS (50 * NS_PER_MS)
-#define NEVER_NS (UINT64_C(1) << 55) /* a year: of limits that are not to be reached */
+#define NEVER_NS (UINT64_C(1) << 55) /* a year: for limits that are not to be reached */
 #define START_NS NS_PER_S
 
 /* A replica's one worker, and its Step in flight. */
@@ -112,12 +112,6 @@ static uint32_t pop_due(struct fifo *f)
 
 /* ---- what the core does ---- */
 
-static void fail(struct fifo *f, const char *what, uint64_t request, const char *why)
-{
-    if (f->rc < 0) return;
-    f->rc = err_set(f->em, ERR_PROTO, "request %" PRIu64 " %s: %s", request + 1, what, why);
-}
-
 /* With one sequence running, a Step has one run; a probe's asks for its digest only. */
 static void take_step(struct fifo *f, const struct msg_step *step)
 {
@@ -152,7 +146,9 @@ static void take_end(struct fifo *f, const struct action *a)
 {
     f->n_live--;
     f->result->took_ns = f->now_ns - START_NS;
-    if (a->end.status != STATUS_OK) fail(f, "was not answered", a->end.request, a->end.text);
+    if (a->end.status != STATUS_OK && f->rc == 0)
+        f->rc = err_set(f->em, ERR_PROTO, "request %" PRIu64 " was not answered: %s",
+                        a->end.request + 1, a->end.text);
 }
 
 static void take_actions(struct fifo *f, struct actions a)
@@ -248,7 +244,8 @@ static void run_all(struct fifo *f, int32_t *tokens)
         uint64_t due_ns = f->n_due ? f->stages[f->due[0]].due_ns : UINT64_MAX;
         uint64_t next_ns = arrival_ns < due_ns ? arrival_ns : due_ns;
         if (next_ns == UINT64_MAX) {
-            fail(f, "waits for ever", f->n_submitted - f->n_live, "no Step is in flight");
+            f->rc = err_set(f->em, ERR_PROTO,
+                            "%" PRIu32 " requests wait for ever: no Step is in flight", f->n_live);
             return;
         }
         f->now_ns = next_ns > f->now_ns ? next_ns : f->now_ns;
@@ -292,7 +289,9 @@ static void add_worker(struct fifo *f, uint32_t worker)
     results(f); /* of the probe */
 }
 
-/* The place for what the core is to be told of routing. */
+/* All that the core is told. A replica becomes a FIFO server by one running sequence, one Step in
+ * flight, and Steps with room for whole prompts. All requests of a trace may be live at once, which
+ * may be more than LIMIT_LIVE, the limit in service. */
 static struct core_config config_of(const struct trace *t, const struct fifo_options *o)
 {
     uint32_t live =
