@@ -3,7 +3,8 @@ real processes."""
 import json, os, re, signal, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import LONG, MODEL, Cluster, Generation, Namespace, free_ports, local, program, run
+from cluster import LONG, MODEL, Cluster, Generation, free_ports, local, program, run
+from namespaces import Network
 from relay import Relay
 from threads import StoppedThread, compute_thread
 
@@ -220,7 +221,7 @@ class Failures(unittest.TestCase):
                                       "--threads", "1"], stderr=log)
                 try:
                     await_ready(True, 60)
-                    to_worker.freeze()
+                    to_worker.forget()
                     await_ready(False, 10)
                     at = time.monotonic()
                     await_ready(True, 30)
@@ -228,7 +229,7 @@ class Failures(unittest.TestCase):
                     self.assertGreaterEqual(to_worker.connections, 2)
                     stream = Generation(f"127.0.0.1:{to_client.port}", "Once upon a time", **what)
                     time.sleep(1)
-                    to_client.freeze()
+                    to_client.forget()
                     got = stream.result(timeout=120)
                     self.assertIsNotNone(got, stream.error)
                     self.assertEqual(got["tokens"], want)
@@ -259,14 +260,15 @@ class Failures(unittest.TestCase):
         """A firewall swallows the data between workers for ten seconds: the stream ends and names one. Then the workers'
         control: a stream whose Steps go on is not lost for it."""
         want = local("Once upon a time", tokens=12)["tokens"]
-        with Namespace() as ns, Cluster(workers=2, replica_wait=0, kv_tokens=32768, threads=1, prefix=ns.prefix) as c:
+        with Network("host") as net, \
+                Cluster(workers=2, replica_wait=0, kv_tokens=32768, threads=1, prefix=net["host"].prefix) as c:
             for link in ("data", "control"):
                 stream = c.start("Once upon a time", **LONG_RUN)
                 c.wait(running(1), 10)
                 w = next(w for w in c.workers() if w["name"] == "w2")
-                port = ns.listening(w["pid"])[0] if link == "data" else int(c.join.rsplit(":", 1)[1])
+                port = net["host"].listening(w["pid"])[0] if link == "data" else int(c.join.rsplit(":", 1)[1])
                 at, epoch = time.monotonic(), c.status()["replicas"][0]["epoch"]
-                ns.block(port)
+                net["host"].block(port)
                 if link == "data":
                     self.assertIsNone(stream.result(timeout=30))
                     self.assertIn("UNAVAILABLE", stream.error)
@@ -279,7 +281,7 @@ class Failures(unittest.TestCase):
                     stream.process.kill()
                     stream.process.communicate()
                 time.sleep(max(0, 10 - (time.monotonic() - at)))
-                ns.unblock()
+                net["host"].unblock()
                 c.wait(ready, 30)
                 self.assertEqual(c.generate("Once upon a time", tokens=12)["tokens"], want)
 

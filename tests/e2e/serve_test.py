@@ -248,7 +248,7 @@ class Serve(unittest.TestCase):
                 for _ in range(3):
                     c.wait(lambda s: s["requests"]["running"] == 1, 20)
                     time.sleep(0.4)
-                    relay.cut()
+                    relay.break_connections()
                 got = g.result()
             self.assertIsNotNone(got, g.error)
             self.assertEqual((got["tokens"] == want["tokens"], got["text"] == want["text"]), (True, True))
@@ -256,11 +256,11 @@ class Serve(unittest.TestCase):
     def test_slow_and_vanished_clients(self):
         """A client that reads 10 bytes/s, and one that vanishes, do not change what others get, and are given up."""
         with Cluster(workers=2, threads=1, kv_tokens=8192, set=["limits.hwm=1", "client_stall=5"]) as c:
-            with Relay(int(c.address.rsplit(":", 1)[1])) as relay:
+            with Relay(int(c.address.rsplit(":", 1)[1]), buffer_bytes=4096) as relay:
                 slow = Generation(f"tcp://127.0.0.1:{relay.port}", "Once upon a time", tokens=4000, ignore_eos=True)
                 gone = c.start("It was", tokens=4000, ignore_eos=True)
                 c.wait(lambda s: s["requests"]["running"] == 2, 30)  # the slow one is connected, and computed
-                relay.rate = 10
+                relay.set(relay.back, rate=10)
                 gone.process.kill()
                 want = local("The capital of France is", tokens=40, ignore_eos=True)["tokens"]
                 for _ in range(8):

@@ -42,35 +42,6 @@ def free_ports(n):
     return ports
 
 
-class Namespace:
-    """A network namespace on this machine, with a loopback and a packet filter. Needs root."""
-
-    def __enter__(self):
-        self.name = f"flotilla-{os.getpid()}"
-        self.prefix = ["ip", "netns", "exec", self.name]
-        subprocess.run(["ip", "netns", "add", self.name], check=True)
-        for words in ("ip link set lo up", "nft add table inet t",
-                      "nft add chain inet t in { type filter hook input priority 0 ; }"):
-            subprocess.run([*self.prefix, *words.split()], check=True)
-        return self
-
-    def __exit__(self, *_):
-        subprocess.run(["ip", "netns", "del", self.name], check=True)
-
-    def block(self, port):
-        """Packets to and from the port vanish, without a word to either side."""
-        for side in ("dport", "sport"):
-            subprocess.run([*self.prefix, "nft", "add", "rule", "inet", "t", "in", "tcp", side, str(port), "drop"], check=True)
-
-    def unblock(self):
-        subprocess.run([*self.prefix, "nft", "flush", "chain", "inet", "t", "in"], check=True)
-
-    def listening(self, pid):
-        """TCP ports at which a process listens."""
-        r = subprocess.run([*self.prefix, "ss", "-ltnpH"], stdout=subprocess.PIPE, text=True, check=True)
-        return [int(l.split()[3].rsplit(":", 1)[1]) for l in r.stdout.splitlines() if f"pid={pid}," in l]
-
-
 def local(prompt, model=MODEL, **kw):
     """`generate --model`: the engine alone."""
     r = run("generate", "--model", model, "--json", *options(dict(kw, prompt=prompt)))
@@ -93,7 +64,45 @@ class Generation:
         return json.loads(out) if self.process.returncode == 0 else None
 
 
-class Cluster:
+class Service:
+    """A cluster that answers at self.address. Its logs go to self.log; self.prefix starts a client."""
+
+    def text(self):
+        with open(self.log.name) as f:
+            return f.read()
+
+    def status(self):
+        r = run("status", "--cluster", self.address, "--json", prefix=self.prefix)
+        if r.returncode != 0:
+            raise RuntimeError(r.stderr.decode())
+        return json.loads(r.stdout)
+
+    def workers(self):
+        return self.status()["replicas"][0]["workers"]
+
+    def start(self, prompt, **kw):
+        return Generation(self.address, prompt, prefix=self.prefix, **kw)
+
+    def generate(self, prompt, **kw):
+        g = self.start(prompt, **kw)
+        r = g.result()
+        if r is None:
+            raise RuntimeError(g.error)
+        return r
+
+    def wait(self, condition, seconds):
+        """Waits until condition(status) holds; returns the status, or fails after `seconds`."""
+        end = time.monotonic() + seconds
+        while True:
+            s = self.status()
+            if condition(s):
+                return s
+            if time.monotonic() > end:
+                raise AssertionError(f"not within {seconds} s: {s}\n{self.text()[-3000:]}")
+            time.sleep(0.05)
+
+
+class Cluster(Service):
     """`flotilla up`, until the end of the with block. All logs go to self.log. A worker that a test ends is not started again,
     unless no_restart=False."""
 
@@ -143,16 +152,6 @@ class Cluster:
                 found.setdefault(name, []).append(int(pid))
         return found
 
-    def text(self):
-        with open(self.log.name) as f:
-            return f.read()
-
-    def status(self):
-        r = run("status", "--cluster", self.address, "--json", prefix=self.prefix)
-        if r.returncode != 0:
-            raise RuntimeError(r.stderr.decode())
-        return json.loads(r.stdout)
-
     def metrics(self):
         """The coordinator's, as {"name{labels}": value}; they are published a few times a second."""
         time.sleep(0.5)
@@ -161,19 +160,6 @@ class Cluster:
             lines = [l for l in r.read().decode().splitlines() if not l.startswith("#")]
         return {l.rsplit(" ", 1)[0]: float(l.rsplit(" ", 1)[1]) for l in lines}
 
-    def workers(self):
-        return self.status()["replicas"][0]["workers"]
-
-    def start(self, prompt, **kw):
-        return Generation(self.address, prompt, prefix=self.prefix, **kw)
-
-    def generate(self, prompt, **kw):
-        g = self.start(prompt, **kw)
-        r = g.result()
-        if r is None:
-            raise RuntimeError(g.error)
-        return r
-
     def worker(self, name, **kw):
         """Starts one more worker by hand."""
         p = subprocess.Popen([*self.prefix, program("flotilla-worker"), "--coordinator", self.join, "--name", name, *options(kw)],
@@ -181,13 +167,47 @@ class Cluster:
         self.extra.append(p)
         return p
 
-    def wait(self, condition, seconds):
-        """Waits until condition(status) holds; returns the status, or fails after `seconds`."""
-        end = time.monotonic() + seconds
-        while True:
-            s = self.status()
-            if condition(s):
-                return s
-            if time.monotonic() > end:
-                raise AssertionError(f"not within {seconds} s: {s}\n{self.text()[-3000:]}")
-            time.sleep(0.05)
+
+class SpreadCluster(Service):
+    """A coordinator on the host "c" of a namespaces.Network and workers on others, by their names; a worker has the name of its
+    host. More keys of the cluster file by name. Clients run on the coordinator's host, or on `client`."""
+
+    def __init__(self, network, hosts, model=MODEL, client="c", **keys):
+        self.network, self.prefix = network, network[client].prefix
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
+        here, self.processes = network["c"].address, {}
+        keys = dict(dict(model=model, workers=len(hosts), listen=here, plaintext="true", metrics="false"), **keys)
+        self.coordinator = subprocess.Popen([*network["c"].prefix, program("flotilla-coordinator"), "--config", "-"],
+                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))
+        self.coordinator.stdin.close()
+        if not self.coordinator.stdout.readline().startswith("listening"):
+            self.stop()
+            raise RuntimeError("no coordinator: " + self.text())
+        self.address, self.join = f"tcp://{here}:7070", f"tcp://{here}:7071"
+        for name in hosts:
+            self.worker(name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def worker(self, name, **kw):
+        """Starts a worker on its host; one that ran there has ended, or been killed."""
+        if name in self.processes:
+            self.processes[name].wait(timeout=30)
+        self.processes[name] = subprocess.Popen(
+            [*self.network[name].prefix, program("flotilla-worker"), "--coordinator", self.join, "--name", name,
+             *options(dict(dict(threads=1), **kw))], stderr=self.log)
+        return self.processes[name]
+
+    def stop(self):
+        """Ends all in order; the exit status of each, the coordinator's last."""
+        all_ = [*self.processes.values(), self.coordinator]
+        for p in all_:
+            p.send_signal(signal.SIGCONT)
+            p.terminate()
+        self.coordinator.stdout.close()
+        return [p.wait(timeout=30) for p in all_]

@@ -29,7 +29,7 @@ MUTANTS = [
          tests=FLEET, why="a request that kills workers kills a fourth"),
     dict(name="all-running-are-suspects", file="coordinator/core/requests.c",
          old="i < f->n_asked; i++) {\n            struct request *x = find(c, asked[i].request);",
-         new="i < c->n_running; i++) {\n            (void)asked;\n            struct request *x = &c->requests[c->running[i]];",
+         new="i < rep->n_running; i++) {\n            (void)asked;\n            struct request *x = &c->requests[rep->running[i]];",
          tests=REQUESTS, why="requests that were not in the lost Step are charged"),
     dict(name="no-proof-of-innocence", file="coordinator/core/requests.c",
          old="    acquit(c, r);\n", new="",

@@ -725,6 +725,25 @@ static void test_a_digest_that_nobody_repeats(void **state)
     drop_fleet(f);
 }
 
+/* w2's logits were wrong in the first generation only. The pair contradicts itself with the second
+ * one: its first digest gives way within half the time that it would have if they could not be
+ * asked again, and nobody is held down meanwhile. */
+static void test_a_pair_that_contradicts_itself(void **state)
+{
+    (void)state;
+    struct fleet *f = serving_with_digest(2, WRONG);
+    struct msg_status s;
+    f->m[2].digest = 0;
+    lose_generation(f, 1);
+    pass(f, 9000);
+    assert_false(is_ready(f));
+    core_status(f->core, &s);
+    assert_null(strstr(s.replicas[0].why, "held down"));
+    assert_in_range(ready_in(f, 60000), 0, 10000);
+    assert_serves(f, 1, 2);
+    drop_fleet(f);
+}
+
 /* Two of four workers serve, and from then on one of the four computes another digest in each
  * generation. One is lost, then another: whichever all these are, the erratic one does not serve.
  */
@@ -844,6 +863,7 @@ int main(void)
         cmocka_unit_test(test_a_wrong_digest_names_its_worker),
         cmocka_unit_test(test_the_first_digest_is_no_dogma),
         cmocka_unit_test(test_a_digest_that_nobody_repeats),
+        cmocka_unit_test(test_a_pair_that_contradicts_itself),
         cmocka_unit_test(test_an_erratic_worker_is_left_out),
         cmocka_unit_test(test_no_worker_is_locked_out),
         cmocka_unit_test(test_an_unreachable_pair_decides_nothing),
