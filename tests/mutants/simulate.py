@@ -11,7 +11,7 @@ MUTANTS = [
          why="what follows a zero byte, or is beyond the longest line, is read as lines of its own"),
     dict(name="json-twice", file="common/text/json.c", old="json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error)",
          new="json_loadb(text, bytes, 0, &error)", tests="json_test", why="of a key that comes twice one is dropped"),
-    dict(name="groups-alike", file="coordinator/sim/trace.c", old="sum += pow(g + 1.0, -spec->skew);", new="sum += 1.0;", tests="trace_test",
+    dict(name="trace-groups-alike", file="coordinator/sim/trace.c", old="sum += pow(g + 1.0, -spec->skew);", new="sum += 1.0;", tests="trace_test",
          why="all groups are asked equally often"),
     dict(name="fifo-answer-free", file="coordinator/sim/fifo.c", old="(answer ? r->n_answer * f->options->token_ns : 0)", new="(answer ? 0 : 0)",
          tests="fifo_test", why="answers take no time"),
