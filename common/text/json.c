@@ -107,3 +107,43 @@ void json_print(const struct json *j, FILE *to)
     (void)json_dumpf((const json_t *)(const void *)j, to, JSON_COMPACT | JSON_REAL_PRECISION(9));
     (void)fputc('\n', to);
 }
+
+/* ---- reading ---- */
+
+static const json_t *inner_const(const struct json *j)
+{
+    return (const json_t *)(const void *)j;
+}
+
+int json_read(const char *text, size_t bytes, struct json **ret, struct errmsg *em)
+{
+    json_error_t error;
+    json_t *j = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!j) return err_set(em, ERR_FORMAT, "byte %d: not JSON: %s", error.position, error.text);
+    *ret = outer(j);
+    return 0;
+}
+
+const struct json *json_get(const struct json *object, const char *key)
+{
+    return outer(json_object_get(inner_const(object), key));
+}
+
+bool json_count(const struct json *array, size_t *ret_n)
+{
+    if (!json_is_array(inner_const(array))) return false;
+    *ret_n = json_array_size(inner_const(array));
+    return true;
+}
+
+const struct json *json_at(const struct json *array, size_t i)
+{
+    return outer(json_array_get(inner_const(array), i));
+}
+
+bool json_as_u64(const struct json *v, uint64_t *ret)
+{
+    if (!json_is_integer(inner_const(v)) || json_integer_value(inner_const(v)) < 0) return false;
+    *ret = (uint64_t)json_integer_value(inner_const(v));
+    return true;
+}

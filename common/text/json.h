@@ -1,10 +1,12 @@
-/* Building JSON documents. The only module that knows jansson.
+/* Building and reading JSON documents. The only module that knows jansson.
  *
  * A value belongs to the caller until it is put into an object or array, which then owns it. Keys
  * and strings are copied. A string that is not UTF-8, or a number that is not finite, becomes null
  * in an object and is left out of an array. */
 #ifndef FLOTILLA_TEXT_JSON_H
 #define FLOTILLA_TEXT_JSON_H
+
+#include "common/base/err.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +36,23 @@ struct json *json_tokens(const int32_t *ids, size_t n);
 
 /* One line, then a newline. */
 void json_print(const struct json *j, FILE *to);
+
+/* ---- reading ---- */
+
+/* Reads one document, an object or an array, which the caller frees with json_free. ERR_FORMAT,
+ * with the byte at which it goes wrong: what is not JSON, a key twice in one object, an integer
+ * beyond 64 bits, anything behind the document, or nesting deeper than 2,048. */
+int json_read(const char *text, size_t bytes, struct json **ret, struct errmsg *em);
+
+/* What is found belongs to its document, and is valid until that is freed. */
+
+/* NULL: `object` has no such key, or is no object. */
+const struct json *json_get(const struct json *object, const char *key);
+/* False: it is no array. */
+bool json_count(const struct json *array, size_t *ret_n);
+/* The i-th of an array that has more than i. */
+const struct json *json_at(const struct json *array, size_t i);
+/* False: it is no integer, or is below 0. NULL counts as none. */
+bool json_as_u64(const struct json *v, uint64_t *ret);
 
 #endif

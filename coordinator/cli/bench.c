@@ -76,28 +76,6 @@ static double read_rate(unsigned threads)
     return best;
 }
 
-static int run_rows(struct bench *b, struct whole *w, struct errmsg *em)
-{
-    uint32_t vocab = eng_dims(w->engine)->vocab;
-    const float *logits;
-    int32_t *tokens = mem_alloc(b->chunk * sizeof *tokens);
-    for (uint32_t i = 0; i < b->chunk; i++) tokens[i] = (int32_t)((i * 7919u + 11u) % vocab);
-    int rc = whole_step(w, 0, tokens, 1, 1, &logits, em); /* warm up: page tables, threads */
-    uint64_t start = clock_ns();
-    for (uint32_t at = 0; at < b->prompt && rc == 0; at += b->chunk) {
-        uint32_t rows = b->prompt - at < b->chunk ? b->prompt - at : b->chunk;
-        rc = whole_step(w, at, tokens, rows, 1, &logits, em);
-    }
-    uint64_t middle = clock_ns();
-    for (uint32_t i = 0; i < b->tokens && rc == 0; i++)
-        rc = whole_step(w, b->depth + i, tokens + i % b->chunk, 1, 1, &logits, em);
-    uint64_t end = clock_ns();
-    if (b->prompt) b->prompt_rate = (double)b->prompt * 1e9 / (double)(middle - start);
-    if (b->tokens) b->decode_rate = (double)b->tokens * 1e9 / (double)(end - middle);
-    mem_free(tokens);
-    return rc;
-}
-
 static int run(struct bench *b, struct errmsg *em)
 {
     struct model_file f = {0};
@@ -117,7 +95,9 @@ static int run(struct bench *b, struct errmsg *em)
         rc = eng_slice_bytes(f.weights, &f.dims, 0, f.dims.n_layers - 1, &b->bytes_per_token, em);
     if (rc == 0 && weights_tensor(f.weights, "output.weight"))
         b->bytes_per_token -= weights_tensor(f.weights, "token_embd.weight")->bytes;
-    if (rc == 0) rc = run_rows(b, &w, em);
+    struct whole_work work = {
+        .prompt = b->prompt, .tokens = b->tokens, .depth = b->depth, .chunk = b->chunk};
+    if (rc == 0) rc = whole_measure(&w, &work, &b->prompt_rate, &b->decode_rate, em);
     if (rc == 0) b->used_isa = eng_isa(w.engine);
     for (int op = 0; op < ENG_N_OPS && rc == 0; op++)
         eng_dispatch(w.engine, (enum eng_op)op, &b->dispatch[op]);

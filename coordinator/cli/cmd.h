@@ -52,6 +52,7 @@ int cmd_up(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_load(int argc, char **argv); /* bench --cluster */
 int cmd_quality(int argc, char **argv);
+int cmd_simulate(int argc, char **argv);
 
 /* Prints "flotilla NAME: reason" and returns the exit status that fits the code. */
 int cmd_fail(const char *name, int code, const struct errmsg *em);

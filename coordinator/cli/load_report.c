@@ -3,6 +3,7 @@
 
 #include "common/base/mem.h"
 #include "common/text/json.h"
+#include "coordinator/cli/plot.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -220,44 +221,21 @@ static int write_records(const char *path, const struct load_run *run, struct er
     return close_file(f, path, em);
 }
 
-/* The share of samples up to a time: one curve in a box of 400 x 220 at x. */
-static void plot_curve(FILE *f, double x, const char *title, struct samples *s)
-{
-    double most = samples_percentile(s, 99.5);
-    (void)fprintf(f,
-                  "<rect x='%.0f' y='40' width='400' height='220' fill='none' stroke='#888'/>"
-                  "<text x='%.0f' y='30'>%s: p50 %.2f, p99 %.2f ms, %zu samples</text>\n",
-                  x, x, title, samples_percentile(s, 50), samples_percentile(s, 99), s->n);
-    for (int i = 0; i <= 4; i++)
-        (void)fprintf(f,
-                      "<text x='%.0f' y='278' text-anchor='middle'>%.3g</text>"
-                      "<text x='%.0f' y='%d' text-anchor='end'>%d %%</text>\n",
-                      x + 100.0 * i, most * i / 4.0, x - 6, 264 - 55 * i, 25 * i);
-    (void)fprintf(f, "<polyline fill='none' stroke='#06c' stroke-width='2' points='");
-    for (int i = 0; i <= 200 && s->n && most > 0.0; i++) {
-        double p = i / 2.0, ms = samples_percentile(s, p);
-        if (ms <= most) (void)fprintf(f, "%.1f,%.1f ", x + 400.0 * ms / most, 260.0 - 2.2 * p);
-    }
-    (void)fprintf(f, "'/>\n");
-}
-
 static int write_plot(const char *path, const struct load_options *o, const struct load_run *run,
                       struct summary *s, struct errmsg *em)
 {
     FILE *f;
-    int rc = open_file(path, &f, em);
+    int rc = plot_open(path, &f, em);
     if (rc < 0) return rc;
-    (void)fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' width='960' height='320' "
-                     "font-family='sans-serif' font-size='12'>\n"
-                     "<rect width='960' height='320' fill='#fff'/>\n");
-    plot_curve(f, 60, "TTFT", &s->ttft);
-    plot_curve(f, 530, o->scenario == LOAD_CONVOY ? "ITL beside long prompts" : "ITL", &s->itl);
+    plot_curve(f, PLOT_LEFT, "TTFT", &s->ttft);
+    plot_curve(f, PLOT_RIGHT, o->scenario == LOAD_CONVOY ? "ITL beside long prompts" : "ITL",
+               &s->itl);
     (void)fprintf(f,
                   "<text x='60' y='308'>%s, %" PRIu32 " requests, %.1f tokens/s; share of samples "
-                  "up to so many ms</text>\n</svg>\n",
+                  "up to so many ms</text>\n",
                   load_scenario_name(o->scenario), run->n_records,
                   (double)s->n_tokens * 1000.0 / run->wall_ms);
-    return close_file(f, path, em);
+    return plot_close(f, path, em);
 }
 
 int load_report(const struct load_options *o, struct load_run *r, bool json, bool *ret_pass,

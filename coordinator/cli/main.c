@@ -20,6 +20,7 @@ static const struct {
     {"tokenize", cmd_tokenize, "text on stdin to token ids"},
     {"quality", cmd_quality, "perplexity, and distance from a baseline"},
     {"bench", cmd_bench, "the engine's speed on this machine; a load on a cluster"},
+    {"simulate", cmd_simulate, "the coordinator's core on a trace of requests, in virtual time"},
 };
 
 #define N_COMMANDS (sizeof commands / sizeof commands[0])

@@ -1,5 +1,6 @@
 #include "coordinator/cli/whole.h"
 
+#include "common/base/clock.h"
 #include "common/base/machine.h"
 #include "common/base/mem.h"
 #include "common/base/pool.h"
@@ -56,5 +57,29 @@ int whole_step(struct whole *w, uint32_t first_pos, const int32_t *tokens, uint3
     const float *out;
     int rc = eng_step(w->engine, &run, 1, NULL, &out, em);
     if (rc == 0 && n_logits) *ret_logits = out;
+    return rc;
+}
+
+int whole_measure(struct whole *w, const struct whole_work *work, double *ret_prompt,
+                  double *ret_decode, struct errmsg *em)
+{
+    uint32_t vocab = eng_dims(w->engine)->vocab;
+    const float *logits;
+    int32_t *tokens = mem_alloc(work->chunk * sizeof *tokens);
+    for (uint32_t i = 0; i < work->chunk; i++) tokens[i] = (int32_t)((i * 7919u + 11u) % vocab);
+    int rc = whole_step(w, 0, tokens, 1, 1, &logits, em); /* warm up: page tables, threads */
+    uint64_t start = clock_ns();
+    for (uint32_t at = 0; at < work->prompt && rc == 0; at += work->chunk) {
+        uint32_t left = work->prompt - at, rows = left < work->chunk ? left : work->chunk;
+        rc = whole_step(w, at, tokens, rows, 1, &logits, em);
+    }
+    uint64_t middle = clock_ns();
+    for (uint32_t i = 0; i < work->tokens && rc == 0; i++)
+        rc = whole_step(w, work->depth + i, tokens + i % work->chunk, 1, 1, &logits, em);
+    uint64_t end = clock_ns();
+    if (work->prompt && rc == 0)
+        *ret_prompt = (double)work->prompt * 1e9 / (double)(middle - start);
+    if (work->tokens && rc == 0) *ret_decode = (double)work->tokens * 1e9 / (double)(end - middle);
+    mem_free(tokens);
     return rc;
 }

@@ -32,4 +32,15 @@ void whole_close(struct whole *w);
 int whole_step(struct whole *w, uint32_t first_pos, const int32_t *tokens, uint32_t n,
                uint32_t n_logits, const float **ret_logits, struct errmsg *em);
 
+struct whole_work {
+    uint32_t prompt, tokens; /* rows of a prompt, from position 0 on; tokens decoded after it, */
+    uint32_t depth;          /* from this position on */
+    uint32_t chunk;          /* rows of the prompt in one step, at least 1 */
+};
+
+/* How fast the model computes such work, after a first row that does not count: in tokens a second,
+ * of the prompt and of what is decoded; where there is none of it the rate stays as it was. */
+int whole_measure(struct whole *w, const struct whole_work *work, double *ret_prompt,
+                  double *ret_decode, struct errmsg *em);
+
 #endif

@@ -53,7 +53,11 @@ static uint32_t record_of(struct core *c, const char *name)
     uint32_t at = c->n_records;
     for (uint32_t i = 0; i < c->n_records; i++)
         if (c->records[i].name[0] && strcmp(c->records[i].name, name) == 0) return i;
-    for (uint32_t i = 0; i < c->n_records; i++)
+    /* A free one is looked for first: in_use walks over all workers, of which there may be many. */
+    for (uint32_t i = c->n_records; i-- > 0 && at == c->n_records;)
+        if (!c->records[i].name[0] && !in_use(c, i)) at = i;
+    bool full = at == c->n_records;
+    for (uint32_t i = 0; i < c->n_records && full; i++)
         if (!in_use(c, i) && (at == c->n_records || goes_first(&c->records[i], &c->records[at])))
             at = i;
     CHECK(at < c->n_records);

@@ -1,0 +1,78 @@
+/* Reading JSON: what is found, and what is refused with the byte at which it goes wrong. */
+#include "common/text/json.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct json *read_text(const char *text)
+{
+    struct json *j = NULL;
+    struct errmsg em = {0};
+    if (json_read(text, strlen(text), &j, &em) < 0) fail_msg("%s: %s", text, em.text);
+    return j;
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    struct json *j =
+        read_text(" {\"a\": 7, \"b\": [1, -2, 3.0, \"4\", 9223372036854775807], \"c\": {}}\n");
+    uint64_t v = 0;
+    size_t n = 0;
+    assert_true(json_as_u64(json_get(j, "a"), &v));
+    assert_int_equal(v, 7);
+    const struct json *b = json_get(j, "b");
+    assert_true(json_count(b, &n));
+    assert_int_equal(n, 5);
+    assert_true(json_as_u64(json_at(b, 4), &v));
+    assert_true(v == INT64_MAX);
+    for (size_t i = 1; i < 4; i++) assert_false(json_as_u64(json_at(b, i), &v));
+    assert_true(v == INT64_MAX); /* written only on success */
+    assert_null(json_get(j, "d"));
+    assert_null(json_get(b, "a")); /* no object */
+    assert_false(json_as_u64(json_get(j, "d"), &v));
+    assert_false(json_count(json_get(j, "c"), &n));
+    assert_false(json_count(NULL, &n));
+    json_free(j);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        {"", "byte 0"},
+        {"{\"a\": 1", "byte 7"},
+        {"{\"a\": 1} x", "byte 10"},
+        {"7", "byte 1"},
+        {"{\"a\": 1, \"a\": 2}", "duplicate"},
+        {"[9223372036854775808]", "too big"},
+        {"[\"\\ud800\"]", "invalid Unicode"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct json *j = NULL;
+        struct errmsg em = {0};
+        assert_int_equal(json_read(cases[i].text, strlen(cases[i].text), &j, &em), ERR_FORMAT);
+        assert_null(j);
+        if (!strstr(em.text, cases[i].says)) fail_msg("'%s' says: %s", cases[i].text, em.text);
+    }
+    char deep[6001];
+    memset(deep, '[', sizeof deep - 1);
+    deep[sizeof deep - 1] = 0;
+    struct json *j = NULL;
+    assert_int_equal(json_read(deep, sizeof deep - 1, &j, NULL), ERR_FORMAT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
