@@ -28,6 +28,16 @@ static void copy_config(struct core *c, const struct core_config *config)
     c->cfg.costs.layer_bytes = c->layer_bytes;
 }
 
+static struct index *open_index(const struct core_config *config)
+{
+    uint64_t seed[] = {config->hash_seed, config->model_digest, config->kv_type, config->page};
+    struct index_config index = {.n_replicas = config->n_replicas,
+                                 .page_size = config->page,
+                                 .seed = hash128_bytes(seed, sizeof seed, 0),
+                                 .hash_mask = config->hash_mask};
+    return index_open(&index);
+}
+
 struct core *core_open(const struct core_config *config)
 {
     CHECK(config->n_replicas > 0 && config->n_stages > 0 && config->n_stages <= LIMIT_STAGES);
@@ -46,6 +56,7 @@ struct core *core_open(const struct core_config *config)
     c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
     for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
     c->arena.budget = STEP_ARENA_BYTES;
+    c->index = open_index(config);
     c->replicas = mem_zalloc(config->n_replicas * sizeof *c->replicas);
     c->status = mem_zalloc(config->n_replicas * sizeof *c->status);
     c->staff = mem_zalloc((size_t)config->n_replicas * config->n_stages * sizeof *c->staff);
@@ -63,6 +74,7 @@ void core_close(struct core *c)
         mem_free((void *)(uintptr_t)c->requests[i].sampling.bias);
     }
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) replica__close(&c->replicas[i]);
+    index_close(c->index);
     for (uint32_t i = 0; i < VERDICTS; i++) mem_free(c->verdicts[i].names);
     imap_close(&c->by_id);
     arena_close(&c->arena);

@@ -207,6 +207,7 @@ struct core {
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
     struct replica *replicas; /* cfg.n_replicas */
+    struct index *index;      /* which of them holds which prefix */
     uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
                                  served one replica takes only newer generations of another */
     struct request *requests; /* max_live slots */

@@ -164,12 +164,8 @@ static void refuse(struct core *c, struct replica *r, const struct room *room)
 void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
 {
     CHECK(r->n_running == 0); /* nobody holds a page of the old pool */
-    uint64_t seed[] = {c->cfg.hash_seed, c->cfg.model_digest, c->cfg.kv_type, c->cfg.page};
-    struct pages_config pages = {.n_pages = n_pages,
-                                 .page_size = c->cfg.page,
-                                 .share = c->cfg.share,
-                                 .seed = hash128_bytes(seed, sizeof seed, 0),
-                                 .hash_mask = c->cfg.hash_mask};
+    struct pages_config pages = {
+        .index = c->index, .replica = r->id, .n_pages = n_pages, .share = c->cfg.share};
     pages_close(r->pages);
     mem_free(r->twice);
     r->pages = pages_open(&pages);
