@@ -8,15 +8,17 @@
 #include <string.h>
 
 struct holder {
-    uint32_t replica, page;
+    uint32_t replica;
+    uint32_t page; /* INDEX_NONE: it is only promised */
+    uint32_t promises;
 };
 
-struct entry {
+struct index_node {
     uint64_t serial;
     uint64_t tenant;
     struct hash128 hash;
-    struct entry *parent; /* which has a holder as long as this has one; NULL: the root */
-    struct entry *next_in_bucket;
+    struct index_node *parent; /* which has a holder as long as this has one; NULL: the root */
+    struct index_node *next_in_bucket;
     struct holder one, *holders; /* n_holders of them: `one`, or an array of room_holders */
     uint32_t n_holders, room_holders;
     int32_t tokens[]; /* page_size */
@@ -24,7 +26,7 @@ struct entry {
 
 /* What a page holds. */
 struct holding {
-    struct entry *entry; /* NULL: nothing */
+    struct index_node *entry; /* NULL: nothing */
     uint64_t serial, parent, step;
     uint32_t parent_page;
     uint32_t children; /* of the replica's pages, those whose entry has this one's as parent */
@@ -35,9 +37,10 @@ struct index {
     struct holding **pools; /* of each replica: n_pages */
     uint32_t *n_pages;
     uint64_t all_pages;
-    struct entry **buckets;
-    uint64_t n_buckets; /* a power of two, at least all_pages */
-    uint64_t serial;    /* the last one given to an entry or a holding */
+    struct index_node **buckets;
+    uint64_t n_buckets;  /* a power of two, at least all_pages */
+    uint64_t serial;     /* the last one given to an entry or a holding */
+    uint32_t n_promised; /* pages */
 };
 
 struct index *index_open(const struct index_config *config)
@@ -48,7 +51,7 @@ struct index *index_open(const struct index_config *config)
     x->pools = mem_zalloc(config->n_replicas * sizeof *x->pools);
     x->n_pages = mem_zalloc(config->n_replicas * sizeof *x->n_pages);
     x->n_buckets = 1;
-    x->buckets = mem_zalloc(sizeof(struct entry *));
+    x->buckets = mem_zalloc(sizeof(struct index_node *));
     return x;
 }
 
@@ -68,19 +71,19 @@ void index_close(struct index *x)
 size_t index_bytes(uint32_t page_size)
 {
     /* There are up to two buckets for a page. */
-    return sizeof(struct holding) + sizeof(struct entry) + page_size * sizeof(int32_t) +
-           2 * sizeof(struct entry *);
+    return sizeof(struct holding) + sizeof(struct index_node) + page_size * sizeof(int32_t) +
+           2 * sizeof(struct index_node *);
 }
 
 /* ---- entries ---- */
 
-static struct entry **bucket_of(const struct index *x, struct hash128 h)
+static struct index_node **bucket_of(const struct index *x, struct hash128 h)
 {
     return &x->buckets[h.lo & (x->n_buckets - 1)];
 }
 
 /* Where the replica is among the holders, or would be. */
-static uint32_t place_of(const struct entry *e, uint32_t replica)
+static uint32_t place_of(const struct index_node *e, uint32_t replica)
 {
     uint32_t low = 0, end = e->n_holders;
     while (low < end) {
@@ -94,17 +97,18 @@ static uint32_t place_of(const struct entry *e, uint32_t replica)
 }
 
 /* The replica's page that holds an entry, or INDEX_NONE. */
-static uint32_t page_of(const struct entry *e, uint32_t replica)
+static uint32_t page_of(const struct index_node *e, uint32_t replica)
 {
     uint32_t at = place_of(e, replica);
     return at < e->n_holders && e->holders[at].replica == replica ? e->holders[at].page
                                                                   : INDEX_NONE;
 }
 
-static void add_holder(struct entry *e, uint32_t replica, uint32_t page)
+/* The replica among the holders, who is added if it was not there. */
+static struct holder *add_holder(struct index_node *e, uint32_t replica)
 {
     uint32_t at = place_of(e, replica);
-    CHECK(at == e->n_holders || e->holders[at].replica != replica);
+    if (at < e->n_holders && e->holders[at].replica == replica) return &e->holders[at];
     if (e->n_holders == e->room_holders) {
         uint32_t room = 4 * e->room_holders;
         struct holder *more = mem_alloc(room * sizeof *more);
@@ -114,13 +118,14 @@ static void add_holder(struct entry *e, uint32_t replica, uint32_t page)
         e->room_holders = room;
     }
     memmove(e->holders + at + 1, e->holders + at, (e->n_holders - at) * sizeof *e->holders);
-    e->holders[at] = (struct holder){replica, page};
+    e->holders[at] = (struct holder){.replica = replica, .page = INDEX_NONE};
     e->n_holders++;
+    return &e->holders[at];
 }
 
-static void drop_entry(struct index *x, struct entry *e)
+static void drop_entry(struct index *x, struct index_node *e)
 {
-    struct entry **at = bucket_of(x, e->hash);
+    struct index_node **at = bucket_of(x, e->hash);
     while (*at != e) {
         CHECK(*at != NULL);
         at = &(*at)->next_in_bucket;
@@ -130,10 +135,18 @@ static void drop_entry(struct index *x, struct entry *e)
     mem_free(e);
 }
 
-static void drop_holder(struct index *x, struct entry *e, uint32_t replica)
+static struct holder *holder_of(struct index_node *e, uint32_t replica)
 {
-    uint32_t at = place_of(e, replica);
-    CHECK(at < e->n_holders && e->holders[at].replica == replica);
+    struct holder *h = &e->holders[place_of(e, replica)];
+    CHECK(h < e->holders + e->n_holders && h->replica == replica);
+    return h;
+}
+
+/* Where the replica neither has a page for the entry nor is to have one, it is no holder. */
+static void drop_holder(struct index *x, struct index_node *e, const struct holder *h)
+{
+    uint32_t at = (uint32_t)(h - e->holders);
+    if (h->page != INDEX_NONE || h->promises) return;
     e->n_holders--;
     memmove(e->holders + at, e->holders + at + 1, (e->n_holders - at) * sizeof *e->holders);
     if (e->n_holders == 0) drop_entry(x, e);
@@ -156,12 +169,12 @@ static void grow_buckets(struct index *x)
     uint64_t n = x->n_buckets, before = n;
     while (n < x->all_pages) n *= 2;
     if (n == before) return;
-    struct entry **old = x->buckets;
-    x->buckets = mem_zalloc(n * sizeof(struct entry *));
+    struct index_node **old = x->buckets;
+    x->buckets = mem_zalloc(n * sizeof(struct index_node *));
     x->n_buckets = n;
     for (uint64_t i = 0; i < before; i++)
-        for (struct entry *e = old[i], *next; e; e = next) {
-            struct entry **bucket = bucket_of(x, e->hash);
+        for (struct index_node *e = old[i], *next; e; e = next) {
+            struct index_node **bucket = bucket_of(x, e->hash);
             next = e->next_in_bucket;
             e->next_in_bucket = *bucket;
             *bucket = e;
@@ -203,16 +216,16 @@ static struct hash128 next_hash(const struct index *x, struct prefix *walk, cons
     return h;
 }
 
-static uint64_t serial_of(const struct entry *e)
+static uint64_t serial_of(const struct index_node *e)
 {
     return e ? e->serial : 0;
 }
 
 /* The entry of these tokens behind the walk, or NULL. */
-static struct entry *find(const struct index *x, struct prefix *walk, const int32_t *tokens)
+static struct index_node *find(const struct index *x, struct prefix *walk, const int32_t *tokens)
 {
     struct hash128 h = next_hash(x, walk, tokens);
-    for (struct entry *e = *bucket_of(x, h); e; e = e->next_in_bucket) {
+    for (struct index_node *e = *bucket_of(x, h); e; e = e->next_in_bucket) {
         if (e->hash.lo != h.lo || e->hash.hi != h.hi || e->tenant != walk->tenant) continue;
         if (serial_of(e->parent) != walk->serial) continue;
         if (memcmp(e->tokens, tokens, x->cfg.page_size * sizeof *tokens) == 0) return e;
@@ -223,11 +236,11 @@ static struct entry *find(const struct index *x, struct prefix *walk, const int3
 uint32_t index_find(const struct index *x, uint32_t replica, struct prefix *walk,
                     const int32_t *tokens)
 {
-    const struct entry *e = find(x, walk, tokens);
+    const struct index_node *e = find(x, walk, tokens);
     return e ? page_of(e, replica) : INDEX_NONE;
 }
 
-static void follow(struct prefix *walk, const struct entry *e)
+static void follow(struct prefix *walk, const struct index_node *e)
 {
     CHECK(serial_of(e->parent) == walk->serial && walk->has_next);
     walk->hash = walk->next;
@@ -243,19 +256,19 @@ void index_follow(const struct index *x, uint32_t replica, struct prefix *walk, 
     walk->page = page;
 }
 
-static struct entry *new_entry(struct index *x, struct prefix *walk, const int32_t *tokens,
-                               struct entry *parent)
+static struct index_node *new_entry(struct index *x, struct prefix *walk, const int32_t *tokens,
+                                    struct index_node *parent)
 {
     size_t bytes = x->cfg.page_size * sizeof *tokens;
-    struct entry *e = mem_alloc(sizeof *e + bytes);
-    *e = (struct entry){.serial = ++x->serial,
-                        .tenant = walk->tenant,
-                        .hash = next_hash(x, walk, tokens),
-                        .parent = parent,
-                        .room_holders = 1};
+    struct index_node *e = mem_alloc(sizeof *e + bytes);
+    *e = (struct index_node){.serial = ++x->serial,
+                             .tenant = walk->tenant,
+                             .hash = next_hash(x, walk, tokens),
+                             .parent = parent,
+                             .room_holders = 1};
     e->holders = &e->one;
     memcpy(e->tokens, tokens, bytes);
-    struct entry **bucket = bucket_of(x, e->hash);
+    struct index_node **bucket = bucket_of(x, e->hash);
     e->next_in_bucket = *bucket;
     *bucket = e;
     return e;
@@ -271,9 +284,11 @@ void index_enter(struct index *x, uint32_t replica, struct prefix *walk, const i
         CHECK(parent->entry && parent->entry->serial == walk->serial);
         parent->children++;
     }
-    struct entry *e = find(x, walk, tokens); /* another replica may hold it */
+    struct index_node *e = find(x, walk, tokens); /* another replica may hold it */
     if (!e) e = new_entry(x, walk, tokens, parent ? parent->entry : NULL);
-    add_holder(e, replica, page);
+    struct holder *holder = add_holder(e, replica);
+    CHECK(holder->page == INDEX_NONE);
+    holder->page = page;
     *h = (struct holding){.entry = e,
                           .serial = ++x->serial,
                           .parent = parent ? parent->serial : 0,
@@ -287,11 +302,43 @@ uint32_t index_remove(struct index *x, uint32_t replica, uint32_t page)
     struct holding *pool = x->pools[replica], *h = &pool[page];
     CHECK(page < x->n_pages[replica] && h->entry && h->children == 0);
     uint32_t parent = h->parent_page;
-    drop_holder(x, h->entry, replica);
+    struct holder *holder = holder_of(h->entry, replica);
+    holder->page = INDEX_NONE;
+    drop_holder(x, h->entry, holder);
     *h = (struct holding){.entry = NULL};
     if (parent == INDEX_NONE) return INDEX_NONE;
     CHECK(pool[parent].children > 0);
     return --pool[parent].children == 0 ? parent : INDEX_NONE;
+}
+
+struct index_node *index_promise(struct index *x, uint32_t replica, uint64_t tenant,
+                                 const int32_t *tokens, uint32_t n_pages)
+{
+    struct prefix walk = index_root(x, tenant);
+    struct index_node *last = NULL;
+    if (n_pages > INDEX_PROMISES - x->n_promised) return NULL;
+    for (uint32_t i = 0; i < n_pages; i++) {
+        const int32_t *page = tokens + (size_t)i * x->cfg.page_size;
+        struct index_node *e = find(x, &walk, page);
+        if (!e) e = new_entry(x, &walk, page, last);
+        add_holder(e, replica)->promises++;
+        follow(&walk, e);
+        last = e;
+    }
+    x->n_promised += n_pages;
+    return last;
+}
+
+void index_settle(struct index *x, uint32_t replica, struct index_node *promise)
+{
+    for (struct index_node *e = promise, *parent; e; e = parent) {
+        struct holder *h = holder_of(e, replica);
+        parent = e->parent;
+        CHECK(h->promises > 0 && x->n_promised > 0);
+        h->promises--;
+        x->n_promised--;
+        drop_holder(x, e, h);
+    }
 }
 
 /* Who holds a page holds the pages before it: from the last one found back, a page with as many
@@ -300,17 +347,17 @@ void index_match(const struct index *x, uint64_t tenant, const int32_t *tokens, 
                  uint32_t *ret_held)
 {
     struct prefix walk = index_root(x, tenant);
-    const struct entry *last = NULL;
+    const struct index_node *last = NULL;
     uint32_t depth = 0, n_known = 0;
     memset(ret_held, 0, x->cfg.n_replicas * sizeof *ret_held);
     while (depth < n_pages) {
-        const struct entry *e = find(x, &walk, tokens + (size_t)depth * x->cfg.page_size);
+        const struct index_node *e = find(x, &walk, tokens + (size_t)depth * x->cfg.page_size);
         if (!e) break;
         follow(&walk, e);
         last = e;
         depth++;
     }
-    for (const struct entry *e = last; e; e = e->parent, depth--) {
+    for (const struct index_node *e = last; e; e = e->parent, depth--) {
         for (uint32_t i = 0; i < e->n_holders && e->n_holders > n_known; i++) {
             uint32_t *held = &ret_held[e->holders[i].replica];
             if (*held == 0) *held = depth;

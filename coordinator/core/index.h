@@ -8,6 +8,9 @@
  * holds an entry holds the entry's parent too: what a replica holds is a tree, and only a leaf of
  * it may be removed, so that a chain is given up from its end. An entry without holders is gone.
  *
+ * A replica may also be promised to hold a prefix soon. It counts among the holders, without a
+ * page.
+ *
  * What a page keeps, and whether a sequence refers to it, is not known here (pages.h). Whatever
  * else than keys and values is kept for the end of a prefix, by replica, can have holders too.
  *
@@ -22,7 +25,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define INDEX_NONE UINT32_MAX /* no page */
+#define INDEX_NONE UINT32_MAX     /* no page */
+#define INDEX_PROMISES (1u << 18) /* pages, at the most */
 
 struct index_config {
     uint32_t n_replicas;
@@ -67,6 +71,13 @@ void index_enter(struct index *x, uint32_t replica, struct prefix *walk, const i
 /* The replica's page, a leaf, holds nothing any more. Returns the page of its parent where that is
  * a leaf now, or INDEX_NONE. */
 uint32_t index_remove(struct index *x, uint32_t replica, uint32_t page);
+
+/* A request that will compute the first n_pages pages of these tokens is sent to the replica: until
+ * index_settle, which takes what this returns, index_match counts them as held there. NULL: nothing
+ * is promised, since n_pages is 0 or INDEX_PROMISES pages are. */
+struct index_node *index_promise(struct index *x, uint32_t replica, uint64_t tenant,
+                                 const int32_t *tokens, uint32_t n_pages);
+void index_settle(struct index *x, uint32_t replica, struct index_node *promise);
 
 /* How many of the first n_pages pages of these tokens each replica holds: ret_held[n_replicas].
  * Takes time for the pages found, for the replicas, and for the holders of each page where their

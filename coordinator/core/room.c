@@ -155,7 +155,7 @@ static void refuse(struct core *c, struct replica *r, const struct room *room)
                    ": the largest 'kv_tokens' or 'ctx' that fits is %" PRIu64 "; the tightest: %s",
                    c->cfg.n_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page,
                    room->pages * c->cfg.page, place_text(c, r, room));
-    if (!r->cramped) core__note(c, "no generation can begin: %s", r->why);
+    if (!r->cramped) core__note(c, "%sno generation can begin: %s", core__of_replica(c, r), r->why);
     r->cramped = true;
     r->retry_ns = c->now_ns + RETRY_NS;
     fleet__dismiss(c, r);
@@ -198,8 +198,8 @@ bool room__plan(struct core *c, struct replica *r)
     r->cramped = false;
     if (n == r->n_pages) return true;
     room__set_pages(c, r, n);
-    core__note(c, "KV pool of %" PRIu64 " tokens, contexts of %" PRIu32 "; the tightest: %s",
-               (uint64_t)n * c->cfg.page, r->ctx, place_text(c, r, &spare));
+    core__note(c, "%sKV pool of %" PRIu64 " tokens, contexts of %" PRIu32 "; the tightest: %s",
+               core__of_replica(c, r), (uint64_t)n * c->cfg.page, r->ctx, place_text(c, r, &spare));
     fit_requests(c);
     return true;
 }

@@ -142,6 +142,54 @@ static void test_another_pool(void **state)
     index_close(x);
 }
 
+/* What is promised counts like what is held until it is settled, and is not found as a page. */
+static void test_promises(void **state)
+{
+    (void)state;
+    struct index *x = open_index(UINT64_MAX);
+    int32_t a[DEPTH * SIZE];
+    make(10, a);
+    (void)enter(x, 0, a, 2, 0);
+    struct index_node *first = index_promise(x, 1, 0, a, 4);
+    struct index_node *second = index_promise(x, 1, 0, a, 3);
+    struct index_node *both = index_promise(x, 0, 0, a, 5);
+    expect(x, a, 5, (uint32_t[]){5, 4, 0, 0});
+    struct prefix walk = index_root(x, 0);
+    assert_int_equal(index_find(x, 1, &walk, a), INDEX_NONE);
+    index_settle(x, 1, first);
+    expect(x, a, 5, (uint32_t[]){5, 3, 0, 0});
+    (void)enter(x, 1, a, 3, 7); /* it has come */
+    index_settle(x, 1, second);
+    expect(x, a, 5, (uint32_t[]){5, 3, 0, 0});
+    index_clear(x, 0); /* promises outlive a generation: whoever made them settles them */
+    expect(x, a, 5, (uint32_t[]){5, 3, 0, 0});
+    index_settle(x, 0, both);
+    expect(x, a, 5, (uint32_t[]){0, 3, 0, 0});
+    assert_null(index_promise(x, 0, 0, a, 0));
+    index_close(x);
+}
+
+/* Promises have a limit; what is beyond it is not promised. */
+static void test_many_promises(void **state)
+{
+    (void)state;
+    struct index *x = open_index(UINT64_MAX);
+    int32_t a[DEPTH * SIZE];
+    make(10, a);
+    struct index_node *p = NULL, *first = index_promise(x, 1, 0, a, 5);
+    for (uint32_t n = DEPTH; n + 4 <= INDEX_PROMISES; n += 4) p = index_promise(x, 1, 0, a, 4);
+    assert_non_null(p);
+    assert_null(index_promise(x, 2, 0, a, 4));
+    index_settle(x, 1, first);
+    assert_non_null(index_promise(x, 2, 0, a, 4));
+    expect(x, a, 5, (uint32_t[]){0, 4, 4, 0});
+    for (uint32_t n = DEPTH; n + 4 <= INDEX_PROMISES; n += 4) index_settle(x, 1, p);
+    expect(x, a, 5, (uint32_t[]){0, 0, 4, 0});
+    index_settle(x, 2, index_promise(x, 2, 0, a, 4));
+    index_settle(x, 2, index_promise(x, 2, 0, a, 4));
+    index_close(x);
+}
+
 /* ---- random holders, recounted without the index ---- */
 
 struct held { /* by one replica: of each of its pages, the chain of tokens that it ends */
@@ -228,6 +276,8 @@ int main(void)
         cmocka_unit_test(test_removed_from_one),
         cmocka_unit_test(test_pages_are_its_own),
         cmocka_unit_test(test_another_pool),
+        cmocka_unit_test(test_promises),
+        cmocka_unit_test(test_many_promises),
         cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
