@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 34
+#define N_KEYS 35
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -36,6 +36,7 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"metrics", CONF_BOOL, &c->metrics, 0, 0, false},
         {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
         {"workers", CONF_U32, &c->workers, 1, LIMIT_STAGES, true},
+        {"replicas", CONF_U32, &c->replicas, 1, LIMIT_REPLICAS, false},
         {"kv", CONF_STRING, &c->kv, 0, 0, false},
         {"pre", CONF_STRING, &c->pre, 0, 0, false},
         {"ctx", CONF_U32, &c->ctx, 1, LIMIT_CONTEXT, false},
@@ -159,6 +160,7 @@ static struct config defaults(void)
                            .result_port = 7072,
                            .metrics_port = 7073,
                            .metrics = true,
+                           .replicas = 1,
                            .chunk = 512,
                            .prefix_cache = true,
                            .max_requests = 256,

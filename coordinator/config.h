@@ -19,7 +19,8 @@ struct config {
     char *pre;                /* pre-tokeniser in place of the file's, or NULL */
     uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
     bool plaintext;
-    uint32_t workers;        /* of the chain */
+    uint32_t workers;        /* of a replica's chain */
+    uint32_t replicas;       /* chains, each of the whole model */
     uint32_t ctx, kv_tokens; /* positions of a sequence, and of the KV pool; 0: not given */
     uint32_t chunk, window;  /* rows of a Step; Steps in flight, 0: not given */
     uint32_t step_ms;        /* what a Step with decodes may take; 0: the core's choice */

@@ -388,15 +388,16 @@ static void tell_reachable(char *endpoint, size_t size)
 static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em)
 {
     const struct config *c = s->config;
-    uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS;
+    uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * c->replicas;
+    uint32_t serve = c->replicas * c->workers;
     uint64_t most = PEERS_A_WORKER * setup_max_workers(c);
     if (c->metrics) fixed += HTTP_CONNECTIONS;
-    uint64_t least = c->workers + WORKER_PEERS_LEAST;
+    uint64_t least = serve + WORKER_PEERS_LEAST;
     if (max < fixed + least + CLIENT_PEERS_LEAST)
         return err_set(em, ERR_CONF,
                        "this process may open %" PRIu64 " files, and needs %" PRIu64 " for %" PRIu32
                        " workers and %u clients: raise the limit (ulimit -n)",
-                       max, fixed + least + CLIENT_PEERS_LEAST, c->workers, CLIENT_PEERS_LEAST);
+                       max, fixed + least + CLIENT_PEERS_LEAST, serve, CLIENT_PEERS_LEAST);
     bool room = max >= fixed + most + c->connections;
     uint64_t workers = room ? most : least, left = max - fixed - workers;
     s->clients_max = left < c->connections ? (uint32_t)left : c->connections;
@@ -436,7 +437,7 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
                                      .kind = NET_PULL,
                                      .limits = {.hwm = (int)LIMIT_WINDOW + 2,
                                                 .frame_max = LIMIT_RESULT_BYTES,
-                                                .peers_max = RESULT_PEERS},
+                                                .peers_max = RESULT_PEERS * c->replicas},
                                      .port = c->result_port,
                                      .roles = KEY_WORKER};
     if (rc == 0) rc = bind_one(s, &clients, &s->clients, s->client_endpoint, em);

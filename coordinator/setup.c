@@ -13,7 +13,6 @@
 #define PROCESS_BYTES ((uint64_t)64 << 20)
 /* Unless the file names a size, a pool with room for less than this serves nobody. */
 #define LEAST_POSITIONS 1024u
-#define REPLICAS 1u     /* no key of the file asks for more yet */
 #define TABLES_SHARE 4u /* of what the coordinator's machine has left, for tables of pages */
 
 _Static_assert(LIMIT_PAGE == KV_PAGE, "the core's pages are the engine's");
@@ -27,7 +26,7 @@ uint32_t setup_context(const struct config *c, const struct arch_dims *d)
 /* As many as serve, and as many spares and strangers. */
 uint32_t setup_max_workers(const struct config *c)
 {
-    uint32_t twice = 2 * REPLICAS * c->workers;
+    uint32_t twice = 2 * c->replicas * c->workers;
     return twice > LIMIT_WORKERS ? twice : LIMIT_WORKERS;
 }
 
@@ -93,7 +92,7 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
     uint32_t ctx = setup_context(c, m->dims), sequences = sequences_of(c);
     return (struct core_config){
         .incarnation = incarnation,
-        .n_replicas = REPLICAS,
+        .n_replicas = c->replicas,
         .n_stages = c->workers,
         .max_workers = setup_max_workers(c),
         .n_layers = m->dims->n_layers,

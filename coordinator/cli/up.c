@@ -28,6 +28,8 @@
 #define SETTLED_S 60 /* a worker that ran so long begins with the first pause again */
 #define STOP_S 5
 
+#define WORKERS_MOST 64u /* on one machine */
+
 struct child {
     char name[16];
     pid_t pid; /* 0: not running */
@@ -41,12 +43,13 @@ struct child {
 
 struct up {
     const char *model, *kv, *isa, *pre;
-    uint32_t workers, threads, ctx, kv_tokens, chunk, replica_wait, max_requests;
+    uint32_t workers, replicas, threads, ctx, kv_tokens, chunk, replica_wait, max_requests;
     bool replica_wait_given, verbose, no_restart;
     struct opt_list keys; /* KEY=VALUE of the cluster file */
     char bin[4096];       /* folder of the programs */
     char join[256];       /* where workers find the coordinator; empty: it does not listen yet */
-    struct child children[1 + LIMIT_STAGES]; /* the coordinator, then the workers */
+    struct child children[1 + WORKERS_MOST]; /* the coordinator, then the workers */
+    uint32_t n_workers;                      /* of all replicas */
     sigset_t mask_before;
     int signals, from_coordinator;
     char line[512]; /* of the coordinator's stdout */
@@ -108,6 +111,7 @@ static void write_file(const struct up *u, struct buf *out)
                                         "ports.metrics"};
     for (size_t i = 0; i < sizeof ports / sizeof ports[0]; i++) up_file_number(&f, ports[i], 0);
     up_file_number(&f, "workers", u->workers);
+    if (u->replicas > 1) up_file_number(&f, "replicas", u->replicas);
     up_file_number(&f, "chunk", u->chunk);
     if (u->kv) up_file_string(&f, "kv", u->kv);
     if (u->pre) up_file_string(&f, "pre", u->pre);
@@ -145,7 +149,7 @@ static int start_coordinator(struct up *u, struct errmsg *em)
 static int start_worker(struct up *u, struct child *c, struct errmsg *em)
 {
     char threads[16];
-    uint32_t each = pool_cores() / u->workers;
+    uint32_t each = pool_cores() / u->n_workers;
     (void)snprintf(threads, sizeof threads, "%" PRIu32, u->threads ? u->threads : each ? each : 1);
     char *args[] = {"flotilla-worker",
                     "--coordinator",
@@ -165,7 +169,7 @@ static int start_workers(struct up *u, struct errmsg *em)
 {
     int rc = 0;
     log_text("workers join at %s", u->join);
-    for (uint32_t i = 1; i <= u->workers && rc == 0; i++) {
+    for (uint32_t i = 1; i <= u->n_workers && rc == 0; i++) {
         struct child *c = &u->children[i];
         (void)snprintf(c->name, sizeof c->name, "w%" PRIu32, i);
         rc = start_worker(u, c, em);
@@ -296,7 +300,7 @@ static int ended(struct up *u, struct child *c, int status, struct errmsg *em)
 static int reap(struct up *u, struct errmsg *em)
 {
     int rc = 0, status;
-    for (uint32_t i = 0; i <= u->workers; i++) {
+    for (uint32_t i = 0; i <= u->n_workers; i++) {
         struct child *c = &u->children[i];
         if (c->pid <= 0 || waitpid(c->pid, &status, WNOHANG) != c->pid) continue;
         c->pid = 0;
@@ -312,7 +316,7 @@ static int restart(struct up *u, struct errmsg *em)
 {
     int rc = 0;
     uint64_t now = clock_ns();
-    for (uint32_t i = 1; i <= u->workers && rc == 0; i++) {
+    for (uint32_t i = 1; i <= u->n_workers && rc == 0; i++) {
         struct child *c = &u->children[i];
         if (c->restart_ns && c->restart_ns <= now) rc = start_worker(u, c, em);
     }
@@ -337,8 +341,8 @@ static int take_signals(struct up *u, struct errmsg *em)
 /* Waits until something happens, at most until `until_ns`, and takes it. */
 static int turn(struct up *u, uint64_t until_ns, struct errmsg *em)
 {
-    struct pollfd fds[3 + LIMIT_STAGES];
-    for (uint32_t i = 0; i <= u->workers; i++) {
+    struct pollfd fds[3 + WORKERS_MOST];
+    for (uint32_t i = 0; i <= u->n_workers; i++) {
         if (u->children[i].restart_ns && u->children[i].restart_ns < until_ns)
             until_ns = u->children[i].restart_ns;
         fds[2 + i] = (struct pollfd){.fd = u->children[i].log, .events = POLLIN};
@@ -347,9 +351,9 @@ static int turn(struct up *u, uint64_t until_ns, struct errmsg *em)
     fds[1] = (struct pollfd){.fd = u->from_coordinator, .events = POLLIN};
     uint64_t now = clock_ns();
     uint64_t wait_ms = until_ns > now ? (until_ns - now) / NS_PER_MS + 1 : 0;
-    (void)poll(fds, 3 + u->workers, wait_ms > 60000 ? 60000 : (int)wait_ms);
+    (void)poll(fds, 3 + u->n_workers, wait_ms > 60000 ? 60000 : (int)wait_ms);
     int rc = 0;
-    for (uint32_t i = 0; i <= u->workers; i++)
+    for (uint32_t i = 0; i <= u->n_workers; i++)
         if (fds[2 + i].revents) read_log(u, &u->children[i]);
     if (fds[1].revents) rc = read_coordinator(u, em);
     if (rc == 0 && fds[0].revents) rc = take_signals(u, em);
@@ -374,14 +378,14 @@ static int open_signals(struct up *u, struct errmsg *em)
 
 static bool any_runs(const struct up *u)
 {
-    for (uint32_t i = 0; i <= u->workers; i++)
+    for (uint32_t i = 0; i <= u->n_workers; i++)
         if (u->children[i].pid > 0) return true;
     return false;
 }
 
 static void signal_all(const struct up *u, int number)
 {
-    for (uint32_t i = 0; i <= u->workers; i++)
+    for (uint32_t i = 0; i <= u->n_workers; i++)
         if (u->children[i].pid > 0) (void)kill(u->children[i].pid, number);
 }
 
@@ -391,7 +395,7 @@ static void stop_all(struct up *u)
     struct errmsg em;
     u->stopping = true;
     signal_all(u, SIGTERM);
-    for (uint32_t i = 0; i <= u->workers; i++) u->children[i].restart_ns = 0;
+    for (uint32_t i = 0; i <= u->n_workers; i++) u->children[i].restart_ns = 0;
     uint64_t end = clock_ns() + STOP_S * NS_PER_S;
     while (any_runs(u) && clock_ns() < end) (void)turn(u, end, &em);
     signal_all(u, SIGKILL);
@@ -414,25 +418,32 @@ static int run(struct up *u, struct errmsg *em)
     return rc == 0 ? CMD_OK : rc == ERR_CONF ? CMD_USAGE : CMD_FAILED;
 }
 
-static int check(const struct up *u, struct errmsg *em)
+static int check(struct up *u, struct errmsg *em)
 {
     enum kv_type kv;
     if (!u->model) return err_set(em, ERR_CONF, "needs --model");
     if (u->kv && !eng_kv_parse(u->kv, &kv))
         return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16, q8_0, q4_0)", u->kv);
+    u->n_workers = u->workers * u->replicas;
+    if (u->n_workers > WORKERS_MOST)
+        return err_set(em, ERR_CONF,
+                       "%" PRIu32 " replicas of %" PRIu32 " workers: at most %u workers",
+                       u->replicas, u->workers, WORKERS_MOST);
     return up_file_check(&u->keys, em);
 }
 
 int cmd_up(int argc, char **argv)
 {
-    struct up u = {.workers = 2, .chunk = 512, .from_coordinator = -1};
-    for (uint32_t i = 0; i <= LIMIT_STAGES; i++) u.children[i].log = -1;
+    struct up u = {.workers = 2, .replicas = 1, .chunk = 512, .from_coordinator = -1};
+    for (uint32_t i = 0; i <= WORKERS_MOST; i++) u.children[i].log = -1;
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &u.model, 0, 0, NULL, "FILE  a GGUF file"},
         {"--workers", 'w', OPT_U32, &u.workers, 1, LIMIT_STAGES, NULL,
          "N  workers that share the layers (2)"},
+        {"--replicas", 'r', OPT_U32, &u.replicas, 1, WORKERS_MOST, NULL,
+         "N  such chains of workers, each with the whole model (1)"},
         {"--threads", 't', OPT_U32, &u.threads, 1, POOL_THREADS_MAX, NULL,
-         "N  threads of each worker (cores or quota / workers)"},
+         "N  threads of each worker (cores or quota / all workers)"},
         {"--ctx", 0, OPT_U32, &u.ctx, 1, LIMIT_CONTEXT, NULL, "N  context limit (the model's)"},
         {"--kv-tokens", 0, OPT_U32, &u.kv_tokens, LIMIT_PAGE, 1 << 30, NULL,
          "N  tokens the KV pool has room for (what the workers have memory for)"},
@@ -454,7 +465,7 @@ int cmd_up(int argc, char **argv)
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("flotilla up --model FILE [--workers 2] [options]",
+    if (!cmd_options("flotilla up --model FILE [--workers 2] [--replicas 1] [options]",
                      "  flotilla up --model smol.gguf\n"
                      "  flotilla up --model smol.gguf --workers 3 --kv-tokens 4096 --set "
                      "ports.clients=7070\n",

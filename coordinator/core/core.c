@@ -28,6 +28,16 @@ static void copy_config(struct core *c, const struct core_config *config)
     c->cfg.costs.layer_bytes = c->layer_bytes;
 }
 
+static struct index *open_index(const struct core_config *config)
+{
+    uint64_t seed[] = {config->hash_seed, config->model_digest, config->kv_type, config->page};
+    struct index_config index = {.n_replicas = config->n_replicas,
+                                 .page_size = config->page,
+                                 .seed = hash128_bytes(seed, sizeof seed, 0),
+                                 .hash_mask = config->hash_mask};
+    return index_open(&index);
+}
+
 struct core *core_open(const struct core_config *config)
 {
     CHECK(config->n_replicas > 0 && config->n_stages > 0 && config->n_stages <= LIMIT_STAGES);
@@ -43,9 +53,13 @@ struct core *core_open(const struct core_config *config)
     c->standing = VERDICTS;
     c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
     c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
+    c->loads = mem_zalloc(config->n_replicas * sizeof *c->loads);
+    c->held = mem_zalloc(config->n_replicas * sizeof *c->held);
+    c->costs = mem_zalloc(config->n_replicas * sizeof *c->costs);
     c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
     for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
     c->arena.budget = STEP_ARENA_BYTES;
+    c->index = open_index(config);
     c->replicas = mem_zalloc(config->n_replicas * sizeof *c->replicas);
     c->status = mem_zalloc(config->n_replicas * sizeof *c->status);
     c->staff = mem_zalloc((size_t)config->n_replicas * config->n_stages * sizeof *c->staff);
@@ -63,14 +77,19 @@ void core_close(struct core *c)
         mem_free((void *)(uintptr_t)c->requests[i].sampling.bias);
     }
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) replica__close(&c->replicas[i]);
+    index_close(c->index);
     for (uint32_t i = 0; i < VERDICTS; i++) mem_free(c->verdicts[i].names);
     imap_close(&c->by_id);
+    imap_close(&c->n_live);
     arena_close(&c->arena);
     mem_free(c->workers);
     mem_free(c->records);
     mem_free(c->replicas);
     mem_free(c->requests);
     mem_free(c->queued);
+    mem_free(c->loads);
+    mem_free(c->held);
+    mem_free(c->costs);
     mem_free(c->free_slots);
     mem_free(c->status);
     mem_free(c->staff);
@@ -129,9 +148,15 @@ const char *core__text(struct core *c, const char *format, ...)
     return text;
 }
 
+const char *core__of_replica(struct core *c, const struct replica *r)
+{
+    return c->cfg.n_replicas == 1 ? "" : core__text(c, "replica %s: ", r->name);
+}
+
 /* None serves: the first one's reasons stand for all. */
 const char *core__no_replica(struct core *c)
 {
+    if (core__ready(c)) return "no replica that is ready has room for so long a context";
     const struct replica *r = &c->replicas[0];
     char held[LIMIT_TEXT_BYTES];
     bool more = r->lost[0] && strcmp(r->lost, r->why) != 0;
@@ -179,14 +204,12 @@ struct actions core_step(struct core *c, const struct event *e)
     case EV_TICK:
         replica__tick(c, e->tick.lost_ns);
         request__tick(c);
+        router__tick(c);
         break;
     case EV_COMPOSE:
-        for (uint32_t i = 0; i < c->cfg.n_replicas; i++) sched__compose(c, &c->replicas[i]);
+        for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+            if (c->loads[i].live) sched__compose(c, &c->replicas[i]);
         break;
-    }
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
-        struct replica *rep = &c->replicas[i];
-        if (rep->flight.n == 0 && rep->n_running == 0) rep->flight.rested = true;
     }
     return (struct actions){c->actions, c->n_actions};
 }
@@ -264,11 +287,18 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
     ret->n_workers = c->cfg.n_stages;
 }
 
+static uint32_t n_queued(const struct core *c)
+{
+    uint32_t n = c->n_queued;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) n += c->replicas[i].n_queued;
+    return n;
+}
+
 void core_status(struct core *c, struct msg_status *ret)
 {
     *ret = (struct msg_status){.ready = core__ready(c),
                                .model = c->model_path,
-                               .queued = c->n_queued,
+                               .queued = n_queued(c),
                                .messages_dropped = c->dropped,
                                .n_replicas = c->cfg.n_replicas,
                                .replicas = c->status};
@@ -280,7 +310,7 @@ void core_status(struct core *c, struct msg_status *ret)
 
 uint32_t core_n_sequences(const struct core *c)
 {
-    uint32_t n = c->n_queued;
+    uint32_t n = n_queued(c);
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) n += c->replicas[i].n_running;
     return n;
 }
@@ -292,6 +322,11 @@ static uint32_t slot_at(const struct core *c, uint32_t idx)
         if (idx < r->n_running) return r->running[idx];
         idx -= r->n_running;
     }
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        const struct replica *r = &c->replicas[i];
+        if (idx < r->n_queued) return r->queued[idx];
+        idx -= r->n_queued;
+    }
     CHECK(idx < c->n_queued);
     return c->queued[idx];
 }
@@ -300,9 +335,9 @@ struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
 {
     const struct request *r = &c->requests[slot_at(c, idx)];
     return (struct core_sequence){.request = r->id,
-                                  .running = r->replica != NULL,
-                                  .replica = r->replica ? r->replica->id : 0,
-                                  .class = r->replica ? r->class : r->asked,
+                                  .running = r->running,
+                                  .replica = r->replica ? r->replica->id : CORE_NO_REPLICA,
+                                  .class = r->running ? r->class : r->asked,
                                   .n_pages = r->n_pages,
                                   .n_issued = r->n_issued,
                                   .n_right = r->n_right,

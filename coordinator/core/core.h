@@ -14,6 +14,7 @@
 
 #include "coordinator/core/pages.h"
 #include "coordinator/core/room.h"
+#include "coordinator/core/route.h"
 #include "proto/msg.h"
 
 #include <stdbool.h>
@@ -43,6 +44,8 @@ struct core_config {
     uint32_t window;               /* Steps of a replica in flight, 1..LIMIT_WINDOW */
     uint32_t max_live;             /* requests, 1..LIMIT_LIVE */
     uint32_t max_running;          /* sequences that a replica computes at once, 1..max_live */
+    enum route_policy policy;      /* which replica takes a request */
+    double route_weight;           /* of ROUTE_COST; 0: 1 */
     uint32_t max_per_client;       /* live requests of one client, 1..max_live */
     uint64_t step_ns; /* limit of the predicted time of a Step with decodes; 0: the core's own */
     bool plaintext;
@@ -160,15 +163,17 @@ struct actions core_step(struct core *c, const struct event *e);
 
 void core_status(struct core *c, struct msg_status *ret);
 
+#define CORE_NO_REPLICA UINT32_MAX
+
 /* What a checker needs to recount pages without the allocator's help. Running sequences come first,
  * replica after replica, the most urgent one of each first. */
 struct core_sequence {
     uint64_t request;
     bool running;
-    uint32_t replica;           /* in which it runs */
-    uint32_t class;             /* enum priority: in which it runs, or which it asked for */
+    uint32_t replica; /* in which it runs, or waits; or CORE_NO_REPLICA: it waits for one */
+    uint32_t class;   /* enum priority: in which it runs, or which it asked for */
     uint32_t n_issued, n_right; /* positions: issued; known to hold the right token */
-    uint64_t arrival;           /* counts submissions */
+    uint64_t arrival;           /* order of arrival, at its replica if it was moved there */
     const uint32_t *pages;      /* n_pages; until the next core_step */
     uint32_t n_pages;
 };

@@ -1,10 +1,10 @@
 /* The core's state, private to this folder.
  *
  * A replica:            a request:
- *   WAITING <---------+    QUEUED --admitted--> RUNNING --> ended (its slot is free)
- *     | enough workers|      ^                    |
- *   LOADING --------->|      +--generation lost---+
- *     |               |      +--preempted---------+
+ *   WAITING <---------+    UNROUTED --> QUEUED --admitted--> RUNNING --> ended (its slot is
+ *     | enough workers|      ^            | ^ +-> elsewhere      |         free)
+ *   LOADING --------->|      |            | +---preempted--------+
+ *     |               |      +------------+-----generation lost--+
  *     | all Ready     |
  *   LINKING --------->| any loss: worker, link, overdue Step, fault
  *     | all Linked    |
@@ -105,8 +105,14 @@ struct in_flight {
     uint64_t number, issued_ns;
     struct cost_work work;
     uint32_t n_asked; /* entries of flight.asked: one for each run but a probe's */
-    bool alone;       /* the chain was empty when it was issued, */
-    bool first;       /* and nothing had run before: its stages' idle time does not count */
+    uint32_t prompt_rows;
+    bool alone; /* the chain was empty when it was issued, */
+    bool first; /* and nothing had run before: its stages' idle time does not count */
+};
+
+/* A sum that forgets, and how much of it there was. */
+struct pace {
+    double ns, n;
 };
 
 /* A replica's Steps in flight, and what is known of how long Steps take it. The latter stays when a
@@ -120,6 +126,7 @@ struct flight {
     uint64_t moved_ns;            /* when the last result came: Steps wait for those before them */
     uint64_t took_ns[STEP_SIZES]; /* the slowest Step of late, by the logarithm of its rows */
     struct cost cost;             /* of a Step on the slowest stage */
+    struct pace prompts;          /* rows of prompts, and what Steps with such rows took */
     double trips;                 /* round trip of a lone Step / the time of its slowest stage */
     uint64_t wire_ns; /* of the round trip of a lone Step: the time outside the stages */
     uint64_t wire_sum_ns, queue_sum_ns; /* of all Steps: on the network, and behind others */
@@ -149,6 +156,7 @@ struct replica {
     uint32_t *twice, n_twice; /* pages of the present step build that the index had already */
     /* ---- its sequences ---- */
     uint32_t *running, n_running; /* slots, the most urgent first: by class, then arrival */
+    uint32_t *queued, n_queued;   /* slots of those that wait for it, by arrival */
     uint64_t *closed;             /* ended requests whose sampling state the last stage may drop */
     uint32_t n_closed;            /* up to 2 x max_live */
     /* ---- its Steps ---- */
@@ -166,12 +174,16 @@ struct replica {
 
 struct request {
     bool used, ignore_eos;
-    struct replica *replica;    /* in which it runs; NULL: it is in the queue */
+    bool running;
+    struct replica *replica; /* in which it runs, or in whose queue it is; NULL: it waits for one */
+    uint64_t routed_ns;      /* when it was sent there, or last looked at again */
+    uint32_t due;            /* rows of its prompt that count as waiting there */
+    struct index_node *promise; /* that it will compute its prompt there, or NULL */
     struct replica *opened;     /* whose last stage has its sampling parameters, or NULL */
     bool looked;                /* it was counted among the look-ups for prefixes */
     enum priority asked, class; /* class: in which it runs, fixed when it is admitted */
     uint64_t waited_ns;         /* in the queue, before this time */
-    uint64_t arrival;           /* counts submissions */
+    uint64_t arrival;           /* order of arrival, at its replica if it was moved there */
     uint64_t id, client, tenant, deadline_ns;
     uint64_t wait_since_ns;          /* for a replica */
     uint64_t queued_ns;              /* since when it is in the queue */
@@ -208,14 +220,23 @@ struct core {
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
     struct replica *replicas; /* cfg.n_replicas */
+    struct index *index;      /* which of them holds which prefix */
     uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
                                  served one replica takes only newer generations of another */
     struct request *requests; /* max_live slots */
     uint32_t *free_slots, n_free_slots;
     uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */
     uint32_t n_trials;          /* live requests that are on trial */
+    /* ---- routing ---- */
+    struct route_load *loads; /* of each replica */
+    uint32_t *held;           /* of each replica: pages of the prompt that is being routed, */
+    double *costs;            /* and what route.c makes of it */
+    uint32_t turn;            /* ROUTE_ROUND_ROBIN */
+    struct pace prompts;      /* as of a replica, of all */
+    struct pace answers;      /* ended requests, and what Steps without prompts took */
     uint64_t arrivals;
     struct imap by_id;
+    struct imap n_live;                /* requests of each client that has any */
     struct msg_replica_status *status; /* n_replicas: what core_status points to, */
     struct msg_worker_status *staff;   /* n_replicas x n_stages: and what those point to */
     uint64_t dropped; /* messages of no generation, results not in flight, Hellos without room */
@@ -236,6 +257,8 @@ void core__note(struct core *c, const char *format, ...) __attribute__((format(p
 /* A note that something was lost. */
 void core__note_loss(struct core *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void *core__alloc(struct core *c, size_t bytes);
+/* "replica a: ", for the log where there are several; else "". */
+const char *core__of_replica(struct core *c, const struct replica *r);
 /* Text that lives until the next step. */
 const char *core__text(struct core *c, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -250,10 +273,10 @@ void request__results(struct core *c, const struct msg_result *m);
 void request__by_id(struct core *c, uint64_t id, enum status status, enum finish_reason reason,
                     const char *text);
 void request__tick(struct core *c);
-/* A replica's generation is over: queues again the requests that may be replayed, ends the others.
- * was_ready: where no other replica serves, requests begin to wait for one now. suspicious: a
- * request in its Steps in flight may be what ended it. */
-void request__generation_lost(struct core *c, struct replica *rep, bool was_ready, bool suspicious,
+/* A replica's generation is over: sends the requests that may be replayed to other replicas, or
+ * lets them wait for one, and ends the others. suspicious: a request in its Steps in flight may be
+ * what ended it. */
+void request__generation_lost(struct core *c, struct replica *rep, bool suspicious,
                               const char *why);
 /* Whether a request was in flight at so many lost generations that it must show, without others
  * like it, that it is not what ends them. */
@@ -276,6 +299,8 @@ void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const 
 /* A replica's workers became ready, or served up to now. */
 void fleet__ready(struct core *c, struct replica *r);
 void fleet__served(struct core *c, struct replica *r);
+/* Spares that may be planned with now. */
+uint32_t fleet__n_spares(const struct core *c);
 /* Gives each stage of a replica without workers one that is a spare; false, and nothing is given:
  * there are too few. */
 bool fleet__plan(struct core *c, struct replica *r);
@@ -339,13 +364,38 @@ void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages);
 void sched__compose(struct core *c, struct replica *rep);
 void sched__probe(struct core *c, struct replica *rep);
 
+/* router.c */
+/* Sends a request that does not run to a replica, if one can take it. */
+void router__send(struct core *c, struct request *r);
+/* The same of all that wait for one, by arrival: a replica has become ready, or one was lost. */
+void router__send_all(struct core *c);
+/* A replica takes requests from now on, or takes none. */
+void router__ready(struct core *c, const struct replica *rep);
+void router__lost(struct core *c, const struct replica *rep);
+/* So many rows of the request's prompt wait at its replica. */
+void router__due(struct core *c, struct request *r, uint32_t rows);
+/* The request is with this replica (NULL: with none) from now on. */
+void router__set(struct core *c, struct request *r, struct replica *rep);
+/* Looks again for requests that have waited: another replica may serve them sooner. */
+void router__tick(struct core *c);
+/* A Step took so long on a replica's slowest stage; a request ended. */
+void router__learn(struct core *c, struct replica *rep, const struct in_flight *step,
+                   uint64_t took_ns);
+void router__ended(struct core *c);
+
 /* queue.c */
-/* Into the queue; out of it, or of the running ones. */
+/* Into the queue of its replica, or of those that wait for one; out of it, or of the running ones.
+ */
 void queue__enter(struct core *c, struct request *r);
 void queue__leave(struct core *c, struct request *r);
+/* From its queue into another replica's (NULL: into that of those that wait for one). Who comes
+ * from another replica comes last of its class, so that it takes nothing from those that run there.
+ */
+void queue__move(struct core *c, struct request *r, struct replica *to);
 /* Gives all its pages back. */
 void queue__release(struct request *r);
-/* Out of the running ones and back into the queue, without pages: it is computed again later. */
+/* Out of the running ones and back into its replica's queue, without pages: it is computed again
+ * later. */
 void queue__again(struct core *c, struct request *r);
 /* Admits to a replica the requests that may run there now, in order of urgency. */
 void queue__admit(struct core *c, struct replica *rep);

@@ -315,6 +315,19 @@ static uint32_t rank_of(const struct replica *r, const struct worker *w, const s
     return 2 * (x->faults + !x->proven) + new;
 }
 
+static bool may_be_planned_with(const struct core *c, const struct worker *w)
+{
+    return w->used && !w->replica && !w->suspect &&
+           c->now_ns >= c->records[w->record].held_until_ns;
+}
+
+uint32_t fleet__n_spares(const struct core *c)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += may_be_planned_with(c, &c->workers[i]);
+    return n;
+}
+
 /* The spares that may be planned with, the best first. */
 static uint32_t list_candidates(const struct core *c, const struct replica *r,
                                 struct candidate *list)
@@ -323,7 +336,7 @@ static uint32_t list_candidates(const struct core *c, const struct replica *r,
     for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
         const struct worker *w = &c->workers[i];
         const struct record *x = &c->records[w->record];
-        if (!w->used || w->replica || w->suspect || c->now_ns < x->held_until_ns) continue;
+        if (!may_be_planned_with(c, w)) continue;
         struct candidate new = {.worker = i, .rank = rank_of(r, w, x)};
         uint32_t at = n++;
         for (; at && better(c, &new, &list[at - 1]); at--) list[at] = list[at - 1];

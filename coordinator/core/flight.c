@@ -27,6 +27,7 @@ void flight__begin(struct flight *f)
 {
     CHECK(f->n == 0);
     f->next_number = 1;
+    f->rested = true;
 }
 
 struct asked *flight__asked(const struct core *c, const struct flight *f, uint64_t number)
@@ -57,6 +58,14 @@ static uint32_t note_asked(struct core *c, const struct flight *f, const struct 
     return n;
 }
 
+static uint32_t prompt_rows(const struct msg_step *step)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < step->n_runs; i++)
+        n += step->runs[i].kind == RUN_PREFILL ? step->runs[i].n_rows : 0;
+    return n;
+}
+
 void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
                  struct cost_work work)
 {
@@ -67,6 +76,7 @@ void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
                                         .issued_ns = c->now_ns,
                                         .work = work,
                                         .n_asked = note_asked(c, f, step),
+                                        .prompt_rows = prompt_rows(step),
                                         .alone = f->n == 0,
                                         .first = f->rested};
     f->next_number++;
@@ -135,13 +145,15 @@ static struct took take_timings(struct core *c, const struct replica *r, const s
 
 /* What composing goes by: a Step's time on its slowest stage, and how many times that a lone Step's
  * round trip takes. */
-static void learn_cost(const struct core *c, struct flight *f, const struct in_flight *step,
+static void learn_cost(struct core *c, struct replica *r, const struct in_flight *step,
                        struct took took)
 {
+    struct flight *f = &r->flight;
     uint64_t trip_ns = c->now_ns - step->issued_ns;
     uint64_t beside_ns = trip_ns > took.all_ns ? trip_ns - took.all_ns : 0;
     if (took.slowest_ns == 0) return;
     cost_learn(&f->cost, step->work, took.slowest_ns);
+    router__learn(c, r, step, took.slowest_ns);
     if (step->alone) f->wire_ns = f->wire_ns ? (f->wire_ns * 7 + beside_ns) / 8 : beside_ns;
     uint64_t wire_ns = beside_ns < f->wire_ns ? beside_ns : f->wire_ns;
     f->wire_sum_ns += wire_ns;
@@ -221,7 +233,7 @@ bool flight__result(struct core *c, const struct msg_result *m, const struct key
     learn_speed(f, c->now_ns - begun_ns(f, &step), step.work.rows);
     f->moved_ns = c->now_ns;
     struct took took = take_timings(c, r, m, step.first);
-    if (!probe) learn_cost(c, f, &step, took);
+    if (!probe) learn_cost(c, r, &step, took);
     f->n--;
     memmove(&f->steps[0], &f->steps[1], f->n * sizeof f->steps[0]);
     if (probe) replica__probed(c, r, m->digest);

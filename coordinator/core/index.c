@@ -1,4 +1,5 @@
-/* Every page has an entry; hash buckets are lists threaded through the entries. */
+/* An entry is an object of its own, in a hash bucket's list; its holders are sorted by replica.
+ * Every page of a replica has a holding, which leads to the entry. */
 #include "coordinator/core/index.h"
 
 #include "common/base/check.h"
@@ -6,43 +7,63 @@
 
 #include <string.h>
 
-struct entry {
-    uint64_t serial; /* 0: there is none */
-    uint64_t parent; /* its serial; 0: the root */
+struct holder {
+    uint32_t replica;
+    uint32_t page; /* INDEX_NONE: it is only promised */
+    uint32_t promises;
+};
+
+struct index_node {
+    uint64_t serial;
     uint64_t tenant;
-    uint64_t step;
     struct hash128 hash;
+    struct index_node *parent; /* which has a holder as long as this has one; NULL: the root */
+    struct index_node *next_in_bucket;
+    struct holder one, *holders; /* n_holders of them: `one`, or an array of room_holders */
+    uint32_t n_holders, room_holders;
+    int32_t tokens[]; /* page_size */
+};
+
+/* What a page holds. */
+struct holding {
+    struct index_node *entry; /* NULL: nothing */
+    uint64_t serial, parent, step;
     uint32_t parent_page;
-    uint32_t children; /* entries whose parent this is */
-    uint32_t next_in_bucket;
+    uint32_t children; /* of the replica's pages, those whose entry has this one's as parent */
 };
 
 struct index {
     struct index_config cfg;
-    struct entry *entries;
-    int32_t *tokens; /* page_size for each page */
-    uint32_t *buckets, n_buckets;
-    uint64_t serial;
+    struct holding **pools; /* of each replica: n_pages */
+    uint32_t *n_pages;
+    uint64_t all_pages;
+    struct index_node **buckets;
+    uint64_t n_buckets;  /* a power of two, at least all_pages */
+    uint64_t serial;     /* the last one given to an entry or a holding */
+    uint32_t n_promised; /* pages */
 };
 
 struct index *index_open(const struct index_config *config)
 {
     struct index *x = mem_zalloc(sizeof *x);
+    CHECK(config->n_replicas > 0 && config->page_size > 0);
     x->cfg = *config;
+    x->pools = mem_zalloc(config->n_replicas * sizeof *x->pools);
+    x->n_pages = mem_zalloc(config->n_replicas * sizeof *x->n_pages);
     x->n_buckets = 1;
-    while (x->n_buckets < config->n_pages) x->n_buckets *= 2;
-    x->entries = mem_zalloc((config->n_pages + 1) * sizeof *x->entries);
-    x->tokens = mem_zalloc((size_t)config->n_pages * config->page_size * sizeof *x->tokens + 1);
-    x->buckets = mem_zalloc(x->n_buckets * sizeof *x->buckets);
-    index_clear(x);
+    x->buckets = mem_zalloc(sizeof(struct index_node *));
     return x;
 }
 
 void index_close(struct index *x)
 {
     if (!x) return;
-    mem_free(x->entries);
-    mem_free(x->tokens);
+    for (uint32_t i = 0; i < x->cfg.n_replicas; i++) {
+        index_clear(x, i);
+        mem_free(x->pools[i]);
+    }
+    mem_free(x->pools);
+    mem_free(x->n_pages);
     mem_free(x->buckets);
     mem_free(x);
 }
@@ -50,25 +71,129 @@ void index_close(struct index *x)
 size_t index_bytes(uint32_t page_size)
 {
     /* There are up to two buckets for a page. */
-    return sizeof(struct entry) + page_size * sizeof(int32_t) + 2 * sizeof(uint32_t);
+    return sizeof(struct holding) + sizeof(struct index_node) + page_size * sizeof(int32_t) +
+           2 * sizeof(struct index_node *);
 }
 
-void index_clear(struct index *x)
-{
-    for (uint32_t i = 0; i < x->cfg.n_pages; i++)
-        x->entries[i] = (struct entry){.next_in_bucket = INDEX_NONE};
-    for (uint32_t i = 0; i < x->n_buckets; i++) x->buckets[i] = INDEX_NONE;
-}
+/* ---- entries ---- */
 
-static int32_t *tokens_of(const struct index *x, uint32_t page)
-{
-    return x->tokens + (size_t)page * x->cfg.page_size;
-}
-
-static uint32_t *bucket_of(const struct index *x, struct hash128 h)
+static struct index_node **bucket_of(const struct index *x, struct hash128 h)
 {
     return &x->buckets[h.lo & (x->n_buckets - 1)];
 }
+
+/* Where the replica is among the holders, or would be. */
+static uint32_t place_of(const struct index_node *e, uint32_t replica)
+{
+    uint32_t low = 0, end = e->n_holders;
+    while (low < end) {
+        uint32_t mid = low + (end - low) / 2;
+        if (e->holders[mid].replica < replica)
+            low = mid + 1;
+        else
+            end = mid;
+    }
+    return low;
+}
+
+/* The replica's page that holds an entry, or INDEX_NONE. */
+static uint32_t page_of(const struct index_node *e, uint32_t replica)
+{
+    uint32_t at = place_of(e, replica);
+    return at < e->n_holders && e->holders[at].replica == replica ? e->holders[at].page
+                                                                  : INDEX_NONE;
+}
+
+/* The replica among the holders, who is added if it was not there. */
+static struct holder *add_holder(struct index_node *e, uint32_t replica)
+{
+    uint32_t at = place_of(e, replica);
+    if (at < e->n_holders && e->holders[at].replica == replica) return &e->holders[at];
+    if (e->n_holders == e->room_holders) {
+        uint32_t room = 4 * e->room_holders;
+        struct holder *more = mem_alloc(room * sizeof *more);
+        memcpy(more, e->holders, e->n_holders * sizeof *more);
+        if (e->holders != &e->one) mem_free(e->holders);
+        e->holders = more;
+        e->room_holders = room;
+    }
+    memmove(e->holders + at + 1, e->holders + at, (e->n_holders - at) * sizeof *e->holders);
+    e->holders[at] = (struct holder){.replica = replica, .page = INDEX_NONE};
+    e->n_holders++;
+    return &e->holders[at];
+}
+
+static void drop_entry(struct index *x, struct index_node *e)
+{
+    struct index_node **at = bucket_of(x, e->hash);
+    while (*at != e) {
+        CHECK(*at != NULL);
+        at = &(*at)->next_in_bucket;
+    }
+    *at = e->next_in_bucket;
+    if (e->holders != &e->one) mem_free(e->holders);
+    mem_free(e);
+}
+
+static struct holder *holder_of(struct index_node *e, uint32_t replica)
+{
+    struct holder *h = &e->holders[place_of(e, replica)];
+    CHECK(h < e->holders + e->n_holders && h->replica == replica);
+    return h;
+}
+
+/* Where the replica neither has a page for the entry nor is to have one, it is no holder. */
+static void drop_holder(struct index *x, struct index_node *e, const struct holder *h)
+{
+    uint32_t at = (uint32_t)(h - e->holders);
+    if (h->page != INDEX_NONE || h->promises) return;
+    e->n_holders--;
+    memmove(e->holders + at, e->holders + at + 1, (e->n_holders - at) * sizeof *e->holders);
+    if (e->n_holders == 0) drop_entry(x, e);
+}
+
+/* ---- pools ---- */
+
+/* From the leaves on, since an entry outlives those whose parent it is. */
+void index_clear(struct index *x, uint32_t replica)
+{
+    struct holding *pool = x->pools[replica];
+    for (uint32_t i = 0; i < x->n_pages[replica]; i++)
+        for (uint32_t at = i; at != INDEX_NONE && pool[at].entry && pool[at].children == 0;)
+            at = index_remove(x, replica, at);
+}
+
+/* At least as many buckets as there are pages. */
+static void grow_buckets(struct index *x)
+{
+    uint64_t n = x->n_buckets, before = n;
+    while (n < x->all_pages) n *= 2;
+    if (n == before) return;
+    struct index_node **old = x->buckets;
+    x->buckets = mem_zalloc(n * sizeof(struct index_node *));
+    x->n_buckets = n;
+    for (uint64_t i = 0; i < before; i++)
+        for (struct index_node *e = old[i], *next; e; e = next) {
+            struct index_node **bucket = bucket_of(x, e->hash);
+            next = e->next_in_bucket;
+            e->next_in_bucket = *bucket;
+            *bucket = e;
+        }
+    mem_free(old);
+}
+
+void index_set_pool(struct index *x, uint32_t replica, uint32_t n_pages)
+{
+    CHECK(replica < x->cfg.n_replicas);
+    index_clear(x, replica);
+    mem_free(x->pools[replica]);
+    x->pools[replica] = mem_zalloc((n_pages + 1) * sizeof(struct holding));
+    x->all_pages += n_pages - (uint64_t)x->n_pages[replica];
+    x->n_pages[replica] = n_pages;
+    grow_buckets(x);
+}
+
+/* ---- walks ---- */
 
 struct prefix index_root(const struct index *x, uint64_t tenant)
 {
@@ -91,73 +216,162 @@ static struct hash128 next_hash(const struct index *x, struct prefix *walk, cons
     return h;
 }
 
-uint32_t index_find(const struct index *x, struct prefix *walk, const int32_t *tokens)
+static uint64_t serial_of(const struct index_node *e)
 {
-    struct hash128 h = next_hash(x, walk, tokens);
-    size_t bytes = x->cfg.page_size * sizeof *tokens;
-    for (uint32_t i = *bucket_of(x, h); i != INDEX_NONE; i = x->entries[i].next_in_bucket) {
-        const struct entry *e = &x->entries[i];
-        if (e->hash.lo != h.lo || e->hash.hi != h.hi || e->tenant != walk->tenant) continue;
-        if (e->parent != walk->serial) continue;
-        if (memcmp(tokens_of(x, i), tokens, bytes) == 0) return i;
-    }
-    return INDEX_NONE;
+    return e ? e->serial : 0;
 }
 
-void index_follow(const struct index *x, struct prefix *walk, uint32_t page)
+/* The entry of these tokens behind the walk, or NULL. */
+static struct index_node *find(const struct index *x, struct prefix *walk, const int32_t *tokens)
 {
-    const struct entry *e = &x->entries[page];
-    CHECK(e->serial && e->parent == walk->serial && walk->has_next);
+    struct hash128 h = next_hash(x, walk, tokens);
+    for (struct index_node *e = *bucket_of(x, h); e; e = e->next_in_bucket) {
+        if (e->hash.lo != h.lo || e->hash.hi != h.hi || e->tenant != walk->tenant) continue;
+        if (serial_of(e->parent) != walk->serial) continue;
+        if (memcmp(e->tokens, tokens, x->cfg.page_size * sizeof *tokens) == 0) return e;
+    }
+    return NULL;
+}
+
+uint32_t index_find(const struct index *x, uint32_t replica, struct prefix *walk,
+                    const int32_t *tokens)
+{
+    const struct index_node *e = find(x, walk, tokens);
+    return e ? page_of(e, replica) : INDEX_NONE;
+}
+
+static void follow(struct prefix *walk, const struct index_node *e)
+{
+    CHECK(serial_of(e->parent) == walk->serial && walk->has_next);
     walk->hash = walk->next;
     walk->serial = e->serial;
-    walk->page = page;
     walk->has_next = false;
 }
 
-void index_enter(struct index *x, struct prefix *walk, const int32_t *tokens, uint64_t step,
-                 uint32_t page)
+void index_follow(const struct index *x, uint32_t replica, struct prefix *walk, uint32_t page)
 {
-    struct entry *e = &x->entries[page];
-    CHECK(page < x->cfg.n_pages && e->serial == 0);
-    *e = (struct entry){.serial = ++x->serial,
-                        .parent = walk->serial,
-                        .tenant = walk->tenant,
-                        .step = step,
-                        .hash = next_hash(x, walk, tokens),
-                        .parent_page = walk->page};
-    memcpy(tokens_of(x, page), tokens, x->cfg.page_size * sizeof *tokens);
-    uint32_t *bucket = bucket_of(x, e->hash);
+    const struct holding *h = &x->pools[replica][page];
+    CHECK(page < x->n_pages[replica] && h->entry);
+    follow(walk, h->entry);
+    walk->page = page;
+}
+
+static struct index_node *new_entry(struct index *x, struct prefix *walk, const int32_t *tokens,
+                                    struct index_node *parent)
+{
+    size_t bytes = x->cfg.page_size * sizeof *tokens;
+    struct index_node *e = mem_alloc(sizeof *e + bytes);
+    *e = (struct index_node){.serial = ++x->serial,
+                             .tenant = walk->tenant,
+                             .hash = next_hash(x, walk, tokens),
+                             .parent = parent,
+                             .room_holders = 1};
+    e->holders = &e->one;
+    memcpy(e->tokens, tokens, bytes);
+    struct index_node **bucket = bucket_of(x, e->hash);
     e->next_in_bucket = *bucket;
-    *bucket = page;
-    if (e->parent) {
-        CHECK(x->entries[e->parent_page].serial == e->parent);
-        x->entries[e->parent_page].children++;
-    }
-    index_follow(x, walk, page);
+    *bucket = e;
+    return e;
 }
 
-uint32_t index_remove(struct index *x, uint32_t page)
+void index_enter(struct index *x, uint32_t replica, struct prefix *walk, const int32_t *tokens,
+                 uint64_t step, uint32_t page)
 {
-    struct entry *e = &x->entries[page];
-    CHECK(e->serial && e->children == 0);
-    uint32_t *at = bucket_of(x, e->hash), parent = e->parent ? e->parent_page : INDEX_NONE;
-    while (*at != page) {
-        CHECK(*at != INDEX_NONE);
-        at = &x->entries[*at].next_in_bucket;
+    struct holding *pool = x->pools[replica], *h = &pool[page], *parent = NULL;
+    CHECK(page < x->n_pages[replica] && h->entry == NULL);
+    if (walk->serial) {
+        parent = &pool[walk->page];
+        CHECK(parent->entry && parent->entry->serial == walk->serial);
+        parent->children++;
     }
-    *at = e->next_in_bucket;
-    *e = (struct entry){.next_in_bucket = INDEX_NONE};
+    struct index_node *e = find(x, walk, tokens); /* another replica may hold it */
+    if (!e) e = new_entry(x, walk, tokens, parent ? parent->entry : NULL);
+    struct holder *holder = add_holder(e, replica);
+    CHECK(holder->page == INDEX_NONE);
+    holder->page = page;
+    *h = (struct holding){.entry = e,
+                          .serial = ++x->serial,
+                          .parent = parent ? parent->serial : 0,
+                          .step = step,
+                          .parent_page = parent ? walk->page : INDEX_NONE};
+    index_follow(x, replica, walk, page);
+}
+
+uint32_t index_remove(struct index *x, uint32_t replica, uint32_t page)
+{
+    struct holding *pool = x->pools[replica], *h = &pool[page];
+    CHECK(page < x->n_pages[replica] && h->entry && h->children == 0);
+    uint32_t parent = h->parent_page;
+    struct holder *holder = holder_of(h->entry, replica);
+    holder->page = INDEX_NONE;
+    drop_holder(x, h->entry, holder);
+    *h = (struct holding){.entry = NULL};
     if (parent == INDEX_NONE) return INDEX_NONE;
-    CHECK(x->entries[parent].children > 0);
-    return --x->entries[parent].children == 0 ? parent : INDEX_NONE;
+    CHECK(pool[parent].children > 0);
+    return --pool[parent].children == 0 ? parent : INDEX_NONE;
 }
 
-struct index_entry index_entry_of(const struct index *x, uint32_t page)
+struct index_node *index_promise(struct index *x, uint32_t replica, uint64_t tenant,
+                                 const int32_t *tokens, uint32_t n_pages)
 {
-    const struct entry *e = &x->entries[page];
-    return (struct index_entry){.serial = e->serial,
-                                .parent = e->parent,
-                                .step = e->step,
-                                .leaf = e->children == 0,
-                                .tokens = tokens_of(x, page)};
+    struct prefix walk = index_root(x, tenant);
+    struct index_node *last = NULL;
+    if (n_pages > INDEX_PROMISES - x->n_promised) return NULL;
+    for (uint32_t i = 0; i < n_pages; i++) {
+        const int32_t *page = tokens + (size_t)i * x->cfg.page_size;
+        struct index_node *e = find(x, &walk, page);
+        if (!e) e = new_entry(x, &walk, page, last);
+        add_holder(e, replica)->promises++;
+        follow(&walk, e);
+        last = e;
+    }
+    x->n_promised += n_pages;
+    return last;
+}
+
+void index_settle(struct index *x, uint32_t replica, struct index_node *promise)
+{
+    for (struct index_node *e = promise, *parent; e; e = parent) {
+        struct holder *h = holder_of(e, replica);
+        parent = e->parent;
+        CHECK(h->promises > 0 && x->n_promised > 0);
+        h->promises--;
+        x->n_promised--;
+        drop_holder(x, e, h);
+    }
+}
+
+/* Who holds a page holds the pages before it: from the last one found back, a page with as many
+ * holders as the one after it has the same. */
+void index_match(const struct index *x, uint64_t tenant, const int32_t *tokens, uint32_t n_pages,
+                 uint32_t *ret_held)
+{
+    struct prefix walk = index_root(x, tenant);
+    const struct index_node *last = NULL;
+    uint32_t depth = 0, n_known = 0;
+    memset(ret_held, 0, x->cfg.n_replicas * sizeof *ret_held);
+    while (depth < n_pages) {
+        const struct index_node *e = find(x, &walk, tokens + (size_t)depth * x->cfg.page_size);
+        if (!e) break;
+        follow(&walk, e);
+        last = e;
+        depth++;
+    }
+    for (const struct index_node *e = last; e; e = e->parent, depth--) {
+        for (uint32_t i = 0; i < e->n_holders && e->n_holders > n_known; i++) {
+            uint32_t *held = &ret_held[e->holders[i].replica];
+            if (*held == 0) *held = depth;
+        }
+        if (e->n_holders > n_known) n_known = e->n_holders;
+    }
+}
+
+struct index_entry index_entry_of(const struct index *x, uint32_t replica, uint32_t page)
+{
+    const struct holding *h = &x->pools[replica][page];
+    return (struct index_entry){.serial = h->serial,
+                                .parent = h->parent,
+                                .step = h->step,
+                                .leaf = h->children == 0,
+                                .tokens = h->entry ? h->entry->tokens : NULL};
 }

@@ -1,12 +1,21 @@
-/* Which page of a pool holds a prefix: whole pages of token ids, found by a hash chained over the
- * pages before. The hash is seeded so that it covers the cluster, the model, the KV type, the page
- * size and the tenant. It only finds: a hit needs the same tenant and token ids, and as parent the
- * very entry that the walk came through.
+/* Which replica holds which prefix: one index for the cluster. A prefix is whole pages of token
+ * ids. It is found by a hash chained over its pages, which is seeded so that it covers the cluster,
+ * the model, the KV type, the page size and the tenant. The hash only finds: a hit needs the same
+ * tenant and token ids, and as parent the very entry that the walk came through.
  *
- * An entry belongs to one page. The entries are a tree; only a leaf may be removed, so that a chain
- * is given up from its end. Who holds a page is not known here (pages.h).
+ * An entry is a prefix, whoever holds it. Its holders are replicas, each with the page of its own
+ * pool that keeps the last page of the prefix; a page holds for one entry at most. A replica that
+ * holds an entry holds the entry's parent too: what a replica holds is a tree, and only a leaf of
+ * it may be removed, so that a chain is given up from its end. An entry without holders is gone.
  *
- * Pure, owned by one thread, allocates when opened only. */
+ * A replica may also be promised to hold a prefix soon. It counts among the holders, without a
+ * page.
+ *
+ * What a page keeps, and whether a sequence refers to it, is not known here (pages.h). Whatever
+ * else than keys and values is kept for the end of a prefix, by replica, can have holders too.
+ *
+ * Pure, owned by one thread. Takes memory when a pool is set and when an entry or a holder is
+ * added. */
 #ifndef FLOTILLA_CORE_INDEX_H
 #define FLOTILLA_CORE_INDEX_H
 
@@ -16,21 +25,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define INDEX_NONE UINT32_MAX /* no page */
+#define INDEX_NONE UINT32_MAX     /* no page */
+#define INDEX_PROMISES (1u << 18) /* pages, at the most */
 
 struct index_config {
-    uint32_t n_pages, page_size; /* positions of a page, at least 1 */
-    struct hash128 seed;         /* of cluster, model, KV type and page size */
-    uint64_t hash_mask;          /* of the hash: all ones in service, fewer to force collisions */
+    uint32_t n_replicas;
+    uint32_t page_size;  /* positions of a page, at least 1 */
+    struct hash128 seed; /* of cluster, model, KV type and page size */
+    uint64_t hash_mask;  /* of the hash: all ones in service, fewer to force collisions */
 };
 
-/* Where a walk along a sequence's pages stands; begins with index_root. The tokens of the page
- * after it are the same whenever it is looked for: their hash is kept. */
+/* Where a walk along a sequence's pages in one replica stands; begins with index_root. The tokens
+ * of the page after it are the same whenever it is looked for: their hash is kept. */
 struct prefix {
     struct hash128 hash, next; /* of the pages walked, and with the page after them */
     uint64_t tenant;
     uint64_t serial; /* of the last entry walked; 0: the root */
-    uint32_t page;   /* that entry's */
+    uint32_t page;   /* of the replica, which holds that entry */
     bool has_next;
 };
 
@@ -38,31 +49,50 @@ struct index;
 
 struct index *index_open(const struct index_config *config);
 void index_close(struct index *x);
-/* Bytes that the tables take for each page of so many positions. */
+/* Bytes that the tables take for each page of so many positions, where no two replicas hold one
+ * prefix. */
 size_t index_bytes(uint32_t page_size);
-/* Forgets all entries. */
-void index_clear(struct index *x);
+/* A replica's pool has so many pages from now on; it holds nothing. */
+void index_set_pool(struct index *x, uint32_t replica, uint32_t n_pages);
+/* The replica holds nothing any more. */
+void index_clear(struct index *x, uint32_t replica);
 
 struct prefix index_root(const struct index *x, uint64_t tenant);
-/* The page that holds tokens[page_size] behind the walk, or INDEX_NONE. */
-uint32_t index_find(const struct index *x, struct prefix *walk, const int32_t *tokens);
+/* The replica's page that holds tokens[page_size] behind the walk, or INDEX_NONE. */
+uint32_t index_find(const struct index *x, uint32_t replica, struct prefix *walk,
+                    const int32_t *tokens);
 /* The walk goes on over the entry of a page that index_find has found behind it. */
-void index_follow(const struct index *x, struct prefix *walk, uint32_t page);
-/* Enters a page that has no entry, behind the walk, where index_find has found none for these
- * tokens; its last row is issued in Step `step`. The walk goes on over it. */
-void index_enter(struct index *x, struct prefix *walk, const int32_t *tokens, uint64_t step,
-                 uint32_t page);
-/* Removes a page's entry, a leaf. Returns the page of its parent where that is a leaf now, or
- * INDEX_NONE. */
-uint32_t index_remove(struct index *x, uint32_t page);
+void index_follow(const struct index *x, uint32_t replica, struct prefix *walk, uint32_t page);
+/* A page of the replica that holds nothing holds from now on what is behind the walk, where
+ * index_find has found nothing for these tokens; its last row is issued in Step `step`. The walk
+ * goes on over it. */
+void index_enter(struct index *x, uint32_t replica, struct prefix *walk, const int32_t *tokens,
+                 uint64_t step, uint32_t page);
+/* The replica's page, a leaf, holds nothing any more. Returns the page of its parent where that is
+ * a leaf now, or INDEX_NONE. */
+uint32_t index_remove(struct index *x, uint32_t replica, uint32_t page);
 
-/* A page's entry; serial 0: it has none. */
+/* A request that will compute the first n_pages pages of these tokens is sent to the replica: until
+ * index_settle, which takes what this returns, index_match counts them as held there. NULL: nothing
+ * is promised, since n_pages is 0 or INDEX_PROMISES pages are. */
+struct index_node *index_promise(struct index *x, uint32_t replica, uint64_t tenant,
+                                 const int32_t *tokens, uint32_t n_pages);
+void index_settle(struct index *x, uint32_t replica, struct index_node *promise);
+
+/* How many of the first n_pages pages of these tokens each replica holds: ret_held[n_replicas].
+ * Takes time for the pages found, for the replicas, and for the holders of each page where their
+ * number differs from the next page's. */
+void index_match(const struct index *x, uint64_t tenant, const int32_t *tokens, uint32_t n_pages,
+                 uint32_t *ret_held);
+
+/* What a page of a replica holds. */
 struct index_entry {
-    uint64_t serial, parent; /* parent 0: the root */
-    uint64_t step;           /* in which its last row is issued */
-    bool leaf;
-    const int32_t *tokens; /* page_size; valid until the entry is removed */
+    uint64_t serial;       /* of its holding, no other page has or had it; 0: it holds nothing */
+    uint64_t parent;       /* serial of the replica's holding of the parent; 0: the root */
+    uint64_t step;         /* in which its last row is issued */
+    bool leaf;             /* the replica holds nothing that goes on from it */
+    const int32_t *tokens; /* page_size; valid until the page holds nothing */
 };
-struct index_entry index_entry_of(const struct index *x, uint32_t page);
+struct index_entry index_entry_of(const struct index *x, uint32_t replica, uint32_t page);
 
 #endif

@@ -17,7 +17,6 @@ struct page {
 
 struct pages {
     struct pages_config cfg;
-    struct index *index;
     struct page *pages;
     uint32_t *free;          /* n_free, a stack */
     uint32_t oldest, newest; /* leaves */
@@ -27,13 +26,9 @@ struct pages {
 
 struct pages *pages_open(const struct pages_config *config)
 {
-    struct index_config index = {.n_pages = config->n_pages,
-                                 .page_size = config->page_size,
-                                 .seed = config->seed,
-                                 .hash_mask = config->hash_mask};
     struct pages *p = mem_zalloc(sizeof *p);
     p->cfg = *config;
-    p->index = index_open(&index);
+    index_set_pool(config->index, config->replica, config->n_pages);
     p->pages = mem_zalloc((config->n_pages + 1) * sizeof *p->pages);
     p->free = mem_zalloc((config->n_pages + 1) * sizeof *p->free);
     pages_clear(p);
@@ -50,7 +45,7 @@ size_t pages_bytes(uint32_t page_size)
 void pages_close(struct pages *p)
 {
     if (!p) return;
-    index_close(p->index);
+    index_set_pool(p->cfg.index, p->cfg.replica, 0);
     mem_free(p->pages);
     mem_free(p->free);
     mem_free(p);
@@ -63,10 +58,15 @@ void pages_clear(struct pages *p)
         p->pages[i] = (struct page){.free = true};
         p->free[i] = n - 1 - i;
     }
-    index_clear(p->index);
+    index_clear(p->cfg.index, p->cfg.replica);
     p->oldest = p->newest = NONE;
     p->stats.n_free = n;
     p->stats.n_cached = p->stats.n_held = 0;
+}
+
+static struct index_entry entry_of(const struct pages *p, uint32_t i)
+{
+    return index_entry_of(p->cfg.index, p->cfg.replica, i);
 }
 
 /* ---- leaves ---- */
@@ -109,7 +109,7 @@ static void make_free(struct pages *p, uint32_t i)
 static void evict(struct pages *p, uint32_t i)
 {
     CHECK(p->pages[i].leaf && p->pages[i].count == 0 && p->stats.n_cached > 0);
-    uint32_t parent = index_remove(p->index, i);
+    uint32_t parent = index_remove(p->cfg.index, p->cfg.replica, i);
     leave_list(p, i);
     if (parent != INDEX_NONE && p->pages[parent].count == 0) enter_list(p, parent, false);
     make_free(p, i);
@@ -154,7 +154,7 @@ void pages_drop(struct pages *p, uint32_t page)
     if (--x->count > 0) return;
     p->stats.n_held--;
     x->used = ++p->clock;
-    struct index_entry entry = index_entry_of(p->index, page);
+    struct index_entry entry = entry_of(p, page);
     if (entry.serial) {
         p->stats.n_cached++;
         if (entry.leaf) enter_list(p, page, true);
@@ -167,17 +167,17 @@ void pages_drop(struct pages *p, uint32_t page)
 
 struct prefix pages_root(const struct pages *p, uint64_t tenant)
 {
-    return index_root(p->index, tenant);
+    return index_root(p->cfg.index, tenant);
 }
 
 enum pages_found pages_find(struct pages *p, struct prefix *walk, const int32_t *tokens,
                             uint64_t step, uint32_t *ret_page)
 {
-    uint32_t i = p->cfg.share ? index_find(p->index, walk, tokens) : INDEX_NONE;
+    uint32_t i = p->cfg.share ? index_find(p->cfg.index, p->cfg.replica, walk, tokens) : INDEX_NONE;
     if (i == INDEX_NONE) return PAGES_NONE;
-    if (index_entry_of(p->index, i).step >= step) return PAGES_SOON;
+    if (entry_of(p, i).step >= step) return PAGES_SOON;
     hold(p, i);
-    index_follow(p->index, walk, i);
+    index_follow(p->cfg.index, p->cfg.replica, walk, i);
     *ret_page = i;
     return PAGES_HIT;
 }
@@ -187,13 +187,13 @@ uint32_t pages_enter(struct pages *p, struct prefix *walk, const int32_t *tokens
 {
     if (!p->cfg.share) return page;
     CHECK(p->pages[page].count > 0);
-    uint32_t i = index_find(p->index, walk, tokens);
+    uint32_t i = index_find(p->cfg.index, p->cfg.replica, walk, tokens);
     if (i == INDEX_NONE) {
-        index_enter(p->index, walk, tokens, step, page);
+        index_enter(p->cfg.index, p->cfg.replica, walk, tokens, step, page);
         return page;
     }
     hold(p, i);
-    index_follow(p->index, walk, i);
+    index_follow(p->cfg.index, p->cfg.replica, walk, i);
     return i;
 }
 
@@ -205,7 +205,7 @@ struct pages_stats pages_stats(const struct pages *p)
 struct page_view pages_view(const struct pages *p, uint32_t page)
 {
     const struct page *x = &p->pages[page];
-    struct index_entry entry = index_entry_of(p->index, page);
+    struct index_entry entry = entry_of(p, page);
     return (struct page_view){.count = x->count,
                               .free = x->free,
                               .entered = entry.serial != 0,

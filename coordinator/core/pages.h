@@ -2,11 +2,11 @@
  * keep a prefix that others may share. The stages keep what is in them.
  *
  * A page is free, held (by as many tables as its count says), or cached: nobody holds it, but the
- * index (index.h) knows what it keeps. When none is free, pages_take turns the least recently used
- * cached leaf into a new page; a page whose continuation is in the index is not a leaf, so a chain
- * is given up from its end.
+ * cluster's index (index.h) knows what it keeps. When none is free, pages_take turns the least
+ * recently used cached leaf into a new page; a page whose continuation this replica has in the
+ * index is not a leaf, so a chain is given up from its end.
  *
- * Pure, owned by one thread, allocates when opened only. */
+ * Pure, owned by one thread. */
 #ifndef FLOTILLA_CORE_PAGES_H
 #define FLOTILLA_CORE_PAGES_H
 
@@ -16,10 +16,10 @@
 #include <stdint.h>
 
 struct pages_config {
-    uint32_t n_pages, page_size; /* positions of a page, at least 1 */
-    bool share;                  /* false: nothing is kept or found */
-    struct hash128 seed;         /* of cluster, model, KV type and page size */
-    uint64_t hash_mask;          /* of the hash: all ones in service, fewer to force collisions */
+    struct index *index; /* of the cluster, borrowed until pages_close */
+    uint32_t replica;    /* whose pool this is: the only one with this number at a time */
+    uint32_t n_pages;
+    bool share; /* false: nothing is kept or found */
 };
 
 struct pages_stats {
@@ -37,9 +37,9 @@ struct pages;
 
 struct pages *pages_open(const struct pages_config *config);
 void pages_close(struct pages *p);
-/* Bytes that the tables take for each page of so many positions. */
+/* Bytes that the tables take for each page of so many positions, its part of the index included. */
 size_t pages_bytes(uint32_t page_size);
-/* A new generation: every page is free, the index is empty. */
+/* A new generation: every page is free, and the index has none of them. */
 void pages_clear(struct pages *p);
 
 /* A page with a count of one; false: every page is held. */
@@ -68,8 +68,8 @@ struct pages_stats pages_stats(const struct pages *p);
 struct page_view {
     uint32_t count;
     bool free, entered;
-    uint64_t serial, parent; /* of an entered page; parent 0: the root */
-    const int32_t *tokens;   /* page_size */
+    uint64_t serial, parent; /* of an entered page: as in struct index_entry */
+    const int32_t *tokens;   /* page_size of an entered page */
 };
 struct page_view pages_view(const struct pages *p, uint32_t page);
 

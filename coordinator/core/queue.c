@@ -1,9 +1,9 @@
-/* Who waits and who runs in a replica: by class, then by arrival. In the queue, waiting longer
- * counts like a better class; with that class a request is admitted, and while it runs its place in
- * the order is fixed. A running request that is less urgent gives its pages, or its turn, to one
- * that is more urgent by the class it asked for, and is computed again later: so the most urgent
- * one can always take every page. A preempted request keeps its waiting time, and so rises in
- * class. */
+/* Who waits for a replica and who runs in it: by class, then by arrival. In the queue, waiting
+ * longer counts like a better class; with that class a request is admitted, and while it runs its
+ * place in the order is fixed. A running request that is less urgent gives its pages, or its turn,
+ * to one that is more urgent by the class it asked for, and is computed again later: so the most
+ * urgent one can always take every page. A preempted request keeps its waiting time, and so rises
+ * in class. */
 #include "coordinator/core/core_state.h"
 
 #include "common/base/check.h"
@@ -54,29 +54,51 @@ static uint32_t slot_of(const struct core *c, const struct request *r)
     return (uint32_t)(r - c->requests);
 }
 
+/* The queue that the request is in, or is to be in. */
+static uint32_t *queue_of(struct core *c, const struct request *r, uint32_t **ret_n)
+{
+    *ret_n = r->replica ? &r->replica->n_queued : &c->n_queued;
+    return r->replica ? r->replica->queued : c->queued;
+}
+
+static void enter(struct core *c, struct request *r)
+{
+    uint32_t *n, *queue = queue_of(c, r, &n), where = *n;
+    CHECK(r->used && !r->running && *n < c->cfg.max_live);
+    while (where && at(c, queue, where - 1)->arrival > r->arrival) where--;
+    insert(queue, n, where, slot_of(c, r));
+}
+
 void queue__enter(struct core *c, struct request *r)
 {
-    uint32_t where = c->n_queued;
-    CHECK(r->used && !r->replica && c->n_queued < c->cfg.max_live);
-    while (where && at(c, c->queued, where - 1)->arrival > r->arrival) where--;
     r->queued_ns = c->now_ns;
-    insert(c->queued, &c->n_queued, where, slot_of(c, r));
+    enter(c, r);
 }
 
 void queue__leave(struct core *c, struct request *r)
 {
-    CHECK(r->n_pages == 0); /* they are of the replica that it leaves */
-    if (r->replica)
+    uint32_t *n, *queue = queue_of(c, r, &n);
+    CHECK(r->n_pages == 0);
+    if (r->running)
         take_out(r->replica->running, &r->replica->n_running, slot_of(c, r));
     else
-        take_out(c->queued, &c->n_queued, slot_of(c, r));
-    r->replica = NULL;
+        take_out(queue, n, slot_of(c, r));
+    r->running = false;
+}
+
+void queue__move(struct core *c, struct request *r, struct replica *to)
+{
+    CHECK(!r->running);
+    queue__leave(c, r);
+    if (r->replica && to) r->arrival = c->arrivals++;
+    router__set(c, r, to);
+    enter(c, r);
 }
 
 /* From the last to the first: of a chain in the index, the end is the first to be given up. */
 void queue__release(struct request *r)
 {
-    CHECK(r->replica || r->n_pages == 0);
+    CHECK(r->running || r->n_pages == 0);
     while (r->n_pages) pages_drop(r->replica->pages, r->pages[--r->n_pages]);
     r->n_issued = r->n_right = r->n_walked = 0;
     r->chosen_in = r->put_in = 0;
@@ -84,6 +106,8 @@ void queue__release(struct request *r)
 
 void queue__again(struct core *c, struct request *r)
 {
+    uint32_t cached = r->n_walked * c->cfg.page; /* and they stay so for a while */
+    router__due(c, r, r->n_tokens - cached);
     queue__release(r);
     queue__leave(c, r);
     queue__enter(c, r);
@@ -141,19 +165,13 @@ static bool make_room(struct core *c, struct replica *rep, const struct request 
     return true;
 }
 
-/* Whether a replica's pool allows all that the request may become. */
-static bool may_run_in(const struct replica *rep, const struct request *r)
-{
-    return r->n_prompt + r->max_new <= rep->ctx;
-}
-
-/* The most urgent request in the queue that may run here, of those that are on trial or not. */
+/* The most urgent request in the queue, of those that are on trial or not. */
 static struct request *most_urgent(const struct core *c, const struct replica *rep, bool on_trial)
 {
     struct request *best = NULL;
-    for (uint32_t i = 0; i < c->n_queued; i++) {
-        struct request *x = at(c, c->queued, i);
-        if (request__on_trial(x) != on_trial || !may_run_in(rep, x)) continue;
+    for (uint32_t i = 0; i < rep->n_queued; i++) {
+        struct request *x = at(c, rep->queued, i);
+        if (request__on_trial(x) != on_trial) continue;
         if (!best || before(aged(c, x), x, aged(c, best), best)) best = x;
     }
     return best;
@@ -166,19 +184,18 @@ static struct request *overtaker(const struct core *c, const struct replica *rep
 {
     struct request *best = NULL;
     if (aged(c, r) == r->asked || rep->n_running == 0) return NULL;
-    for (uint32_t i = 0; i < c->n_queued; i++) {
-        struct request *x = at(c, c->queued, i);
-        if (!may_run_in(rep, x)) continue;
+    for (uint32_t i = 0; i < rep->n_queued; i++) {
+        struct request *x = at(c, rep->queued, i);
         if (x->asked < r->asked && (!best || before(aged(c, x), x, aged(c, best), best))) best = x;
     }
     const struct request *victim = at(c, rep->running, rep->n_running - 1);
     return best && before(best->asked, best, victim->class, victim) ? best : NULL;
 }
 
-/* The request that is admitted next, with room made for it; or NULL. Requests on trial run one
- * after the other, and nobody else is admitted meanwhile. Nobody overtakes the most urgent one
- * while it waits for pages or a place, except one that is urgent enough to take them from a running
- * one. */
+/* The request that is admitted next, with room made for it; or NULL. Requests on trial run in a
+ * replica one after the other, and nobody else is admitted there meanwhile. Nobody overtakes the
+ * most urgent one while it waits for pages or a place, except one that is urgent enough to take
+ * them from a running one. */
 static struct request *next_in(struct core *c, struct replica *rep)
 {
     for (uint32_t i = 0; i < rep->n_running && c->n_trials; i++)
@@ -193,7 +210,7 @@ static struct request *next_in(struct core *c, struct replica *rep)
 void queue__admit(struct core *c, struct replica *rep)
 {
     CHECK(rep->state == REPLICA_READY);
-    while (c->n_queued) {
+    while (rep->n_queued) {
         struct request *r = next_in(c, rep);
         if (!r) return;
         r->class = aged(c, r);
@@ -204,7 +221,7 @@ void queue__admit(struct core *c, struct replica *rep)
                                at(c, rep->running, where - 1)))
             where--;
         if (r->opened != rep) request__close(c, r); /* it ran elsewhere before */
-        r->replica = rep;
+        r->running = true;
         r->walk = pages_root(rep->pages, r->tenant);
         insert(rep->running, &rep->n_running, where, slot_of(c, r));
     }

@@ -37,6 +37,7 @@ void replica__open(struct core *c, struct replica *r, uint32_t id)
     make_name(id, r->name);
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) r->stage[i] = NO_WORKER;
     r->running = mem_zalloc(cfg->max_live * sizeof *r->running);
+    r->queued = mem_zalloc(cfg->max_live * sizeof *r->queued);
     r->closed = mem_zalloc(2 * cfg->max_live * sizeof *r->closed);
     r->flight.asked = mem_zalloc((size_t)cfg->window * LIMIT_STEP_RUNS * sizeof *r->flight.asked);
     room__set_pages(c, r, c->layer_bytes ? 0 : cfg->n_pages); /* or when the first plan is made */
@@ -49,6 +50,7 @@ void replica__close(struct replica *r)
     pages_close(r->pages);
     mem_free(r->twice);
     mem_free(r->running);
+    mem_free(r->queued);
     mem_free(r->closed);
     mem_free(r->flight.asked);
 }
@@ -90,11 +92,10 @@ static struct msg_to_worker *to_stage(struct core *c, const struct replica *r, u
     return m;
 }
 
-/* Its present or last generation, for the log: where there are several replicas, with its name. */
+/* Its present or last generation, for the log. */
 static const char *generation_of(struct core *c, const struct replica *r)
 {
-    if (c->cfg.n_replicas == 1) return core__text(c, "generation %" PRIu32, r->generation);
-    return core__text(c, "replica %s: generation %" PRIu32, r->name, r->generation);
+    return core__text(c, "%sgeneration %" PRIu32, core__of_replica(c, r), r->generation);
 }
 
 /* ---- the end of a generation ---- */
@@ -114,8 +115,9 @@ void replica__lose(struct core *c, struct replica *r, bool suspicious, const cha
     r->state = REPLICA_WAITING;
     r->link_up = false;
     fleet__dismiss(c, r);
+    router__lost(c, r);
     core__act(c, ACT_LINK_CLOSE)->link.epoch = replica__epoch(c, r);
-    request__generation_lost(c, r, was_ready, suspicious, why);
+    request__generation_lost(c, r, suspicious, why);
     r->flight.n = 0;
 }
 
@@ -206,9 +208,19 @@ static void begin(struct core *c, struct replica *r)
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) assign(c, r, i);
 }
 
+/* First those that lost a worker. One that never ran begins only where spares suffice for all. */
 static void begin_all(struct core *c)
 {
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) begin(c, &c->replicas[i]);
+    uint32_t lost = 0;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].generation) begin(c, &c->replicas[i]);
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        lost += c->replicas[i].generation && c->replicas[i].state == REPLICA_WAITING;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        struct replica *r = &c->replicas[i];
+        if (r->generation || fleet__n_spares(c) < (lost + 1) * c->cfg.n_stages) continue;
+        begin(c, r);
+    }
 }
 
 static bool all(struct core *c, const struct replica *r, bool linked)
@@ -312,6 +324,8 @@ void replica__probed(struct core *c, struct replica *r, uint64_t digest)
     r->lost[0] = 0;
     fleet__ready(c, r);
     core__note(c, "%s is ready", generation_of(c, r));
+    router__ready(c, r);
+    router__send_all(c);
 }
 
 /* ---- beginnings that stand still ---- */

@@ -37,18 +37,24 @@ static const char *check(struct core *c, uint32_t n_prompt, uint32_t n_received)
 /* Why one more request of this client is too many, or NULL. */
 static const char *too_many(struct core *c, uint64_t client)
 {
-    uint32_t n = 0;
+    const uint32_t *live = imap_get(&c->n_live, client);
+    uint32_t n = live ? *live : 0;
     if (c->n_free_slots == 0)
         return core__text(c, "%" PRIu32 " requests are live, the limit", c->cfg.max_live);
-    for (uint32_t k = 0; k < c->cfg.n_replicas; k++) {
-        const struct replica *rep = &c->replicas[k];
-        for (uint32_t i = 0; i < rep->n_running; i++)
-            n += c->requests[rep->running[i]].client == client;
-    }
-    for (uint32_t i = 0; i < c->n_queued; i++) n += c->requests[c->queued[i]].client == client;
     if (n >= c->cfg.max_per_client)
         return core__text(c, "%" PRIu32 " requests of this client are live, the limit", n);
     return NULL;
+}
+
+/* One live request of this client more, or less. */
+static void count_live(struct core *c, uint64_t client, int more)
+{
+    const uint32_t *live = imap_get(&c->n_live, client);
+    uint32_t n = (live ? *live : 0) + (uint32_t)more;
+    if (n)
+        imap_put(&c->n_live, client, n);
+    else
+        imap_remove(&c->n_live, client);
 }
 
 /* The request's own copies of what an event lends; at most SAMPLING_BIASES_MAX. */
@@ -118,9 +124,13 @@ void request__submit(struct core *c, const struct event *e)
                           .sampling = sampling};
     queue__enter(c, r);
     imap_put(&c->by_id, id, slot);
-    if (n_received >= max_new)
+    count_live(c, r->client, 1);
+    if (n_received >= max_new) {
         request__end(c, r, STATUS_OK, FINISH_LENGTH, "");
-    else if (!core__ready(c) && c->cfg.replica_wait_ns == 0)
+        return;
+    }
+    router__send(c, r);
+    if (!r->replica && c->cfg.replica_wait_ns == 0)
         request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__no_replica(c));
 }
 
@@ -147,13 +157,16 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
     a->end.text = text;
     a->end.finish_reason = reason;
     request__close(c, r);
+    if (status == STATUS_OK && r->begun_ns) router__ended(c);
     if (request__on_trial(r)) {
         CHECK(c->n_trials > 0);
         c->n_trials--;
     }
     queue__release(r);
     queue__leave(c, r);
+    router__set(c, r, NULL);
     imap_remove(&c->by_id, r->id);
+    count_live(c, r->client, -1);
     c->free_slots[c->n_free_slots++] = (uint32_t)(r - c->requests);
     mem_free(r->tokens);
     mem_free(r->pages);
@@ -256,7 +269,7 @@ static void check_time(struct core *c, struct request *r)
     if (c->now_ns >= r->deadline_ns)
         request__end(c, r, STATUS_DEADLINE_EXCEEDED, FINISH_NONE,
                      "the request's deadline has passed");
-    else if (!core__ready(c) && c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)
+    else if (!r->replica && c->now_ns - r->wait_since_ns >= c->cfg.replica_wait_ns)
         request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__no_replica(c));
 }
 
@@ -266,6 +279,7 @@ void request__tick(struct core *c)
     for (uint32_t k = c->cfg.n_replicas; k-- > 0;) {
         struct replica *rep = &c->replicas[k];
         for (uint32_t i = rep->n_running; i-- > 0;) check_time(c, &c->requests[rep->running[i]]);
+        for (uint32_t i = rep->n_queued; i-- > 0;) check_time(c, &c->requests[rep->queued[i]]);
     }
     for (uint32_t i = c->n_queued; i-- > 0;) check_time(c, &c->requests[c->queued[i]]);
 }
@@ -284,7 +298,8 @@ static void suspect(struct core *c, const struct replica *rep)
         const struct asked *asked = flight__asked(c, &rep->flight, f->number);
         for (uint32_t i = 0; i < f->n_asked; i++) {
             struct request *x = find(c, asked[i].request);
-            if (!x || x->replica != rep || x->suspected_in == rep->generation) continue;
+            if (!x || !x->running || x->replica != rep || x->suspected_in == rep->generation)
+                continue;
             if (trial && !request__on_trial(x)) continue;
             x->suspected_in = rep->generation;
             bool before = request__on_trial(x);
@@ -294,26 +309,36 @@ static void suspect(struct core *c, const struct replica *rep)
     }
 }
 
-void request__generation_lost(struct core *c, struct replica *rep, bool was_ready, bool suspicious,
-                              const char *why)
+/* Its stages no longer have the parameters of any request. */
+static void forget_opened(struct core *c, struct replica *rep)
 {
-    bool wait = !core__ready(c); /* no other replica serves */
+    rep->n_closed = 0;
+    for (uint32_t i = 0; i < c->cfg.max_live; i++)
+        if (c->requests[i].opened == rep) c->requests[i].opened = NULL;
+}
+
+void request__generation_lost(struct core *c, struct replica *rep, bool suspicious, const char *why)
+{
     if (suspicious) suspect(c, rep);
-    rep->n_closed = 0; /* the next generation's last stage begins with nothing */
+    forget_opened(c, rep);
     while (rep->n_running) {
         struct request *r = &c->requests[rep->running[rep->n_running - 1]];
         queue__again(c, r);
         r->attempt++;
     }
-    for (uint32_t i = c->n_queued; i-- > 0;) {
-        struct request *r = &c->requests[c->queued[i]];
-        if (r->opened == rep) r->opened = NULL;
-        if (was_ready && wait) r->wait_since_ns = c->now_ns;
-        if (wait && c->cfg.replica_wait_ns == 0)
-            request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__text(c, "%s", why));
-        else if (r->suspected >= SUSPECTED_MAX)
+    pages_clear(rep->pages);
+    while (rep->n_queued) { /* each to another replica, at once */
+        struct request *r = &c->requests[rep->queued[0]];
+        if (r->suspected >= SUSPECTED_MAX) {
             request__end(c, r, STATUS_INTERNAL, FINISH_NONE,
                          core__text(c, "in flight at %u lost generations: %s", SUSPECTED_MAX, why));
+            continue;
+        }
+        router__send(c, r);
+        if (r->replica != rep) continue;
+        queue__move(c, r, NULL);
+        r->wait_since_ns = c->now_ns;
+        if (c->cfg.replica_wait_ns == 0)
+            request__end(c, r, STATUS_UNAVAILABLE, FINISH_NONE, core__text(c, "%s", why));
     }
-    pages_clear(rep->pages);
 }

@@ -155,7 +155,7 @@ static void refuse(struct core *c, struct replica *r, const struct room *room)
                    ": the largest 'kv_tokens' or 'ctx' that fits is %" PRIu64 "; the tightest: %s",
                    c->cfg.n_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page,
                    room->pages * c->cfg.page, place_text(c, r, room));
-    if (!r->cramped) core__note(c, "no generation can begin: %s", r->why);
+    if (!r->cramped) core__note(c, "%sno generation can begin: %s", core__of_replica(c, r), r->why);
     r->cramped = true;
     r->retry_ns = c->now_ns + RETRY_NS;
     fleet__dismiss(c, r);
@@ -164,12 +164,8 @@ static void refuse(struct core *c, struct replica *r, const struct room *room)
 void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
 {
     CHECK(r->n_running == 0); /* nobody holds a page of the old pool */
-    uint64_t seed[] = {c->cfg.hash_seed, c->cfg.model_digest, c->cfg.kv_type, c->cfg.page};
-    struct pages_config pages = {.n_pages = n_pages,
-                                 .page_size = c->cfg.page,
-                                 .share = c->cfg.share,
-                                 .seed = hash128_bytes(seed, sizeof seed, 0),
-                                 .hash_mask = c->cfg.hash_mask};
+    struct pages_config pages = {
+        .index = c->index, .replica = r->id, .n_pages = n_pages, .share = c->cfg.share};
     pages_close(r->pages);
     mem_free(r->twice);
     r->pages = pages_open(&pages);
@@ -202,8 +198,8 @@ bool room__plan(struct core *c, struct replica *r)
     r->cramped = false;
     if (n == r->n_pages) return true;
     room__set_pages(c, r, n);
-    core__note(c, "KV pool of %" PRIu64 " tokens, contexts of %" PRIu32 "; the tightest: %s",
-               (uint64_t)n * c->cfg.page, r->ctx, place_text(c, r, &spare));
+    core__note(c, "%sKV pool of %" PRIu64 " tokens, contexts of %" PRIu32 "; the tightest: %s",
+               core__of_replica(c, r), (uint64_t)n * c->cfg.page, r->ctx, place_text(c, r, &spare));
     fit_requests(c);
     return true;
 }

@@ -229,6 +229,7 @@ static void add_run(struct core *c, struct step_build *b, struct request *r, uin
         b->chunk -= n;
     }
     enter_pages(c, b, r);
+    router__due(c, r, decoding(r) ? 0 : rows_due(r));
 }
 
 /* ---- decodes ---- */
@@ -315,6 +316,7 @@ static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
         r->n_issued = r->n_right += page;
         n_hits++;
     }
+    router__due(c, r, rows_due(r));
     rep->prefix_lookups += !r->looked;
     rep->prefix_hits += !r->looked && n_hits;
     rep->tokens_saved += (uint64_t)n_hits * page;
@@ -493,6 +495,7 @@ static void fill_with_a_prompt(struct core *c, struct replica *rep, struct step_
 
 void sched__compose(struct core *c, struct replica *rep)
 {
+    if (rep->flight.n == 0 && rep->n_running == 0) rep->flight.rested = true;
     while (rep->state == REPLICA_READY && rep->flight.n < c->cfg.window) {
         queue__admit(c, rep);
         if (rep->n_running == 0) return;

@@ -61,6 +61,7 @@ static uint64_t waits_since(const struct world *w, const struct world_request *r
 static const char *unavailable_too_early(const struct world *w, const struct world_request *r)
 {
     if (w->was_ready && !w->lost_now) return "unavailable while all was well";
+    if (world__ready(w)) return "unavailable while a replica is ready";
     uint64_t since = w->was_ready ? w->now_ns : waits_since(w, r);
     return w->now_ns - since < w->cfg.replica_wait_ns ? "did not wait for a replica" : NULL;
 }
@@ -166,19 +167,33 @@ static void check_issued(struct world *w, const struct msg_step *s, const struct
     }
 }
 
-/* What the last stage keeps of a request is given up with the first Step after its end. */
+/* Whether the core says that a request runs in a replica. */
+static bool runs_in(const struct world *w, uint64_t request, uint32_t replica)
+{
+    for (uint32_t i = 0; i < core_n_sequences(w->core); i++) {
+        struct core_sequence s = core_sequence_at(w->core, i);
+        if (s.request == request) return s.running && s.replica == replica;
+    }
+    return false;
+}
+
+/* What a last stage keeps of a request is given up with the first Step after its end, or after it
+ * was admitted to another replica. */
 static void check_closed(struct world *w, const struct msg_step *s)
 {
+    uint32_t replica = s->epoch.replica;
     for (uint32_t i = 0; i < s->n_closed; i++) {
         struct world_request *q = check__find(w, s->closed[i]);
-        if (!q || !q->ended || !q->told)
+        if (!q || !q->told[replica] || (!q->ended && runs_in(w, q->id, replica)))
             world__fail(w, "request %" PRIu64 " is closed, but was not open", s->closed[i]);
         else
-            q->told = false;
+            q->told[replica] = false;
     }
-    for (uint32_t i = 0; i < w->n_requests; i++)
-        if (w->requests[i].ended && w->requests[i].told)
-            world__fail(w, "request %" PRIu64 " has ended, and is not closed", w->requests[i].id);
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        const struct world_request *q = &w->requests[i];
+        if (q->told[replica] && (q->ended || (q->was_running && q->replica != replica)))
+            world__fail(w, "request %" PRIu64 " has ended or left, and is not closed", q->id);
+    }
 }
 
 /* Steps are numbered without a gap, in one generation. */
@@ -217,7 +232,7 @@ static void check_step(struct world *w, const struct msg_step *s)
         if (!q->begun_ns) q->begun_ns = w->now_ns;
         q->in_step = true;
         q->replica = s->epoch.replica;
-        q->told |= r->has_open;
+        q->told[q->replica] |= r->has_open;
         q->last_step = s->number;
         check_issued(w, s, r, q);
     }
@@ -375,14 +390,14 @@ static void check_index(struct world *w, uint32_t replica)
 
 /* ---- time ---- */
 
-/* The most urgent sequence that runs in a replica, or any other one where none does. */
+/* The most urgent sequence that runs in a replica; where none does, nothing. */
 static struct core_sequence first_of(const struct world *w, uint32_t replica)
 {
     for (uint32_t i = 0; i < core_n_sequences(w->core); i++) {
         struct core_sequence s = core_sequence_at(w->core, i);
         if (s.running && s.replica == replica) return s;
     }
-    return core_sequence_at(w->core, 0);
+    return (struct core_sequence){.running = false};
 }
 
 /* 8. The most urgent sequence gains a position at least each window + 1 Steps. */
@@ -390,11 +405,13 @@ static void check_first(struct world *w, uint32_t replica)
 {
     struct world_replica *x = &w->replicas[replica];
     struct world_first *f = &x->first;
-    if (core_n_sequences(w->core) == 0) return;
     struct core_sequence s = first_of(w, replica);
-    const struct world_request *q = check__find(w, s.request);
-    if (!s.running || s.request != f->request || s.n_issued != f->n_issued ||
-        q->n_tokens != f->n_tokens)
+    const struct world_request *q = s.running ? check__find(w, s.request) : NULL;
+    if (!q) {
+        *f = (struct world_first){0};
+        return;
+    }
+    if (s.request != f->request || s.n_issued != f->n_issued || q->n_tokens != f->n_tokens)
         *f = (struct world_first){s.request, s.n_issued, q->n_tokens, 0};
     else
         f->steps += x->steps_now;
@@ -420,24 +437,40 @@ static void check_waits(struct world *w, bool ready)
     }
 }
 
-static uint32_t in_flight(const struct world *w)
+/* Sequences that run in a replica or wait for it. */
+static uint32_t live_in(const struct world *w, uint32_t replica)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) n += core_in_flight(w->core, i);
+    for (uint32_t i = 0; i < core_n_sequences(w->core); i++)
+        n += core_sequence_at(w->core, i).replica == replica;
     return n;
 }
 
-/* 8. Where something is due and nothing is in flight, a Step follows. */
-static void check_idle(struct world *w, bool ready)
+/* 8. Where something is due in a replica and nothing is in flight there, a Step follows. */
+static void check_idle(struct world *w, uint32_t replica, bool ready)
 {
-    bool idle = ready && core_n_sequences(w->core) > 0 && in_flight(w) == 0;
-    if (!idle)
-        w->idle_ns = 0;
-    else if (!w->idle_ns)
-        w->idle_ns = w->now_ns;
-    else if (w->now_ns - w->idle_ns > IDLE_MOST_NS)
+    struct world_replica *x = &w->replicas[replica];
+    uint32_t live = live_in(w, replica);
+    if (!ready || live == 0 || core_in_flight(w->core, replica) > 0)
+        x->idle_ns = 0;
+    else if (!x->idle_ns)
+        x->idle_ns = w->now_ns;
+    else if (w->now_ns - x->idle_ns > IDLE_MOST_NS)
         world__fail(w, "%" PRIu32 " requests are live, but for %" PRIu64 " ms no Step is issued",
-                    core_n_sequences(w->core), (w->now_ns - w->idle_ns) / NS_PER_MS);
+                    live, (w->now_ns - x->idle_ns) / NS_PER_MS);
+}
+
+/* A request is with a replica that is ready; where one is, none waits for one. */
+static void check_routes(struct world *w, const struct msg_status *s)
+{
+    for (uint32_t i = 0; i < core_n_sequences(w->core) && !w->failed; i++) {
+        struct core_sequence x = core_sequence_at(w->core, i);
+        if (x.replica == CORE_NO_REPLICA && s->ready)
+            world__fail(w, "request %" PRIu64 " waits for a replica, although one is ready",
+                        x.request);
+        if (x.replica != CORE_NO_REPLICA && !s->replicas[x.replica].ready)
+            world__fail(w, "request %" PRIu64 " is sent to a replica that is not ready", x.request);
+    }
 }
 
 /* 8. Where nothing else is broken, a hung compute thread is noticed within twice the limit. */
@@ -475,15 +508,21 @@ static void check_client(struct world *w, uint64_t client)
 
 /* A generation whose probe differs from what is known to be right is not ready; and once faults
  * have stopped, one is ready in time. */
-static void check_ready(struct world *w, bool ready)
+static void check_ready(struct world *w, const struct msg_status *s)
 {
+    bool ready = s->ready;
     if (ready || w->long_load || w->now_ns < w->faults_end_ns) w->ready_ns = w->now_ns;
     if (w->now_ns - w->ready_ns > (w->cripple < 0 ? READY_MOST_NS : SPARE_MOST_NS))
         world__fail(w, "faults have stopped, but for %d s no replica is ready",
                     (int)((w->now_ns - w->ready_ns) / NS_PER_S));
-    if (ready && !w->was_ready && w->probe_wrong && w->ever_ready)
-        world__fail(w, "ready, although the probe's logits are wrong");
-    if (ready && !w->was_ready && !w->probe_wrong) w->ever_ready = true;
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++) {
+        struct world_replica *x = &w->replicas[i];
+        bool new = s->replicas[i].ready && !x->was_ready;
+        if (new && x->probe_wrong && w->ever_ready)
+            world__fail(w, "ready, although the probe's logits are wrong");
+        w->ever_ready |= new && !x->probe_wrong;
+        x->was_ready = s->replicas[i].ready;
+    }
     if (!ready && w->was_ready) w->unready_ns = w->now_ns;
 }
 
@@ -503,7 +542,8 @@ void check__state(struct world *w, const struct event *e)
 {
     struct msg_status s;
     core_status(w->core, &s);
-    check_ready(w, s.ready);
+    check_ready(w, &s);
+    check_routes(w, &s);
     for (uint32_t i = 0; i < w->cfg.n_replicas; i++) {
         check_pages(w, i);
         if (!w->failed) check_index(w, i);
@@ -512,7 +552,8 @@ void check__state(struct world *w, const struct event *e)
     for (uint32_t i = 0; i < w->cfg.n_replicas; i++) check_first(w, i);
     check_waits(w, s.ready);
     check_hung(w);
-    if (e->type == EV_COMPOSE) check_idle(w, s.ready);
+    for (uint32_t i = 0; i < w->cfg.n_replicas && e->type == EV_COMPOSE; i++)
+        check_idle(w, i, s.replicas[i].ready);
     if (e->type == EV_SUBMIT) check_client(w, e->submit.client);
     check_bounds(w);
     w->was_ready = s.ready;

@@ -83,6 +83,7 @@ void client__submit(struct world *w, uint32_t idx)
     r->arrival = w->arrivals++;
     r->queued_ns = w->now_ns;
     r->running = false;
+    r->with = CORE_NO_REPLICA;
     uint64_t left_ns = r->deadline_at_ns > w->now_ns ? r->deadline_at_ns - w->now_ns : 1;
     r->deadline_at_ns = w->now_ns + left_ns;
     struct event e = {.type = EV_SUBMIT,

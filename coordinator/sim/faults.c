@@ -177,7 +177,9 @@ void fault__break(struct world *w)
     do f = (enum fault)rng_below(&w->rng, N_FAULTS);
     while (!(w->faults & bit(f)));
     w->report->faults++;
-    if (f == FAULT_HANG && w->workers[who].busy && w->was_ready) w->hung_ns = w->now_ns;
+    const struct world_worker *x = &w->workers[who];
+    if (f == FAULT_HANG && x->busy && w->replicas[x->gate.epoch.replica].was_ready)
+        w->hung_ns = w->now_ns;
     if (lasts(f) && (f != FAULT_DAMAGE || w->ever_ready))
         cripple(w, who, f);
     else if (w->workers[who].alive && !(f == FAULT_BLOCK && one_in(w, 2)))
@@ -232,7 +234,9 @@ void fault__forge(struct world *w)
     bool ready = s.ready;
     const struct msg_replica_status before = s.replicas[id], *after = &s.replicas[id];
     struct epoch now = {w->cfg.incarnation, id, before.generation}, other = now;
-    if (one_in(w, 2))
+    if (w->cfg.n_replicas > 1 && one_in(w, 3)) /* another replica's */
+        other.generation = s.replicas[(id + 1) % w->cfg.n_replicas].generation;
+    else if (one_in(w, 2))
         other.generation += one_in(w, 2) ? 1 : UINT32_MAX;
     else
         other.incarnation++;

@@ -108,7 +108,7 @@ void check__open(struct world *w, struct world_worker *s, const struct msg_step 
     }
     for (uint32_t i = 0; i < m->n_closed; i++) {
         const struct world_request *q = check__find(w, m->closed[i]);
-        if (!q || !q->ended || !s->open[q->id - 1])
+        if (!q || !s->open[q->id - 1])
             world__fail(w, "request %" PRIu64 " is closed, but was not open", m->closed[i]);
         else
             s->open[q->id - 1] = false;

@@ -34,6 +34,7 @@ static void check_admitted(struct world *w, const struct world_request *x)
         const struct world_request *y = &w->requests[i];
         if (!y->submitted || y->ended || y->running || y->was_running || y->class > x->class)
             continue;
+        if (y->with != x->replica) continue;
         if (before(aged(y, y->waited_ns + w->now_ns - y->queued_ns), y, x->admitted, x))
             world__fail(w, "request %" PRIu64 " runs before %" PRIu64 ", which is more urgent",
                         x->id, y->id);
@@ -66,6 +67,25 @@ static void note(struct world *w, struct world_request *r, const struct core_seq
                     (int)r->admitted);
     r->running = s->running;
     if (s->running) r->replica = s->replica;
+    r->with = s->replica;
+}
+
+/* Who comes from another replica comes last of its class there; several in the order that the core
+ * gave them. */
+static void note_moves(struct world *w)
+{
+    struct core_sequence moved[WORLD_REQUESTS + WORLD_WITNESSES];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < core_n_sequences(w->core); i++) {
+        struct core_sequence s = core_sequence_at(w->core, i);
+        const struct world_request *r = check__find(w, s.request);
+        if (r->with == CORE_NO_REPLICA || s.replica == CORE_NO_REPLICA || s.replica == r->with)
+            continue;
+        uint32_t at = n++;
+        for (; at && moved[at - 1].arrival > s.arrival; at--) moved[at] = moved[at - 1];
+        moved[at] = s;
+    }
+    for (uint32_t i = 0; i < n; i++) check__find(w, moved[i].request)->arrival = w->arrivals++;
 }
 
 void order__state(struct world *w)
@@ -77,6 +97,7 @@ void order__state(struct world *w)
         r->was_running = r->running;
         if (r->ended) r->running = r->was_running = false;
     }
+    note_moves(w);
     for (uint32_t i = 0; i < core_n_sequences(w->core) && !w->failed; i++) {
         struct core_sequence s = core_sequence_at(w->core, i);
         struct world_request *r = check__find(w, s.request);
@@ -102,13 +123,14 @@ void order__new_generation(struct world *w, uint32_t replica)
     memset(x->pages, 0, sizeof x->pages);
     x->first = (struct world_first){0};
     x->flight_first = x->flight_next;
-    w->idle_ns = 0;
+    x->idle_ns = 0;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
+        r->told[replica] = false;
         if (r->replica != replica) continue;
         if (r->running) r->queued_ns = w->now_ns;
         r->issued = 0;
         r->last_step = 0;
-        r->running = r->told = false;
+        r->running = false;
     }
 }

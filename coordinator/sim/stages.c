@@ -224,7 +224,7 @@ static uint64_t digest_of(struct world *w, struct epoch e)
     bool wrong = false;
     for (uint32_t i = 0; i < w->n_workers; i++)
         wrong |= w->workers[i].damaged && epoch_eq(w->workers[i].gate.epoch, e);
-    w->probe_wrong = wrong;
+    w->replicas[e.replica].probe_wrong = wrong;
     return wrong ? rng_u64(&w->rng) : 42;
 }
 
@@ -300,7 +300,7 @@ static void run(struct world *w, uint32_t who, struct buf *bytes)
         wire_put_step(&m, &s->outgoing);
     }
     s->busy = true;
-    if (s->hung && w->was_ready && !w->hung_ns) w->hung_ns = w->now_ns;
+    if (s->hung && w->replicas[m.epoch.replica].was_ready && !w->hung_ns) w->hung_ns = w->now_ns;
     struct occurrence *o = world__schedule(w, takes_ns, HAPPEN_STAGE_DONE);
     o->who = who;
     o->life = s->life;

@@ -223,6 +223,7 @@ void world__new_core(struct world *w)
     w->core = core_open(&w->cfg);
     w->core_life++;
     w->ever_ready = w->was_ready = false;
+    for (uint32_t i = 0; i < WORLD_REPLICAS; i++) w->replicas[i].was_ready = false;
     w->stalled_until_ns = 0;
     w->unready_ns = w->now_ns;
     w->n_gone = 0;
@@ -397,10 +398,10 @@ static void draw_config(struct world *w)
                                      0}; /* of the hash: 0: always equal */
     static const uint64_t waits[] = {0, 2, 30};
     static const uint64_t rows_ns[] = {50000, 50000, 2 * NS_PER_MS, 10 * NS_PER_MS};
-    uint32_t n_stages = (uint32_t)(1 + rng_below(&w->rng, 4));
+    uint32_t n_stages = (uint32_t)(1 + rng_below(&w->rng, WORLD_STAGES));
     uint32_t pages = (uint32_t)(16 + rng_below(&w->rng, WORLD_PAGES_MAX - 15));
     w->cfg = (struct core_config){.incarnation = rng_u64(&w->rng),
-                                  .n_replicas = WORLD_REPLICAS,
+                                  .n_replicas = 1 + (uint32_t)rng_below(&w->rng, WORLD_REPLICAS),
                                   .n_stages = n_stages,
                                   .max_workers = LIMIT_WORKERS,
                                   .n_layers = 4 + (uint32_t)rng_below(&w->rng, 8),
@@ -429,6 +430,8 @@ static void draw_config(struct world *w)
     w->cfg.max_running = 1 + (uint32_t)rng_below(&w->rng, w->cfg.max_live);
     w->cfg.max_per_client = 1 + (uint32_t)rng_below(&w->rng, w->cfg.max_live);
     w->row_ns = rows_ns[rng_below(&w->rng, 4)];
+    if (rng_below(&w->rng, 2))
+        w->cfg.policy = (enum route_policy)rng_below(&w->rng, ROUTE_POLICIES);
 }
 
 static void open_world(struct world *w)

@@ -9,8 +9,9 @@
 #include "coordinator/sim/sim.h"
 #include "proto/gate.h"
 
-#define WORLD_REPLICAS 1u
-#define WORLD_WORKERS 6u
+#define WORLD_REPLICAS 3u /* at the most */
+#define WORLD_STAGES 4u
+#define WORLD_WORKERS (WORLD_REPLICAS * WORLD_STAGES + 2u)
 #define WORLD_REQUESTS 48u
 #define WORLD_WITNESSES 6u /* requests that are made when all others have ended */
 #define WORLD_TENANTS 2u
@@ -151,13 +152,14 @@ struct world_request {
     bool erred;         /* an error was told of it */
     /* What the core should know of it, by our own count. */
     bool running, was_running;              /* now, and before the present event */
-    bool told;                              /* the last stage has its parameters */
+    bool told[WORLD_REPLICAS];              /* the last stage has its parameters */
     bool in_step;                           /* rows of it were issued in the present event */
     bool was_ended;                         /* before the present event */
     enum priority admitted;                 /* the class it runs in */
     uint64_t waited_ns, queued_ns, arrival; /* waited: in the queue, before queued_ns */
     uint64_t begun_ns;                      /* its first row was issued; 0: none was */
-    uint32_t replica;                       /* in which it runs, or ran last */
+    uint32_t replica;                       /* in which it runs, or ran last, */
+    uint32_t with;                          /* in which it runs or waits, or CORE_NO_REPLICA */
     uint64_t last_step;                     /* that has rows of it, in this generation; 0: none */
     uint32_t lost, lost_in_flight;          /* generations; those in whose lost Steps it was */
     uint32_t issued;                        /* end of its last run in this generation */
@@ -190,6 +192,9 @@ struct world_replica {
     uint64_t flight_first, flight_next; /* numbers of the Steps in flight, by our count */
     struct epoch flight_epoch;
     uint64_t result_step; /* the Step whose result is being taken; 0: none */
+    bool was_ready;       /* before the core's present event */
+    bool probe_wrong;     /* its last probe went through a damaged worker */
+    uint64_t idle_ns;     /* since when nothing is done although something is due; 0: it is done */
 };
 
 struct world {
@@ -219,14 +224,12 @@ struct world {
     bool faultless;      /* nothing breaks in this world: no generation may be lost */
     bool slow;           /* faultless, but for a worker that is slow and computes */
     bool long_load;      /* loading takes minutes, and moves */
-    bool was_ready;      /* before the core's present event */
+    bool was_ready;      /* any of them, before the core's present event */
     bool ever_ready;     /* since the coordinator's start */
-    bool probe_wrong;    /* the last probe went through a damaged worker */
     bool lost_now;       /* the generation ended in the present event */
     uint64_t ready_ns;   /* when one was ready last, or might not be */
     uint64_t hung_ns;    /* a hung stage has a Step since; 0: none has, of a ready generation */
     uint64_t unready_ns; /* since when no replica is ready */
-    uint64_t idle_ns;    /* since when nothing is done although something is due; 0: it is done */
     struct instance gone[WORLD_GONE];
     uint32_t n_gone;
     uint32_t n_tokens_now; /* handed out in the present event */

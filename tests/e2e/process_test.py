@@ -56,6 +56,36 @@ class Daemons:
                               stderr=subprocess.PIPE, timeout=120, **kw)
 
 
+class Replicas(unittest.TestCase):
+    """Two chains of two workers: prompts of two groups, and a worker that dies while they are answered."""
+
+    def test_one_dies(self):
+        groups = ["The ships in the harbour were old. " * 6, "Nobody had opened the letter in the drawer. " * 6]
+        prompts = [g + end for end in ("In the morning", "At night") for g in groups]
+        ask = dict(tokens=100, ignore_eos=True, seed=7, temp=0.8)
+        expected = {p: local(p, **ask)["tokens"] for p in prompts}
+        with Cluster(workers=2, replicas=2, threads=1, kv_tokens=8192) as c:
+            s = c.wait(lambda s: all(r["state"] == "ready" for r in s["replicas"]), 60)
+            self.assertEqual([r["name"] for r in s["replicas"]], ["a", "b"])
+            self.assertEqual(len({w["name"] for r in s["replicas"] for w in r["workers"]}), 4)
+            before = [r["epoch"] for r in s["replicas"]]
+            streams = [(p, c.start(p, **ask)) for p in prompts]
+            s = c.wait(lambda s: s["requests"]["running"] == len(prompts) and all(r["steps"] > 10 for r in s["replicas"]), 60)
+            os.kill(s["replicas"][0]["workers"][1]["pid"], signal.SIGKILL)
+            for p, g in streams:
+                r = g.result()
+                self.assertIsNotNone(r, getattr(g, "error", ""))
+                self.assertEqual(r["tokens"], expected[p])
+            after = c.status()["replicas"]
+            self.assertEqual((after[0]["state"], after[1]["state"]), ("waiting", "ready"))
+            self.assertEqual(after[1]["epoch"], before[1])
+            self.assertEqual(len(re.findall(r"generation \d+ ended", c.text())), 1)
+            self.assertRegex(c.text(), rf"replica a: generation {before[0]} ended: worker w\d")
+            m = c.metrics()
+            self.assertEqual(m['flotilla_generation{replica="b"}'], before[1])
+            self.assertEqual(m['flotilla_preemptions_total{replica="b"}'], 0)
+
+
 class ProcessTest(unittest.TestCase):
     def test_readers_that_go(self):
         """Both outputs of the coordinator lose their reader; the worker has no standard descriptor at all; both are

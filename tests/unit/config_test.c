@@ -49,6 +49,7 @@ static void test_defaults(void **state)
     assert_true(c.client_port == 7070 && c.worker_port == 7071 && c.result_port == 7072 &&
                 c.metrics_port == 7073);
     assert_true(c.metrics && !c.plaintext && !c.name && c.hwm == 64 && c.client_stall_s == 60);
+    assert_true(k.n_replicas == 1 && k.policy == ROUTE_AUTO);
     assert_true(k.n_stages == 2 && k.n_layers == 12 && k.width == 64 && k.vocab == 1000);
     assert_true(k.model_digest == 9 && k.incarnation == 5 && k.hash_seed == 5);
     assert_string_equal(k.results_endpoint, "tcp://:9");
@@ -79,6 +80,8 @@ static void test_each_key(void **state)
     WITH("name: other\n", strcmp(c.name, "other") == 0);
     WITH("listen: 127.0.0.9\n", strcmp(c.listen, "127.0.0.9") == 0);
     WITH("listen: 0.0.0.0\nplaintext: true\n", c.plaintext && k.plaintext);
+    WITH("replicas: 3\n", k.n_replicas == 3 && k.n_stages == 2 && k.max_workers == 64);
+    WITH("replicas: 40\n", k.n_replicas == 40 && k.max_workers == 160);
     WITH("ports: {clients: 1, workers: 2, results: 3, metrics: 4}\n",
          c.client_port == 1 && c.worker_port == 2 && c.result_port == 3 && c.metrics_port == 4);
     WITH("metrics: false\n", !c.metrics);
@@ -185,6 +188,8 @@ static void test_refused(void **state)
         refused(text, "appears twice");
     }
     refused("model: /m\nworkers: 0\n", "workers");
+    refused(GIVEN "replicas: 0\n", "replicas");
+    refused(GIVEN "replicas: 1025\n", "replicas");
     refused("model: /m\nworkers: 33\n", "workers");
     refused("model: /m\n", "workers");
     refused("workers: 2\n", "model");
@@ -232,7 +237,8 @@ static void test_example(void **state)
     assert_string_equal(c.kv, want.kv);
 #define SAME(field) assert_int_equal(c.field, want.field)
     SAME(client_port), SAME(worker_port), SAME(result_port), SAME(metrics_port), SAME(plaintext);
-    SAME(metrics), SAME(prefix_cache), SAME(ctx), SAME(kv_tokens), SAME(chunk), SAME(window);
+    SAME(replicas), SAME(metrics), SAME(prefix_cache), SAME(ctx), SAME(kv_tokens), SAME(chunk),
+        SAME(window);
     SAME(step_ms), SAME(max_requests), SAME(max_sequences), SAME(max_per_client), SAME(deadline_s);
     SAME(replica_wait_s), SAME(client_stall_s), SAME(worker_timeout_ms), SAME(step_timeout_ms);
     SAME(hwm);

@@ -299,6 +299,7 @@ static struct config config(void)
                            .listen = (char *)(uintptr_t) "127.0.0.1",
                            .kv = (char *)(uintptr_t) "f16",
                            .workers = 2,
+                           .replicas = 1,
                            .chunk = 16,
                            .prefix_cache = true,
                            .max_requests = 8,

@@ -15,11 +15,20 @@
 
 enum { SIZE = 4, TOKENS = 64 };
 
+static struct index *cluster; /* whose only replica has the pool */
+
 static struct pages *open_pool(uint32_t n_pages, bool share, uint64_t mask)
 {
-    struct pages_config k = {
-        .n_pages = n_pages, .page_size = SIZE, .share = share, .seed = {1, 2}, .hash_mask = mask};
+    struct index_config x = {.n_replicas = 1, .page_size = SIZE, .seed = {1, 2}, .hash_mask = mask};
+    cluster = index_open(&x);
+    struct pages_config k = {.index = cluster, .n_pages = n_pages, .share = share};
     return pages_open(&k);
+}
+
+static void close_pool(struct pages *p)
+{
+    pages_close(p);
+    index_close(cluster);
 }
 
 /* The linker leads hashes through here: those of pages are counted. */
@@ -33,15 +42,15 @@ struct hash128 __wrap_hash128_bytes(const void *data, size_t len, uint64_t seed)
     return __real_hash128_bytes(data, len, seed);
 }
 
-/* And the core's call of pages_open, to be looked at. */
-struct pages *__real_pages_open(const struct pages_config *config);
-struct pages *__wrap_pages_open(const struct pages_config *config);
-static struct pages_config opened;
+/* And the core's call of index_open, to be looked at. */
+struct index *__real_index_open(const struct index_config *config);
+struct index *__wrap_index_open(const struct index_config *config);
+static struct index_config opened;
 
-struct pages *__wrap_pages_open(const struct pages_config *config)
+struct index *__wrap_index_open(const struct index_config *config)
 {
     opened = *config;
-    return __real_pages_open(config);
+    return __real_index_open(config);
 }
 
 static bool same_stats(struct pages_stats a, struct pages_stats b)
@@ -127,7 +136,7 @@ static void test_least_recently_used(void **state)
     release(p, &a);
     assert_int_equal(find(p, &c, three, 11), PAGES_HIT);
     release(p, &c);
-    pages_close(p);
+    close_pool(p);
 }
 
 static void test_same_key_twice(void **state)
@@ -146,7 +155,7 @@ static void test_same_key_twice(void **state)
     assert_int_equal(pages_stats(p).n_held, 1);
     release(p, &b);
     assert_int_equal(pages_stats(p).n_cached, 1);
-    pages_close(p);
+    close_pool(p);
 }
 
 static void test_no_capacity(void **state)
@@ -156,7 +165,7 @@ static void test_no_capacity(void **state)
     uint32_t page;
     assert_false(pages_take(p, &page));
     assert_int_equal(pages_available(p), 0);
-    pages_close(p);
+    close_pool(p);
     p = open_pool(4, false, UINT64_MAX); /* sharing is off: nothing is kept or found */
     struct table a = new_table(p), b = new_table(p);
     n_hashes = 0;
@@ -165,7 +174,7 @@ static void test_no_capacity(void **state)
     assert_int_equal(find(p, &b, one, 5), PAGES_NONE);
     assert_int_equal(pages_stats(p).n_free, 4);
     assert_int_equal(n_hashes, 0);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* The chain covers order, tenant and all that the seed stands for; a page costs one hash. */
@@ -182,22 +191,18 @@ static void test_hash(void **state)
     struct prefix other = pages_root(p, 7);
     uint32_t page;
     assert_int_equal(pages_find(p, &other, one, 9, &page), PAGES_NONE); /* another tenant's */
-    struct pages_config k = {
-        .n_pages = 8, .page_size = SIZE, .share = true, .hash_mask = UINT64_MAX};
-    for (int i = 0; i < 2; i++) {
-        k.seed = (struct hash128){1, i ? 3 : 2};
-        struct pages *q = pages_open(&k);
-        struct hash128 mine = pages_root(p, 0).hash, theirs = pages_root(q, 0).hash;
+    for (int i = 0; i < 3; i++) { /* the same; another seed; another page size */
+        struct index_config k = {.n_replicas = 1,
+                                 .page_size = i == 2 ? 8 : SIZE,
+                                 .seed = {1, i == 1 ? 3 : 2},
+                                 .hash_mask = UINT64_MAX};
+        struct index *x = index_open(&k);
+        struct hash128 mine = pages_root(p, 0).hash, theirs = index_root(x, 0).hash;
         assert_int_equal(mine.lo == theirs.lo && mine.hi == theirs.hi, i == 0);
-        pages_close(q);
+        index_close(x);
     }
-    struct hash128 four = pages_root(p, 0).hash;
-    k = (struct pages_config){.n_pages = 8, .page_size = 8, .share = true, .seed = {1, 2}};
-    struct pages *q = pages_open(&k);
-    assert_int_not_equal(four.lo, pages_root(q, 0).hash.lo); /* another page size */
-    pages_close(q);
     release(p, &a);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* The longest prefix of whole pages. */
@@ -214,7 +219,7 @@ static void test_longest_prefix(void **state)
     for (uint32_t i = 0; i < 3; i++) assert_int_equal(a.pages[i], b.pages[i]);
     release(p, &a);
     release(p, &b);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* What a Step writes is read from the next Step on. */
@@ -229,7 +234,7 @@ static void test_same_step(void **state)
     assert_int_equal(find(p, &b, one, 6), PAGES_HIT);
     release(p, &a);
     release(p, &b);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* Leaves are evicted before their parents, and the least recently used chain first. */
@@ -252,7 +257,7 @@ static void test_leaves_first(void **state)
     assert_int_equal(find(p, &b, two, 9), PAGES_HIT);
     release(p, &b);
     release(p, &c);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* With a hash that is the same for all pages, hits are as right and as many as with a good one. */
@@ -282,7 +287,7 @@ static void test_collisions(void **state)
             }
             release(p, &t);
         }
-        pages_close(p);
+        close_pool(p);
     }
     assert_true(hits[0] > 1000);
     assert_int_equal(hits[0], hits[1]);
@@ -301,7 +306,7 @@ static void test_tenants_whose_hashes_collide(void **state)
     assert_int_equal(find(p, &b, two, 10), PAGES_NONE);
     release(p, &a);
     release(p, &b);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* A recently used parent outlives an older leaf, even after its own last child was evicted. */
@@ -322,7 +327,7 @@ static void test_a_parent_used_lately(void **state)
     assert_true(pages_take(p, &page)); /* and the old leaf's */
     assert_int_equal(find(p, &old, three, 4), PAGES_NONE);
     assert_int_equal(find(p, &b, one, 4), PAGES_HIT);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* 40 tokens, cut to 10, cut to none: a table reads 40, 10 and 0 positions. The page in which the
@@ -351,7 +356,7 @@ static void test_forty_ten_none(void **state)
         assert_int_equal(find(p, &b, (const int32_t[SIZE]){i, i, i, i}, 2), PAGES_HIT);
     assert_int_equal(reads(p, &b), 40);
     release(p, &b);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* A child shares its parent's first pages and goes on differently: the parent's pages, counts and
@@ -377,7 +382,7 @@ static void test_a_child_grows(void **state)
     release(p, &child);
     assert_int_equal(reads(p, &parent), 12);
     release(p, &parent);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* pages_available says exactly how many can be had; one more than that is refused, and changes
@@ -410,7 +415,7 @@ static void test_out_of_pages(void **state)
         assert_int_equal(v.free, before[i].free);
     }
     assert_int_equal(reads(p, &a), 8);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* The core's seed of the hash covers cluster, model, KV type and page size; the root, the tenant.
@@ -427,9 +432,9 @@ static void test_what_the_hash_covers(void **state)
         if (i == 3) k.page *= 2;
         if (i == 4) k.hash_seed++;
         core_close(core_open(&k));
-        struct pages *p = pages_open(&opened);
-        roots[i] = pages_root(p, i == 5 ? 2 : 1).hash;
-        pages_close(p);
+        struct index *x = index_open(&opened);
+        roots[i] = index_root(x, i == 5 ? 2 : 1).hash;
+        index_close(x);
         for (int m = 0; m < i; m++)
             assert_false(roots[m].lo == roots[i].lo && roots[m].hi == roots[i].hi);
     }
@@ -488,7 +493,7 @@ static void test_random(void **state)
     assert_int_equal(pages_stats(p).n_held, 0);
     pages_clear(p);
     assert_int_equal(pages_stats(p).n_free, N);
-    pages_close(p);
+    close_pool(p);
 }
 
 /* ---- promises ---- */

@@ -105,18 +105,23 @@ static struct core_config pair_config(void)
     k.window = 1;
     k.max_running = 1;
     k.replica_wait_ns = 0;
+    k.policy = ROUTE_ROUND_ROBIN;
     return k;
+}
+
+static void open_with(struct core_config k)
+{
+    p = (struct pair){.f = {.core = core_open(&k), .now_ns = 1000 * MS}};
+    for (uint64_t who = 1; who <= 4; who++) join(who);
+    begin(0, 1, 2);
+    begin(1, 3, 4);
 }
 
 /* Both replicas serve: w1 and w2 the first, w3 and w4 the second. */
 static int open_pair(void **state)
 {
     (void)state;
-    struct core_config k = pair_config();
-    p = (struct pair){.f = {.core = core_open(&k), .now_ns = 1000 * MS}};
-    for (uint64_t who = 1; who <= 4; who++) join(who);
-    begin(0, 1, 2);
-    begin(1, 3, 4);
+    open_with(pair_config());
     return 0;
 }
 
@@ -142,7 +147,7 @@ static void test_each_has_its_own(void **state)
     }
 }
 
-/* Requests run where there is room, each in pages and Steps of its replica. */
+/* Requests run where they are sent, each in pages and Steps of its replica. */
 static void test_both_run(void **state)
 {
     (void)state;
@@ -218,24 +223,76 @@ static void test_epochs(void **state)
     assert_int_equal(core_in_flight(p.f.core, 0), 1);
 }
 
-/* A request that is preempted in one replica and admitted to the other is opened there, and closed
- * in the first with its next Step. */
+/* A request for three tokens that shares no prefix with others. */
+static void alone(uint64_t id, uint32_t n_prompt, enum priority class)
+{
+    struct event e = request(id, n_prompt, 3, class);
+    e.submit.tenant = id;
+    event(e);
+}
+
+/* Time passes; all workers are heard, and the core ticks. */
+static void wait_ms(uint64_t ms)
+{
+    p.f.now_ns += ms * MS;
+    for (uint64_t who = 1; who <= 4; who++)
+        say(who, who > 2, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    event((struct event){.type = EV_TICK});
+}
+
+/* A request that is preempted waits for its replica, where its pages may still be cached. After a
+ * second it goes to one that serves it far sooner: it is opened there, and closed in the first with
+ * that one's next Step. */
 static void test_moves(void **state)
 {
+    struct core_config k = pair_config();
+    k.policy = ROUTE_AUTO;
+    (void)close_pair(state);
+    open_with(k);
+    alone(1, 4, PRIORITY_NORMAL);
+    compose();
+    uint32_t here = core_sequence_at(p.f.core, 0).replica, there = 1 - here;
+    answer(here);                    /* its parameters were told to the last stage */
+    alone(2, 40, PRIORITY_LOW);      /* to the other replica, */
+    alone(3, 60, PRIORITY_CRITICAL); /* where more rows wait than here */
+    compose();
+    assert_int_equal(p.steps[here].runs[0].request, 3);
+    assert_int_equal(core_sequence_at(p.f.core, 2).request, 1);
+    assert_int_equal(core_sequence_at(p.f.core, 2).replica, here);
+    event((struct event){.type = EV_CANCEL, .request = {2, ""}});
+    wait_ms(900);
+    assert_int_equal(core_sequence_at(p.f.core, 1).replica, here);
+    wait_ms(200);
+    assert_int_equal(core_sequence_at(p.f.core, 1).replica, there);
+    answer(there);
+    compose();
+    assert_int_equal(p.steps[there].runs[0].request, 1);
+    assert_true(p.steps[there].runs[0].has_open);
+    answer(here);
+    compose();
+    assert_int_equal(p.closed[here], 1);
+    assert_int_equal(p.closed[there], 0);
+}
+
+/* Requests that wait for a lost replica go to the other at once, and those of the other are not
+ * touched. */
+static void test_only_the_lost_one(void **state)
+{
     (void)state;
-    event(request(1, 4, 3, PRIORITY_NORMAL));
+    for (uint64_t id = 1; id <= 3; id++) (void)submit(&p.f, id, 4, 3); /* 1 and 3; 2 */
     compose();
-    answer(0); /* its parameters were told to the first replica's last stage */
-    event(request(2, 4, 3, PRIORITY_CRITICAL));
+    assert_int_equal(core_sequence_at(p.f.core, 2).replica, 0); /* 3 waits */
+    uint32_t steps = p.n_steps[1];
+    event((struct event){.type = EV_LINK_LOST, .link = {p.epochs[0]}});
+    for (uint32_t i = 0; i < 3; i++) assert_int_equal(core_sequence_at(p.f.core, i).replica, 1);
+    assert_int_equal(core_sequence_at(p.f.core, 0).request, 2);
+    assert_true(core_sequence_at(p.f.core, 0).running);
+    assert_int_equal(core_in_flight(p.f.core, 1), 1);
+    answer(1);
     compose();
-    assert_int_equal(p.steps[0].runs[0].request, 2);
-    assert_int_equal(p.steps[1].runs[0].request, 1);
-    assert_true(p.steps[1].runs[0].has_open);
-    assert_int_equal(core_sequence_at(p.f.core, 1).replica, 1);
-    answer(0);
-    compose();
-    assert_int_equal(p.closed[0], 1);
-    assert_int_equal(p.closed[1], 0);
+    assert_int_equal(p.n_steps[1], steps + 1);
+    assert_int_equal(p.steps[1].runs[0].request, 2);
+    assert_int_equal(p.steps[1].runs[0].attempt, 1);
 }
 
 /* A spare takes a place in whichever replica lacks a worker. */
@@ -254,6 +311,30 @@ static void test_spare(void **state)
     assert_string_equal(status(1)->workers[1].name, "w4"); /* it holds those layers */
 }
 
+/* Replica b never ran. A spare replaces the worker that a lost, also while a waits before its next
+ * generation; b begins when two more have come. */
+static void test_lost_before_new(void **state)
+{
+    struct core_config k = pair_config();
+    (void)close_pair(state);
+    p = (struct pair){.f = {.core = core_open(&k), .now_ns = 1000 * MS}};
+    join(1);
+    join(2);
+    begin(0, 1, 2);
+    join(3);
+    say(2, 0, (struct msg_from_worker){.type = FROM_GOODBYE});
+    join(4); /* now there are three spares: too few for both */
+    assert_int_equal(p.epochs[1].generation, 0);
+    join(5);
+    assert_int_equal(p.epochs[1].generation, 2); /* four are enough: b need not wait for a */
+    assert_string_equal(status(1)->state, "loading");
+    p.f.now_ns += 500 * MS;
+    for (uint64_t who = 1; who <= 5; who++)
+        if (who != 2) say(who, 0, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    event((struct event){.type = EV_TICK});
+    assert_int_equal(p.epochs[0].generation, 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -262,7 +343,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_other_goes_on, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_epochs, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_moves, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_only_the_lost_one, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_spare, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_lost_before_new, open_pair, close_pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,161 @@
+#include "coordinator/core/route.h"
+
+#include "proto/limits.h"
+
+#include <string.h>
+
+#define ALIKE (1.0 / 32.0) /* costs that differ by less, in proportion, count as equal */
+#define NEVER 1e300        /* a cost that is never the least */
+
+static const char *const names[ROUTE_POLICIES] = {
+    [ROUTE_AUTO] = "auto",         [ROUTE_ROUND_ROBIN] = "round_robin",
+    [ROUTE_AFFINITY] = "affinity", [ROUTE_LEAST_LOADED] = "least_loaded",
+    [ROUTE_COST] = "cost",         [ROUTE_PRODUCT] = "product",
+    [ROUTE_NEAR_MIN] = "near_min",
+};
+
+const char *route_policy_name(enum route_policy policy)
+{
+    return names[policy];
+}
+
+bool route_policy_parse(const char *name, enum route_policy *ret)
+{
+    for (int i = 0; i < ROUTE_POLICIES; i++)
+        if (strcmp(names[i], name) == 0) {
+            *ret = (enum route_policy)i;
+            return true;
+        }
+    return false;
+}
+
+/* What is known of all replicas that may take the request. */
+struct all {
+    uint32_t n;
+    uint64_t rows_least; /* that wait in one */
+    double backlog_ns;   /* on average */
+    double care;         /* later requests that one delays, for each ns of backlog before it */
+};
+
+static bool may_take(const struct route_ask *a, uint32_t i)
+{
+    return a->loads[i].ctx && a->positions <= a->loads[i].ctx;
+}
+
+uint32_t route_rows(const struct route_ask *a, uint32_t replica)
+{
+    uint32_t held = a->held ? a->held[replica] * a->page_size : 0;
+    return held < a->n_tokens ? a->n_tokens - held : 0;
+}
+
+static double row_ns(const struct route_ask *a, const struct route_load *x)
+{
+    return x->row_ns > 0.0 ? x->row_ns : a->row_ns;
+}
+
+/* What goes before: rows of prompts; and where all places are taken, as many answers as requests
+ * must end. Below that, the part of an answer that others' decoding costs. */
+static double backlog_ns(const struct route_ask *a, const struct route_load *x)
+{
+    double answers = x->live < a->max_running ? (double)x->live / a->max_running
+                                              : (double)(x->live + 1 - a->max_running);
+    return (double)x->rows * row_ns(a, x) + answers * a->answer_ns;
+}
+
+/* By Little's law as many prompts wait in a replica, n on average, as come to it in the time that
+ * its backlog takes; and while those are served, others come: n / (1 - load) in all. The load is
+ * taken to be n / (n + 1), as in a queue with one server. */
+static struct all look(const struct route_ask *a)
+{
+    struct all all = {.rows_least = UINT64_MAX};
+    double waiting = 0.0, backlog = 0.0;
+    for (uint32_t i = 0; i < a->n_replicas; i++) {
+        const struct route_load *x = &a->loads[i];
+        if (!may_take(a, i)) continue;
+        all.n++;
+        waiting += x->prompts;
+        backlog += backlog_ns(a, x);
+        if (x->rows < all.rows_least) all.rows_least = x->rows;
+    }
+    if (all.n) all.backlog_ns = backlog / all.n;
+    if (backlog > 0.0) all.care = waiting / backlog * (1.0 + waiting / all.n);
+    return all;
+}
+
+double route_ttft(const struct route_ask *a, uint32_t replica)
+{
+    const struct route_load *x = &a->loads[replica];
+    return backlog_ns(a, x) + (double)route_rows(a, replica) * row_ns(a, x);
+}
+
+/* This request's wait, and what its rows make later ones wait: those that come while the backlog is
+ * served wait for all of its rows, those that come while these are computed for half of them, on
+ * average. A shorter backlog than the average will not stay so. */
+static double auto_cost(const struct route_ask *a, const struct route_load *x,
+                        const struct all *all, double prompt_ns)
+{
+    double wait_ns = backlog_ns(a, x);
+    double later_ns = wait_ns > all->backlog_ns ? wait_ns : all->backlog_ns;
+    return wait_ns + prompt_ns + all->care * prompt_ns * (later_ns + prompt_ns / 2.0);
+}
+
+/* The less the better; only compared with others of the same policy. */
+static double cost_of(const struct route_ask *a, const struct all *all, uint32_t i)
+{
+    const struct route_load *x = &a->loads[i];
+    double rows = route_rows(a, i), weight = a->weight > 0.0 ? a->weight : 1.0;
+    switch (a->policy) {
+    case ROUTE_ROUND_ROBIN: return i < a->turn ? i + a->n_replicas : i;
+    case ROUTE_LEAST_LOADED: return x->live;
+    case ROUTE_AFFINITY: return rows;
+    case ROUTE_COST: return weight * (double)x->rows + rows;
+    case ROUTE_PRODUCT: return rows * (x->live + 1.0);
+    case ROUTE_NEAR_MIN:
+        return x->rows <= all->rows_least + 2 * (uint64_t)a->n_tokens ? rows : NEVER;
+    default: return auto_cost(a, x, all, rows * row_ns(a, x));
+    }
+}
+
+/* SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators", OOPSLA'14). */
+static uint64_t draw_of(const struct route_ask *a, uint32_t i)
+{
+    uint64_t z = (a->draw * LIMIT_REPLICAS + i + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+/* One of those whose costs count as the least. */
+struct candidate {
+    double backlog_ns;
+    uint32_t replica, live;
+    uint64_t draw;
+};
+
+/* Of two that cost the same: where less waits, where fewer are live, and else as drawn. */
+static bool less_loaded(const struct candidate *x, const struct candidate *y)
+{
+    if (x->backlog_ns < y->backlog_ns || y->backlog_ns < x->backlog_ns)
+        return x->backlog_ns < y->backlog_ns;
+    return x->live != y->live ? x->live < y->live : x->draw < y->draw;
+}
+
+uint32_t route_choose(const struct route_ask *a)
+{
+    struct all all = look(a);
+    struct candidate chosen = {.replica = ROUTE_NONE};
+    double best = NEVER;
+    if (all.n == 0) return ROUTE_NONE;
+    for (uint32_t i = 0; i < a->n_replicas; i++) {
+        a->costs[i] = may_take(a, i) ? cost_of(a, &all, i) : NEVER;
+        if (a->costs[i] < best) best = a->costs[i];
+    }
+    double most = a->policy == ROUTE_AUTO ? best * (1.0 + ALIKE) : best;
+    for (uint32_t i = 0; i < a->n_replicas; i++) {
+        const struct route_load *x = &a->loads[i];
+        if (a->costs[i] > most) continue;
+        struct candidate new = {backlog_ns(a, x), i, x->live, draw_of(a, i)};
+        if (chosen.replica == ROUTE_NONE || less_loaded(&new, &chosen)) chosen = new;
+    }
+    return chosen.replica;
+}

@@ -1,0 +1,65 @@
+/* Which of several replicas takes a request: by policy, from what is known of each replica's load
+ * and of how much of the request's prompt it holds. README.md of this folder, "Routing".
+ *
+ * Pure: it reads one flat array of loads, and draws by a hash of what it is given. */
+#ifndef FLOTILLA_CORE_ROUTE_H
+#define FLOTILLA_CORE_ROUTE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum route_policy {
+    ROUTE_AUTO,         /* the least predicted cost to this request and to those that come later */
+    ROUTE_ROUND_ROBIN,  /* in turn */
+    ROUTE_LEAST_LOADED, /* fewest live requests */
+    ROUTE_AFFINITY,     /* most of the prompt held */
+    ROUTE_COST,         /* least weight x rows that wait there + rows to compute of the prompt */
+    ROUTE_PRODUCT,      /* least rows to compute of the prompt x (live requests + 1): LMetric, "LLM
+                           Scheduling with a Multiplicative Metric", arXiv 2603.15202 */
+    ROUTE_NEAR_MIN, /* most of the prompt held, of those where no more rows wait than where fewest
+                       do, and twice the prompt */
+    ROUTE_POLICIES
+};
+
+/* "auto", "round_robin" and so on. */
+const char *route_policy_name(enum route_policy policy);
+/* The policy of that name; false: there is none. */
+bool route_policy_parse(const char *name, enum route_policy *ret);
+
+/* A replica's load. */
+struct route_load {
+    uint64_t rows;    /* of prompts, which wait to be computed there */
+    uint32_t live;    /* requests that run there or wait for it, */
+    uint32_t prompts; /* and those of them that have such rows */
+    uint32_t ctx;     /* positions of a sequence that it takes; 0: it takes no request now */
+    double row_ns;    /* of its time for a row of a prompt; 0: unknown */
+};
+
+struct route_ask {
+    enum route_policy policy;
+    double weight;        /* of ROUTE_COST; 0: 1 */
+    uint32_t n_replicas;  /* entries of loads, and of held */
+    uint32_t max_running; /* sequences that a replica computes at once, at least 1 */
+    double row_ns;        /* of a replica of which nothing is known */
+    double answer_ns;     /* of a replica's time for what follows a prompt, each request */
+    const struct route_load *loads;
+    /* The request: */
+    uint32_t positions;   /* that it may come to have */
+    uint32_t n_tokens;    /* to be computed, as far as they are not held */
+    uint32_t page_size;   /* positions of a page */
+    const uint32_t *held; /* pages of its prompt that each replica holds; NULL: unknown */
+    double *costs;        /* n_replicas: for route_choose to use */
+    uint64_t draw;        /* a number of its own: ties are decided by a hash of it */
+    uint32_t turn;        /* ROUTE_ROUND_ROBIN: the replica whose turn it is */
+};
+
+#define ROUTE_NONE UINT32_MAX
+
+/* The replica, or ROUTE_NONE: none has a context for it, or takes requests now. */
+uint32_t route_choose(const struct route_ask *a);
+/* Of its prompt, what a replica would have to compute. */
+uint32_t route_rows(const struct route_ask *a, uint32_t replica);
+/* The time until its first token there, as predicted, in ns. */
+double route_ttft(const struct route_ask *a, uint32_t replica);
+
+#endif
