@@ -219,6 +219,7 @@ struct core {
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
     struct replica *replicas; /* cfg.n_replicas */
+    uint32_t ctx;             /* positions of the longest sequence that any of them may take */
     struct index *index;      /* which of them holds which prefix */
     uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
                                  served one replica takes only newer generations of another */
@@ -247,8 +248,6 @@ struct core {
 /* core.c */
 /* Whether any replica serves. */
 bool core__ready(const struct core *c);
-/* Positions of the longest sequence that a replica may take. */
-uint32_t core__ctx(const struct core *c);
 /* Why there is no replica, for a client: what is waited for, and what was lost. */
 const char *core__no_replica(struct core *c);
 struct action *core__act(struct core *c, enum action_type type);

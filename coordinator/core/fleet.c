@@ -53,9 +53,11 @@ static uint32_t record_of(struct core *c, const char *name)
     uint32_t at = c->n_records;
     for (uint32_t i = 0; i < c->n_records; i++)
         if (c->records[i].name[0] && strcmp(c->records[i].name, name) == 0) return i;
-    for (uint32_t i = 0; i < c->n_records; i++)
-        if (!in_use(c, i) && (at == c->n_records || goes_first(&c->records[i], &c->records[at])))
-            at = i;
+    for (uint32_t i = 0; i < c->n_records; i++) {
+        if (at < c->n_records && !goes_first(&c->records[i], &c->records[at])) continue;
+        if (!in_use(c, i)) at = i;
+        if (at == i && !c->records[i].name[0]) break;
+    }
     CHECK(at < c->n_records);
     c->records[at] = (struct record){.held_until_ns = 0};
     (void)snprintf(c->records[at].name, sizeof c->records[at].name, "%s", name);

@@ -217,7 +217,8 @@ static void begin_all(struct core *c)
         lost += c->replicas[i].generation && c->replicas[i].state == REPLICA_WAITING;
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         struct replica *r = &c->replicas[i];
-        if (r->generation || fleet__n_spares(c) < (lost + 1) * c->cfg.n_stages) continue;
+        if (r->generation) continue;
+        if (fleet__n_spares(c) < (lost + 1) * c->cfg.n_stages) break;
         begin(c, r);
     }
 }

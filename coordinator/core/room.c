@@ -119,7 +119,7 @@ static uint32_t choose(const struct core *c, const struct room *spare, const str
 /* What no longer fits ends, and what may still grow ends sooner. */
 static void fit_requests(struct core *c)
 {
-    uint32_t ctx = core__ctx(c);
+    uint32_t ctx = c->ctx;
     for (uint32_t i = c->n_queued; i-- > 0;) {
         struct request *r = &c->requests[c->queued[i]];
         if (r->n_prompt + r->max_new > ctx && r->n_prompt < ctx) r->max_new = ctx - r->n_prompt;
@@ -173,6 +173,9 @@ void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
     r->n_pages = n_pages;
     uint64_t positions = (uint64_t)n_pages * c->cfg.page;
     r->ctx = n_pages == 0 || positions > c->cfg.ctx ? c->cfg.ctx : (uint32_t)positions;
+    c->ctx = 0;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].ctx > c->ctx) c->ctx = c->replicas[i].ctx;
 }
 
 bool room__plan(struct core *c, struct replica *r)
