@@ -223,6 +223,7 @@ struct core {
     struct index *index;      /* which of them holds which prefix */
     uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
                                  served one replica takes only newer generations of another */
+    uint64_t settled_ns;      /* until then the first plan waits for all workers; 0: none was due */
     struct request *requests; /* max_live slots */
     uint32_t *free_slots, n_free_slots;
     uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */
@@ -296,6 +297,8 @@ void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const 
 /* A replica's workers became ready, or served up to now. */
 void fleet__ready(struct core *c, struct replica *r);
 void fleet__served(struct core *c, struct replica *r);
+/* Workers that are known. */
+uint32_t fleet__n_known(const struct core *c);
 /* Spares that may be planned with now. */
 uint32_t fleet__n_spares(const struct core *c);
 /* Gives each stage of a replica without workers one that is a spare; false, and nothing is given:

@@ -317,6 +317,13 @@ static bool may_be_planned_with(const struct core *c, const struct worker *w)
            c->now_ns >= c->records[w->record].held_until_ns;
 }
 
+uint32_t fleet__n_known(const struct core *c)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += c->workers[i].used;
+    return n;
+}
+
 uint32_t fleet__n_spares(const struct core *c)
 {
     uint32_t n = 0;

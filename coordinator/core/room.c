@@ -178,6 +178,25 @@ void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
         if (c->replicas[i].ctx > c->ctx) c->ctx = c->replicas[i].ctx;
 }
 
+/* What a worker's machine or group has left for this replica: workers there that have loaded
+ * nothing yet, and may serve another replica, need their part too. */
+static uint64_t part_of(const struct core *c, const struct replica *r, const struct worker *w,
+                        bool group)
+{
+    uint64_t bytes = group ? w->memory.group_free : w->memory.machine_free;
+    uint32_t mine = 0, others = 0, most = (c->cfg.n_replicas - 1) * c->cfg.n_stages;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+        const struct worker *x = &c->workers[i];
+        bool there =
+            group ? x->memory.group == w->memory.group : x->memory.machine == w->memory.machine;
+        if (!x->used || !there) continue;
+        mine += x->replica == r;
+        others += x->replica != r && !x->hello.holds;
+    }
+    if (others > most) others = most;
+    return others ? bytes / (mine + others) * mine : bytes;
+}
+
 bool room__plan(struct core *c, struct replica *r)
 {
     const struct room_costs *costs = &c->cfg.costs;
@@ -186,6 +205,8 @@ bool room__plan(struct core *c, struct replica *r)
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
         const struct worker *w = replica__at(c, r, i);
         stages[i] = (struct room_stage){r->first[i], r->last[i], w->hello.threads, w->memory};
+        stages[i].memory.machine_free = part_of(c, r, w, false);
+        stages[i].memory.group_free = part_of(c, r, w, true);
     }
     struct room spare = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, true);
     struct room close = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, false);

@@ -236,8 +236,8 @@ MUTANTS = [
          old="    uint32_t twice = 2 * c->replicas * c->workers;", new="    uint32_t twice = 2 * c->workers;", tests="config_test",
          why="a cluster of many replicas has no room for their workers"),
     dict(name="new-replicas-take-from-lost-ones", file="coordinator/core/replica.c",
-         old="if (fleet__n_spares(c) < (lost + 1) * c->cfg.n_stages) break;",
-         new="if (fleet__n_spares(c) < c->cfg.n_stages) break;", tests="replicas_test",
+         old="if (fleet__n_spares(c) < (lost + 1) * c->cfg.n_stages ||",
+         new="if (fleet__n_spares(c) < c->cfg.n_stages ||", tests="replicas_test",
          why="spares form a new replica while another lacks a worker"),
     dict(name="nobody-looks-again", file="coordinator/core/core.c", old="        router__tick(c);\n", new="", tests="replicas_test",
          why="a request waits on at a replica although another would serve it far sooner"),
@@ -254,4 +254,7 @@ MUTANTS = [
     dict(name="route-promises-nothing", file="coordinator/core/index.c",
          old="    for (struct index_node *e = last; e; e = e->parent) add_holder(e, replica)->promises++;\n", new="    if (last) return NULL;\n",
          tests="index_test", why="a prompt that is on its way to a replica does not count there"),
+    dict(name="first-replica-takes-all-memory", file="coordinator/core/room.c",
+         old="    return others ? bytes / (mine + others) * mine : bytes;", new="    return others ? bytes : bytes * mine / mine;",
+         tests="room_test", why="the first of several replicas on a machine takes the memory of all"),
 ]
