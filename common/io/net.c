@@ -23,7 +23,10 @@
 #include <unistd.h>
 #include <zmq.h>
 
+/* Who connects to a ROUTER may be anybody; a data link's ends may be busy, and are not redialled.
+ */
 #define HANDSHAKE_MS 2000
+#define LINK_HANDSHAKE_MS 5000
 #define BACKLOG 1024 /* connections that the kernel holds until they are accepted */
 /* CURVE: what a frame grows by (a command's name, a nonce, a flag and a MAC), and the longest frame
  * of its handshake, which libzmq holds against the same limit as frames of messages. */
@@ -160,8 +163,10 @@ static bool set_options(void *s, enum net_kind kind, struct net_limits l, bool s
     /* With CURVE one message counts as waiting that never comes: where the mark is 1, a ROUTER or
      * PULL receives nothing at all (measured). */
     if (secure) recv_hwm++;
+    const bool data = kind == NET_PUSH || kind == NET_PULL;
     bool ok = set_int(s, ZMQ_LINGER, 0) && set_int(s, ZMQ_SNDHWM, l.hwm) &&
-              set_int(s, ZMQ_RCVHWM, recv_hwm) && set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) &&
+              set_int(s, ZMQ_RCVHWM, recv_hwm) &&
+              set_int(s, ZMQ_HANDSHAKE_IVL, data ? LINK_HANDSHAKE_MS : HANDSHAKE_MS) &&
               set_int(s, ZMQ_BACKLOG, BACKLOG) && set_int(s, ZMQ_TCP_KEEPALIVE, 1) &&
               set_int(s, ZMQ_TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S) &&
               set_int(s, ZMQ_TCP_KEEPALIVE_INTVL, KEEPALIVE_EACH_S) &&

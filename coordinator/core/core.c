@@ -106,14 +106,6 @@ bool core__ready(const struct core *c)
     return false;
 }
 
-uint32_t core__ctx(const struct core *c)
-{
-    uint32_t most = 0;
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
-        if (c->replicas[i].ctx > most) most = c->replicas[i].ctx;
-    return most;
-}
-
 struct action *core__act(struct core *c, enum action_type type)
 {
     if (c->n_actions == c->cap_actions) {

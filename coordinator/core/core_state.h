@@ -220,9 +220,11 @@ struct core {
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
     struct replica *replicas; /* cfg.n_replicas */
+    uint32_t ctx;             /* positions of the longest sequence that any of them may take */
     struct index *index;      /* which of them holds which prefix */
     uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
                                  served one replica takes only newer generations of another */
+    uint64_t settled_ns;      /* until then the first plan waits for all workers; 0: none was due */
     struct request *requests; /* max_live slots */
     uint32_t *free_slots, n_free_slots;
     uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */
@@ -248,8 +250,6 @@ struct core {
 /* core.c */
 /* Whether any replica serves. */
 bool core__ready(const struct core *c);
-/* Positions of the longest sequence that a replica may take. */
-uint32_t core__ctx(const struct core *c);
 /* Why there is no replica, for a client: what is waited for, and what was lost. */
 const char *core__no_replica(struct core *c);
 struct action *core__act(struct core *c, enum action_type type);
@@ -299,6 +299,8 @@ void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const 
 /* A replica's workers became ready, or served up to now. */
 void fleet__ready(struct core *c, struct replica *r);
 void fleet__served(struct core *c, struct replica *r);
+/* Workers that are known. */
+uint32_t fleet__n_known(const struct core *c);
 /* Spares that may be planned with now. */
 uint32_t fleet__n_spares(const struct core *c);
 /* Gives each stage of a replica without workers one that is a spare; false, and nothing is given:

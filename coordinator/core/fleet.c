@@ -53,13 +53,11 @@ static uint32_t record_of(struct core *c, const char *name)
     uint32_t at = c->n_records;
     for (uint32_t i = 0; i < c->n_records; i++)
         if (c->records[i].name[0] && strcmp(c->records[i].name, name) == 0) return i;
-    /* A free one is looked for first: in_use walks over all workers, of which there may be many. */
-    for (uint32_t i = c->n_records; i-- > 0 && at == c->n_records;)
-        if (!c->records[i].name[0] && !in_use(c, i)) at = i;
-    bool full = at == c->n_records;
-    for (uint32_t i = 0; i < c->n_records && full; i++)
-        if (!in_use(c, i) && (at == c->n_records || goes_first(&c->records[i], &c->records[at])))
-            at = i;
+    for (uint32_t i = 0; i < c->n_records; i++) {
+        if (at < c->n_records && !goes_first(&c->records[i], &c->records[at])) continue;
+        if (!in_use(c, i)) at = i;
+        if (at == i && !c->records[i].name[0]) break;
+    }
     CHECK(at < c->n_records);
     c->records[at] = (struct record){.held_until_ns = 0};
     (void)snprintf(c->records[at].name, sizeof c->records[at].name, "%s", name);
@@ -319,6 +317,13 @@ static bool may_be_planned_with(const struct core *c, const struct worker *w)
 {
     return w->used && !w->replica && !w->suspect &&
            c->now_ns >= c->records[w->record].held_until_ns;
+}
+
+uint32_t fleet__n_known(const struct core *c)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += c->workers[i].used;
+    return n;
 }
 
 uint32_t fleet__n_spares(const struct core *c)

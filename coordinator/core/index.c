@@ -55,13 +55,21 @@ struct index *index_open(const struct index_config *config)
     return x;
 }
 
+static void free_entry(struct index_node *e)
+{
+    if (e->holders != &e->one) mem_free(e->holders);
+    mem_free(e);
+}
+
 void index_close(struct index *x)
 {
     if (!x) return;
-    for (uint32_t i = 0; i < x->cfg.n_replicas; i++) {
-        index_clear(x, i);
-        mem_free(x->pools[i]);
-    }
+    for (uint64_t i = 0; i < x->n_buckets; i++)
+        for (struct index_node *e = x->buckets[i], *next; e; e = next) {
+            next = e->next_in_bucket;
+            free_entry(e);
+        }
+    for (uint32_t i = 0; i < x->cfg.n_replicas; i++) mem_free(x->pools[i]);
     mem_free(x->pools);
     mem_free(x->n_pages);
     mem_free(x->buckets);
@@ -131,8 +139,7 @@ static void drop_entry(struct index *x, struct index_node *e)
         at = &(*at)->next_in_bucket;
     }
     *at = e->next_in_bucket;
-    if (e->holders != &e->one) mem_free(e->holders);
-    mem_free(e);
+    free_entry(e);
 }
 
 static struct holder *holder_of(struct index_node *e, uint32_t replica)
@@ -311,19 +318,18 @@ uint32_t index_remove(struct index *x, uint32_t replica, uint32_t page)
     return --pool[parent].children == 0 ? parent : INDEX_NONE;
 }
 
-struct index_node *index_promise(struct index *x, uint32_t replica, uint64_t tenant,
+struct index_node *index_promise(struct index *x, uint32_t replica, const struct index_found *found,
                                  const int32_t *tokens, uint32_t n_pages)
 {
-    struct prefix walk = index_root(x, tenant);
-    struct index_node *last = NULL;
+    struct prefix walk = found->walk;
+    struct index_node *last = found->last;
+    CHECK(found->depth <= n_pages);
     if (n_pages > INDEX_PROMISES - x->n_promised) return NULL;
-    for (uint32_t i = 0; i < n_pages; i++) {
-        const int32_t *page = tokens + (size_t)i * x->cfg.page_size;
-        struct index_node *e = find(x, &walk, page);
-        if (!e) e = new_entry(x, &walk, page, last);
-        add_holder(e, replica)->promises++;
-        follow(&walk, e);
-        last = e;
+    for (struct index_node *e = last; e; e = e->parent) add_holder(e, replica)->promises++;
+    for (uint32_t i = found->depth; i < n_pages; i++) {
+        last = new_entry(x, &walk, tokens + (size_t)i * x->cfg.page_size, last);
+        add_holder(last, replica)->promises++;
+        follow(&walk, last);
     }
     x->n_promised += n_pages;
     return last;
@@ -343,27 +349,28 @@ void index_settle(struct index *x, uint32_t replica, struct index_node *promise)
 
 /* Who holds a page holds the pages before it: from the last one found back, a page with as many
  * holders as the one after it has the same. */
-void index_match(const struct index *x, uint64_t tenant, const int32_t *tokens, uint32_t n_pages,
-                 uint32_t *ret_held)
+struct index_found index_match(const struct index *x, uint64_t tenant, const int32_t *tokens,
+                               uint32_t n_pages, uint32_t *ret_held)
 {
-    struct prefix walk = index_root(x, tenant);
-    const struct index_node *last = NULL;
-    uint32_t depth = 0, n_known = 0;
+    struct index_found found = {.walk = index_root(x, tenant)};
     memset(ret_held, 0, x->cfg.n_replicas * sizeof *ret_held);
-    while (depth < n_pages) {
-        const struct index_node *e = find(x, &walk, tokens + (size_t)depth * x->cfg.page_size);
+    while (found.depth < n_pages) {
+        const int32_t *page = tokens + (size_t)found.depth * x->cfg.page_size;
+        struct index_node *e = find(x, &found.walk, page);
         if (!e) break;
-        follow(&walk, e);
-        last = e;
-        depth++;
+        follow(&found.walk, e);
+        found.last = e;
+        found.depth++;
     }
-    for (const struct index_node *e = last; e; e = e->parent, depth--) {
+    uint32_t depth = found.depth, n_known = 0;
+    for (const struct index_node *e = found.last; e; e = e->parent, depth--) {
         for (uint32_t i = 0; i < e->n_holders && e->n_holders > n_known; i++) {
             uint32_t *held = &ret_held[e->holders[i].replica];
             if (*held == 0) *held = depth;
         }
         if (e->n_holders > n_known) n_known = e->n_holders;
     }
+    return found;
 }
 
 struct index_entry index_entry_of(const struct index *x, uint32_t replica, uint32_t page)

@@ -72,18 +72,25 @@ void index_enter(struct index *x, uint32_t replica, struct prefix *walk, const i
  * a leaf now, or INDEX_NONE. */
 uint32_t index_remove(struct index *x, uint32_t replica, uint32_t page);
 
-/* A request that will compute the first n_pages pages of these tokens is sent to the replica: until
- * index_settle, which takes what this returns, index_match counts them as held there. NULL: nothing
- * is promised, since n_pages is 0 or INDEX_PROMISES pages are. */
-struct index_node *index_promise(struct index *x, uint32_t replica, uint64_t tenant,
-                                 const int32_t *tokens, uint32_t n_pages);
-void index_settle(struct index *x, uint32_t replica, struct index_node *promise);
+/* Where index_match ended: valid until the index changes. */
+struct index_found {
+    struct prefix walk;
+    struct index_node *last; /* NULL: nothing was found */
+    uint32_t depth;          /* pages found */
+};
 
 /* How many of the first n_pages pages of these tokens each replica holds: ret_held[n_replicas].
  * Takes time for the pages found, for the replicas, and for the holders of each page where their
  * number differs from the next page's. */
-void index_match(const struct index *x, uint64_t tenant, const int32_t *tokens, uint32_t n_pages,
-                 uint32_t *ret_held);
+struct index_found index_match(const struct index *x, uint64_t tenant, const int32_t *tokens,
+                               uint32_t n_pages, uint32_t *ret_held);
+
+/* The request whose first n_pages pages index_match was just asked for, with these tokens, is sent
+ * to the replica: until index_settle, which takes what this returns, index_match counts them as
+ * held there. NULL: nothing is promised, since n_pages is 0 or INDEX_PROMISES pages are. */
+struct index_node *index_promise(struct index *x, uint32_t replica, const struct index_found *found,
+                                 const int32_t *tokens, uint32_t n_pages);
+void index_settle(struct index *x, uint32_t replica, struct index_node *promise);
 
 /* What a page of a replica holds. */
 struct index_entry {

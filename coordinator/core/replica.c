@@ -17,6 +17,7 @@
 #define LINK_MOST_NS (5 * NS_PER_S)    /* a link that is not up by then will not be */
 #define HUNG_NS (10 * NS_PER_S)        /* a compute thread without a move does not take an Assign */
 #define LOAD_STILL_NS (120 * NS_PER_S) /* loading without a sign of progress */
+#define SETTLE_NS (5 * NS_PER_S)       /* for all workers to come, before the first plan */
 #define ASK_AGAIN_NS (1 * NS_PER_S)    /* an Assign that nobody speaks of is sent again */
 
 /* "a", "b", ... "z", "aa", "ab", ... */
@@ -208,6 +209,16 @@ static void begin(struct core *c, struct replica *r)
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) assign(c, r, i);
 }
 
+/* Where pools are chosen by the workers' memory, the first ones wait a while for all workers, so
+ * that each replica on a machine gets its part. */
+static bool settling(struct core *c)
+{
+    if (c->cfg.n_replicas == 1 || !c->layer_bytes) return false;
+    if (fleet__n_known(c) >= c->cfg.n_replicas * c->cfg.n_stages) return false;
+    if (c->settled_ns == 0) c->settled_ns = c->now_ns + SETTLE_NS;
+    return c->now_ns < c->settled_ns;
+}
+
 /* First those that lost a worker. One that never ran begins only where spares suffice for all. */
 static void begin_all(struct core *c)
 {
@@ -218,7 +229,8 @@ static void begin_all(struct core *c)
         lost += c->replicas[i].generation && c->replicas[i].state == REPLICA_WAITING;
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         struct replica *r = &c->replicas[i];
-        if (r->generation || fleet__n_spares(c) < (lost + 1) * c->cfg.n_stages) continue;
+        if (r->generation) continue;
+        if (fleet__n_spares(c) < (lost + 1) * c->cfg.n_stages || settling(c)) break;
         begin(c, r);
     }
 }

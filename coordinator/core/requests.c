@@ -22,7 +22,7 @@ static void refuse(struct core *c, uint64_t id, enum status status, const char *
 /* Why a request cannot be taken at all, or NULL. */
 static const char *check(struct core *c, uint32_t n_prompt, uint32_t n_received)
 {
-    uint32_t ctx = core__ctx(c);
+    uint32_t ctx = c->ctx;
     if (n_prompt == 0) return "the prompt has no tokens";
     if (n_prompt >= ctx)
         return core__text(c, "a prompt of %" PRIu32 " tokens does not fit the context of %" PRIu32,
@@ -88,7 +88,7 @@ void request__submit(struct core *c, const struct event *e)
         refuse(c, id, STATUS_RESOURCE_EXHAUSTED, why);
         return;
     }
-    if (max_new > core__ctx(c) - n_prompt) max_new = core__ctx(c) - n_prompt;
+    if (max_new > c->ctx - n_prompt) max_new = c->ctx - n_prompt;
     size_t room = (size_t)n_prompt + (max_new > n_received ? max_new : n_received);
     int32_t *tokens = mem_try(room * sizeof *tokens);
     uint32_t *pages = mem_try((room / c->cfg.page + 1) * sizeof *pages);

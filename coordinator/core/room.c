@@ -119,7 +119,7 @@ static uint32_t choose(const struct core *c, const struct room *spare, const str
 /* What no longer fits ends, and what may still grow ends sooner. */
 static void fit_requests(struct core *c)
 {
-    uint32_t ctx = core__ctx(c);
+    uint32_t ctx = c->ctx;
     for (uint32_t i = c->n_queued; i-- > 0;) {
         struct request *r = &c->requests[c->queued[i]];
         if (r->n_prompt + r->max_new > ctx && r->n_prompt < ctx) r->max_new = ctx - r->n_prompt;
@@ -173,6 +173,28 @@ void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
     r->n_pages = n_pages;
     uint64_t positions = (uint64_t)n_pages * c->cfg.page;
     r->ctx = n_pages == 0 || positions > c->cfg.ctx ? c->cfg.ctx : (uint32_t)positions;
+    c->ctx = 0;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].ctx > c->ctx) c->ctx = c->replicas[i].ctx;
+}
+
+/* What a worker's machine or group has left for this replica: workers there that have loaded
+ * nothing yet, and may serve another replica, need their part too. */
+static uint64_t part_of(const struct core *c, const struct replica *r, const struct worker *w,
+                        bool group)
+{
+    uint64_t bytes = group ? w->memory.group_free : w->memory.machine_free;
+    uint32_t mine = 0, others = 0, most = (c->cfg.n_replicas - 1) * c->cfg.n_stages;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+        const struct worker *x = &c->workers[i];
+        bool there =
+            group ? x->memory.group == w->memory.group : x->memory.machine == w->memory.machine;
+        if (!x->used || !there) continue;
+        mine += x->replica == r;
+        others += x->replica != r && !x->hello.holds;
+    }
+    if (others > most) others = most;
+    return others ? bytes / (mine + others) * mine : bytes;
 }
 
 bool room__plan(struct core *c, struct replica *r)
@@ -183,6 +205,8 @@ bool room__plan(struct core *c, struct replica *r)
     for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
         const struct worker *w = replica__at(c, r, i);
         stages[i] = (struct room_stage){r->first[i], r->last[i], w->hello.threads, w->memory};
+        stages[i].memory.machine_free = part_of(c, r, w, false);
+        stages[i].memory.group_free = part_of(c, r, w, true);
     }
     struct room spare = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, true);
     struct room close = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, false);

@@ -57,24 +57,28 @@ static double row_ns(const struct route_ask *a, const struct route_load *x)
  * must end. Below that, the part of an answer that others' decoding costs. */
 static double backlog_ns(const struct route_ask *a, const struct route_load *x)
 {
-    double answers = x->live < a->max_running ? (double)x->live / a->max_running
-                                              : (double)(x->live + 1 - a->max_running);
-    return (double)x->rows * row_ns(a, x) + answers * a->answer_ns;
+    double rows = (double)x->rows * row_ns(a, x);
+    if (x->live == 0 || !(a->answer_ns > 0.0)) return rows;
+    return rows + a->answer_ns * (x->live < a->max_running ? (double)x->live / a->max_running
+                                                           : x->live + 1.0 - a->max_running);
 }
 
 /* By Little's law as many prompts wait in a replica, n on average, as come to it in the time that
  * its backlog takes; and while those are served, others come: n / (1 - load) in all. The load is
- * taken to be n / (n + 1), as in a queue with one server. */
+ * taken to be n / (n + 1), as in a queue with one server. Leaves the backlogs in a->costs, and
+ * NEVER where the request cannot go. */
 static struct all look(const struct route_ask *a)
 {
     struct all all = {.rows_least = UINT64_MAX};
     double waiting = 0.0, backlog = 0.0;
     for (uint32_t i = 0; i < a->n_replicas; i++) {
         const struct route_load *x = &a->loads[i];
+        a->costs[i] = NEVER;
         if (!may_take(a, i)) continue;
+        a->costs[i] = backlog_ns(a, x);
         all.n++;
         waiting += x->prompts;
-        backlog += backlog_ns(a, x);
+        backlog += a->costs[i];
         if (x->rows < all.rows_least) all.rows_least = x->rows;
     }
     if (all.n) all.backlog_ns = backlog / all.n;
@@ -91,10 +95,8 @@ double route_ttft(const struct route_ask *a, uint32_t replica)
 /* This request's wait, and what its rows make later ones wait: those that come while the backlog is
  * served wait for all of its rows, those that come while these are computed for half of them, on
  * average. A shorter backlog than the average will not stay so. */
-static double auto_cost(const struct route_ask *a, const struct route_load *x,
-                        const struct all *all, double prompt_ns)
+static double auto_cost(const struct all *all, double wait_ns, double prompt_ns)
 {
-    double wait_ns = backlog_ns(a, x);
     double later_ns = wait_ns > all->backlog_ns ? wait_ns : all->backlog_ns;
     return wait_ns + prompt_ns + all->care * prompt_ns * (later_ns + prompt_ns / 2.0);
 }
@@ -112,7 +114,7 @@ static double cost_of(const struct route_ask *a, const struct all *all, uint32_t
     case ROUTE_PRODUCT: return rows * (x->live + 1.0);
     case ROUTE_NEAR_MIN:
         return x->rows <= all->rows_least + 2 * (uint64_t)a->n_tokens ? rows : NEVER;
-    default: return auto_cost(a, x, all, rows * row_ns(a, x));
+    default: return auto_cost(all, a->costs[i], rows * row_ns(a, x));
     }
 }
 
@@ -147,7 +149,7 @@ uint32_t route_choose(const struct route_ask *a)
     double best = NEVER;
     if (all.n == 0) return ROUTE_NONE;
     for (uint32_t i = 0; i < a->n_replicas; i++) {
-        a->costs[i] = may_take(a, i) ? cost_of(a, &all, i) : NEVER;
+        if (a->costs[i] < NEVER) a->costs[i] = cost_of(a, &all, i);
         if (a->costs[i] < best) best = a->costs[i];
     }
     double most = a->policy == ROUTE_AUTO ? best * (1.0 + ALIKE) : best;

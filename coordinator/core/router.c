@@ -94,10 +94,11 @@ static uint32_t whole_pages(const struct core *c, const struct request *r)
 }
 
 /* What route.c is asked of a request. */
-static struct route_ask ask_of(struct core *c, const struct request *r)
+static struct route_ask ask_of(struct core *c, const struct request *r,
+                               struct index_found *ret_found)
 {
     bool known = knows_prefixes(c);
-    if (known) index_match(c->index, r->tenant, r->tokens, whole_pages(c, r), c->held);
+    if (known) *ret_found = index_match(c->index, r->tenant, r->tokens, whole_pages(c, r), c->held);
     return (struct route_ask){.policy = c->cfg.policy,
                               .weight = c->cfg.route_weight,
                               .n_replicas = c->cfg.n_replicas,
@@ -114,21 +115,26 @@ static struct route_ask ask_of(struct core *c, const struct request *r)
                               .turn = c->turn};
 }
 
-static void send_to(struct core *c, struct request *r, const struct route_ask *ask, uint32_t to)
+static void send_to(struct core *c, struct request *r, const struct route_ask *ask,
+                    const struct index_found *found, uint32_t to)
 {
+    struct index_node *promise = NULL;
+    if (knows_prefixes(
+            c)) /* before the request leaves another, whose promise may hold what is found */
+        promise = index_promise(c->index, to, found, r->tokens, whole_pages(c, r));
     queue__move(c, r, &c->replicas[to]);
     router__due(c, r, route_rows(ask, to));
-    if (knows_prefixes(c))
-        r->promise = index_promise(c->index, to, r->tenant, r->tokens, whole_pages(c, r));
+    r->promise = promise;
 }
 
 void router__send(struct core *c, struct request *r)
 {
-    struct route_ask ask = ask_of(c, r);
+    struct index_found found;
+    struct route_ask ask = ask_of(c, r, &found);
     uint32_t to = route_choose(&ask);
     if (to == ROUTE_NONE) return;
     c->turn = (to + 1) % c->cfg.n_replicas;
-    send_to(c, r, &ask, to);
+    send_to(c, r, &ask, &found, to);
 }
 
 void router__send_all(struct core *c)
@@ -162,12 +168,13 @@ static void send_again(struct core *c, struct request *r)
     uint32_t from = r->replica->id;
     struct route_load all = c->loads[from];
     c->loads[from] = ahead_of(c, r);
-    struct route_ask ask = ask_of(c, r);
+    struct index_found found;
+    struct route_ask ask = ask_of(c, r, &found);
     uint32_t to = route_choose(&ask);
     double here = route_ttft(&ask, from), there = to == ROUTE_NONE ? here : route_ttft(&ask, to);
     c->loads[from] = all;
     r->routed_ns = c->now_ns;
-    if (AGAIN_FACTOR * there < here) send_to(c, r, &ask, to);
+    if (AGAIN_FACTOR * there < here) send_to(c, r, &ask, &found, to);
 }
 
 void router__tick(struct core *c)

@@ -60,7 +60,7 @@ static uint64_t waits_since(const struct world *w, const struct world_request *r
 
 static const char *unavailable_too_early(const struct world *w, const struct world_request *r)
 {
-    if (w->was_ready && !w->lost_now) return "unavailable while all was well";
+    if (w->was_ready && w->n_lost_now == 0) return "unavailable while all was well";
     if (world__ready(w)) return "unavailable while a replica is ready";
     uint64_t since = w->was_ready ? w->now_ns : waits_since(w, r);
     return w->now_ns - since < w->cfg.replica_wait_ns ? "did not wait for a replica" : NULL;
@@ -248,7 +248,7 @@ static void check_loss(struct world *w, uint32_t replica)
 {
     const struct world_replica *x = &w->replicas[replica];
     uint64_t oldest = x->result_step ? x->result_step : x->flight_first;
-    w->lost_now = true;
+    w->n_lost_now++;
     w->hung_ns = 0;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];
@@ -529,7 +529,7 @@ static void check_ready(struct world *w, const struct msg_status *s)
 void check__before(struct world *w)
 {
     w->n_tokens_now = 0;
-    w->lost_now = false;
+    w->n_lost_now = 0;
     for (uint32_t i = 0; i < w->cfg.n_replicas; i++) w->replicas[i].steps_now = 0;
     for (uint32_t i = 0; i < w->n_requests; i++) {
         struct world_request *r = &w->requests[i];

@@ -68,6 +68,16 @@ static void note(struct world *w, struct world_request *r, const struct core_seq
     r->running = s->running;
     if (s->running) r->replica = s->replica;
     r->with = s->replica;
+    r->core_arrival = s->arrival;
+}
+
+/* Whether a request has come from one replica to another in this event, maybe to one that was lost
+ * in it too. */
+static bool has_moved(const struct world *w, const struct world_request *r,
+                      const struct core_sequence *s)
+{
+    if (r->with == CORE_NO_REPLICA || s->replica == r->with) return false;
+    return s->replica != CORE_NO_REPLICA || (w->n_lost_now > 1 && s->arrival != r->core_arrival);
 }
 
 /* Who comes from another replica comes last of its class there; several in the order that the core
@@ -79,8 +89,7 @@ static void note_moves(struct world *w)
     for (uint32_t i = 0; i < core_n_sequences(w->core); i++) {
         struct core_sequence s = core_sequence_at(w->core, i);
         const struct world_request *r = check__find(w, s.request);
-        if (r->with == CORE_NO_REPLICA || s.replica == CORE_NO_REPLICA || s.replica == r->with)
-            continue;
+        if (!has_moved(w, r, &s)) continue;
         uint32_t at = n++;
         for (; at && moved[at - 1].arrival > s.arrival; at--) moved[at] = moved[at - 1];
         moved[at] = s;

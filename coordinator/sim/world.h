@@ -160,6 +160,7 @@ struct world_request {
     uint64_t begun_ns;                      /* its first row was issued; 0: none was */
     uint32_t replica;                       /* in which it runs, or ran last, */
     uint32_t with;                          /* in which it runs or waits, or CORE_NO_REPLICA */
+    uint64_t core_arrival;                  /* as the core told last */
     uint64_t last_step;                     /* that has rows of it, in this generation; 0: none */
     uint32_t lost, lost_in_flight;          /* generations; those in whose lost Steps it was */
     uint32_t issued;                        /* end of its last run in this generation */
@@ -226,7 +227,7 @@ struct world {
     bool long_load;      /* loading takes minutes, and moves */
     bool was_ready;      /* any of them, before the core's present event */
     bool ever_ready;     /* since the coordinator's start */
-    bool lost_now;       /* the generation ended in the present event */
+    uint32_t n_lost_now; /* generations that ended in the present event */
     uint64_t ready_ns;   /* when one was ready last, or might not be */
     uint64_t hung_ns;    /* a hung stage has a Step since; 0: none has, of a ready generation */
     uint64_t unready_ns; /* since when no replica is ready */

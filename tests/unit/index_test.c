@@ -142,6 +142,14 @@ static void test_another_pool(void **state)
     index_close(x);
 }
 
+static struct index_node *promise(struct index *x, uint32_t replica, const int32_t *tokens,
+                                  uint32_t n_pages)
+{
+    uint32_t held[REPLICAS];
+    struct index_found found = index_match(x, 0, tokens, n_pages, held);
+    return index_promise(x, replica, &found, tokens, n_pages);
+}
+
 /* What is promised counts like what is held until it is settled, and is not found as a page. */
 static void test_promises(void **state)
 {
@@ -150,9 +158,9 @@ static void test_promises(void **state)
     int32_t a[DEPTH * SIZE];
     make(10, a);
     (void)enter(x, 0, a, 2, 0);
-    struct index_node *first = index_promise(x, 1, 0, a, 4);
-    struct index_node *second = index_promise(x, 1, 0, a, 3);
-    struct index_node *both = index_promise(x, 0, 0, a, 5);
+    struct index_node *first = promise(x, 1, a, 4);
+    struct index_node *second = promise(x, 1, a, 3);
+    struct index_node *both = promise(x, 0, a, 5);
     expect(x, a, 5, (uint32_t[]){5, 4, 0, 0});
     struct prefix walk = index_root(x, 0);
     assert_int_equal(index_find(x, 1, &walk, a), INDEX_NONE);
@@ -165,7 +173,7 @@ static void test_promises(void **state)
     expect(x, a, 5, (uint32_t[]){5, 3, 0, 0});
     index_settle(x, 0, both);
     expect(x, a, 5, (uint32_t[]){0, 3, 0, 0});
-    assert_null(index_promise(x, 0, 0, a, 0));
+    assert_null(promise(x, 0, a, 0));
     index_close(x);
 }
 
@@ -176,17 +184,17 @@ static void test_many_promises(void **state)
     struct index *x = open_index(UINT64_MAX);
     int32_t a[DEPTH * SIZE];
     make(10, a);
-    struct index_node *p = NULL, *first = index_promise(x, 1, 0, a, 5);
-    for (uint32_t n = DEPTH; n + 4 <= INDEX_PROMISES; n += 4) p = index_promise(x, 1, 0, a, 4);
+    struct index_node *p = NULL, *first = promise(x, 1, a, 5);
+    for (uint32_t n = DEPTH; n + 4 <= INDEX_PROMISES; n += 4) p = promise(x, 1, a, 4);
     assert_non_null(p);
-    assert_null(index_promise(x, 2, 0, a, 4));
+    assert_null(promise(x, 2, a, 4));
     index_settle(x, 1, first);
-    assert_non_null(index_promise(x, 2, 0, a, 4));
+    assert_non_null(promise(x, 2, a, 4));
     expect(x, a, 5, (uint32_t[]){0, 4, 4, 0});
     for (uint32_t n = DEPTH; n + 4 <= INDEX_PROMISES; n += 4) index_settle(x, 1, p);
     expect(x, a, 5, (uint32_t[]){0, 0, 4, 0});
-    index_settle(x, 2, index_promise(x, 2, 0, a, 4));
-    index_settle(x, 2, index_promise(x, 2, 0, a, 4));
+    index_settle(x, 2, promise(x, 2, a, 4));
+    index_settle(x, 2, promise(x, 2, a, 4));
     index_close(x);
 }
 

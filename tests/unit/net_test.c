@@ -164,13 +164,15 @@ static void test_many_sockets(void **state)
         for (int i = 0; i < N; i++) all &= items[i].writable;
         if (!all) usleep(10000);
     }
-    for (int i = 0; i < N; i++) assert_true(items[i].writable);
     struct net_frame f = {"x", 1};
-    assert_int_equal(net_send(peers[N - 1], &f, 1), 0);
+    int sent = all ? net_send(peers[N - 1], &f, 1) : ERR_AGAIN;
     for (int i = 0; i < N; i++) items[i].sock = NULL;
-    assert_int_equal(net_poll(items, N + 1, 30000), 0);
+    int polled = sent == 0 ? net_poll(items, N + 1, 30000) : 0;
+    for (int i = 0; i < N; i++) net_sock_close(peers[i]); /* the teardown would wait for them */
+    assert_true(all);
+    assert_int_equal(sent, 0);
+    assert_int_equal(polled, 0);
     assert_true(items[N].readable);
-    for (int i = 0; i < N; i++) net_sock_close(peers[i]);
 }
 
 /* ---- what peers send ---- */

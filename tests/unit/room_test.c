@@ -429,6 +429,37 @@ static void test_tables(void **state)
     core_close(f.core);
 }
 
+/* Two replicas on one machine: the first waits for the workers of both, and leaves the other its
+ * part; after five seconds it takes what is left beside the workers that are there. */
+static void test_two_replicas(void **state)
+{
+    (void)state;
+    struct core_config k = room_config();
+    k.n_replicas = 2;
+    k.pages_least = 10;
+    k.ctx = 4096;
+    for (int all = 0; all < 2; all++) {
+        struct fixture f = {.core = core_open(&k), .now_ns = 1000 * MS};
+        (void)tell(&f, 1, true, 1, 2 * bytes_for(100), 0, 0);
+        (void)tell(&f, 2, true, 1, 2 * bytes_for(100), 0, 0);
+        assert_null(assigned(&f));
+        if (all) {
+            (void)tell(&f, 3, true, 1, 2 * bytes_for(100), 0, 0);
+            (void)tell(&f, 4, true, 1, 2 * bytes_for(100), 0, 0);
+            assert_int_equal(assigned(&f)->n_pages, 100);
+        } else {
+            for (int i = 0; i < 5; i++) {
+                f.now_ns += 1001 * MS;
+                (void)tell(&f, 1, false, 1, 2 * bytes_for(100), 0, 0);
+                (void)tell(&f, 2, false, 1, 2 * bytes_for(100), 0, 0);
+                (void)feed(&f, (struct event){.type = EV_TICK});
+            }
+            assert_true(assigned(&f)->n_pages > 150);
+        }
+        core_close(f.core);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -437,6 +468,6 @@ int main(void)
         cmocka_unit_test(test_pool_by_room),    cmocka_unit_test(test_pool_bounds),
         cmocka_unit_test(test_refused),         cmocka_unit_test(test_fixed),
         cmocka_unit_test(test_next_generation), cmocka_unit_test(test_next_coordinator),
-        cmocka_unit_test(test_tables)};
+        cmocka_unit_test(test_two_replicas),    cmocka_unit_test(test_tables)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
