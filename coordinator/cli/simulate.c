@@ -19,6 +19,7 @@
 static const char examples[] =
     "  flotilla simulate --trace conversation_trace.jsonl --replicas 8 --cache-blocks 10%\n"
     "  flotilla simulate --trace synthetic:groups=20,own=4 --replicas 2 --concurrency 16\n"
+    "  flotilla simulate --trace synthetic --policy cost --weight 0.2 --load 1.1\n"
     "  flotilla simulate --trace synthetic --replicas 1000 --cache-blocks 500 --json\n"
     "\n"
     "The trace has a JSON object on each line: timestamp (ms), input_length, output_length\n"
@@ -41,10 +42,10 @@ static const char examples[] =
     "(the next Steps are formed) are what the core itself took, on this machine's clock.\n";
 
 struct simulate {
-    const char *trace_name, *cache, *model, *plot;
-    float load, block_ms, token_ms;
+    const char *trace_name, *cache, *model, *plot, *policy;
+    float load, block_ms, token_ms, weight;
     uint32_t threads; /* of the model; 0: all cores */
-    bool load_given, times_given, json;
+    bool load_given, times_given, weight_given, json;
     struct fifo_options options;
     struct trace trace;
     struct fifo_result result;
@@ -109,13 +110,30 @@ static int set_times(struct simulate *s, struct errmsg *em)
     return rc;
 }
 
+static int set_policy(struct simulate *s, struct errmsg *em)
+{
+    char names[256] = "";
+    size_t n = 0;
+    if (!route_policy_parse(s->policy, &s->options.policy)) {
+        for (int i = 0; i < ROUTE_POLICIES && n < sizeof names; i++)
+            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "",
+                                  route_policy_name((enum route_policy)i));
+        return err_set(em, ERR_CONF, "--policy: '%s' is unknown (%s)", s->policy, names);
+    }
+    if (s->weight_given && s->options.policy != ROUTE_COST)
+        return err_set(em, ERR_CONF, "--weight goes with --policy cost");
+    s->options.route_weight = (double)s->weight;
+    return 0;
+}
+
 static int set_up(struct simulate *s, struct errmsg *em)
 {
     if (s->model && s->times_given)
         return err_set(em, ERR_CONF, "--model measures what --block-ms and --token-ms say");
     if (s->load_given && s->options.concurrency)
         return err_set(em, ERR_CONF, "--load and --concurrency exclude each other");
-    int rc = open_trace(s, em);
+    int rc = set_policy(s, em);
+    if (rc == 0) rc = open_trace(s, em);
     if (rc == 0) rc = set_cache(s, em);
     s->options.load = round((double)s->load * 1e6) / 1e6; /* what was written, which no float is */
     return rc < 0 ? rc : set_times(s, em);
@@ -140,6 +158,7 @@ static void print_json(struct simulate *s)
     json_put_real(j, "arrival_us_p99", samples_percentile(&r->arrival_us, 99));
     json_put_real(j, "compose_us_p99", samples_percentile(&r->compose_us, 99));
     json_put_u64(j, "events", r->events);
+    json_put_string(j, "policy", s->policy, strlen(s->policy));
     json_put_int(j, "replicas", s->options.n_replicas);
     json_put_int(j, "cache_blocks", s->options.cache_blocks);
     if (s->options.concurrency)
@@ -166,6 +185,7 @@ static void print_text(struct simulate *s)
                  " tokens of answers\n%" PRIu32 " replica%s with caches of %" PRIu32 " blocks, ",
                  t->n_requests, t->n_blocks, t->n_distinct, t->answer_tokens, s->options.n_replicas,
                  s->options.n_replicas == 1 ? "" : "s", s->options.cache_blocks);
+    (void)printf("policy %s, ", s->policy);
     if (s->options.concurrency)
         (void)printf("%" PRIu32 " live request%s\n", s->options.concurrency,
                      s->options.concurrency == 1 ? "" : "s");
@@ -210,6 +230,8 @@ int cmd_simulate(int argc, char **argv)
                          .load = 0.8f,
                          .block_ms = 1.0f,
                          .token_ms = 0.01f,
+                         .weight = 1.0f,
+                         .policy = "auto",
                          .options = {.n_replicas = 8, .seed = 1}};
     const struct opt table[] = {
         {"--trace", 0, OPT_STRING, &s.trace_name, 0, 0, NULL,
@@ -221,6 +243,10 @@ int cmd_simulate(int argc, char **argv)
          "L  open loop: requests come with this load (0.8)"},
         {"--concurrency", 'c', OPT_U32, &s.options.concurrency, 1, TRACE_REQUESTS_MAX, NULL,
          "N  closed loop: N requests at once, whatever the trace's times"},
+        {"--policy", 0, OPT_STRING, &s.policy, 0, 0, NULL,
+         "NAME  auto, round_robin, least_loaded, affinity, cost, product or near_min (auto)"},
+        {"--weight", 0, OPT_F32, &s.weight, 1e-3, 1e3, &s.weight_given,
+         "W  of what waits at a replica, with --policy cost (1)"},
         {"--block-ms", 0, OPT_F32, &s.block_ms, 1e-3, 1e5, &s.times_given,
          "X  for a block of 512 tokens of a prompt (1)"},
         {"--token-ms", 0, OPT_F32, &s.token_ms, 0, 1e4, &s.times_given,

@@ -316,6 +316,8 @@ static struct core_config config_of(const struct trace *t, const struct fifo_opt
                                 .window = 1,
                                 .max_live = live,
                                 .max_running = 1,
+                                .policy = o->policy,
+                                .route_weight = o->route_weight,
                                 .max_per_client = live,
                                 .plaintext = true,
                                 .replica_wait_ns = NEVER_NS,

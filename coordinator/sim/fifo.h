@@ -7,6 +7,7 @@
 #define FLOTILLA_SIM_FIFO_H
 
 #include "common/base/samples.h"
+#include "coordinator/core/route.h"
 #include "coordinator/sim/trace.h"
 
 #include <stdint.h>
@@ -19,6 +20,8 @@ struct fifo_options {
     uint64_t block_ns;     /* that a replica takes for a block which it has not, */
     uint64_t token_ns;     /* and for a token of an answer */
     uint64_t seed;         /* of what the core draws */
+    enum route_policy policy;
+    double route_weight; /* of ROUTE_COST; 0: 1 */
 };
 
 struct fifo_replica {

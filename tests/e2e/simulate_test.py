@@ -5,7 +5,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import BIN, MODEL
 
 KEYS = {"hit_rate", "bound_hit_rate", "max_over_mean_work", "ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms", "largest_share",
-        "core_us_per_event", "arrival_us_p50", "arrival_us_p99", "compose_us_p99", "events", "replicas", "cache_blocks", "load",
+        "core_us_per_event", "arrival_us_p50", "arrival_us_p99", "compose_us_p99", "events", "policy", "replicas", "cache_blocks", "load",
         "concurrency", "block_ms", "token_ms", "requests", "blocks", "distinct_blocks", "answer_tokens", "took_ms"}
 MEASURED = {"core_us_per_event", "arrival_us_p50", "arrival_us_p99", "compose_us_p99"}
 
@@ -82,7 +82,7 @@ class Simulate(unittest.TestCase):
     def test_table(self):
         r = simulate("--trace", self.trace, "--replicas", 2, "--cache-blocks", 28)
         self.assertEqual(r.returncode, 0, r.stderr)
-        for text in ("20 requests, 100 blocks (28 distinct)", "2 replicas with caches of 28 blocks, load 0.8",
+        for text in ("20 requests, 100 blocks (28 distinct)", "2 replicas with caches of 28 blocks, policy auto, load 0.8",
                      "of all blocks of all prompts (0.720 with one unlimited cache)"):
             self.assertIn(text, r.stdout)
 
@@ -119,6 +119,8 @@ class Simulate(unittest.TestCase):
         self.refused(["--trace", self.trace, "--replicas", "1001"], "--replicas: '1001' is not a number in 1..1000")
         self.refused(["--trace", self.trace, "--load", "0"], "--load: '0' is not a number in 0.01..100")
         self.refused(["--trace", self.trace, "--load", "1", "--concurrency", "1"], "exclude each other")
+        self.refused(["--trace", self.trace, "--policy", "best"], "--policy: 'best' is unknown (auto, round_robin, ")
+        self.refused(["--trace", self.trace, "--weight", "1"], "--weight goes with --policy cost")
 
 
 if __name__ == "__main__":

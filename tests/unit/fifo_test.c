@@ -195,6 +195,27 @@ static void test_concurrency(void **state)
     trace_close(&t);
 }
 
+/* The core routes by the policy that is asked for: in turn, a prefix comes to the replica that
+ * lacks it; by the longest match, to the one that has it. */
+static void test_policies(void **state)
+{
+    (void)state;
+    static const struct ask asks[] = {{0, "abc", 1},   {100, "def", 1}, {200, "g", 1},
+                                      {300, "abc", 1}, {400, "def", 1}, {500, "def", 1}};
+    struct trace t = trace_of(asks, 6);
+    struct fifo_options o = options(2, 10);
+    o.policy = ROUTE_ROUND_ROBIN;
+    struct fifo_result r = run(&t, &o);
+    assert_int_equal(r.blocks_computed, 3 + 3 + 1 + 3 + 3 + 0);
+    assert_int_equal(r.replicas[0].requests, 3);
+    fifo_close(&r);
+    o.policy = ROUTE_AFFINITY;
+    r = run(&t, &o);
+    assert_int_equal(r.blocks_computed, 7);
+    fifo_close(&r);
+    trace_close(&t);
+}
+
 /* Nothing is lost and nothing counted twice, with many replicas and more load than they can bear;
  * and the same trace, options and seed give the same again. */
 static void test_conservation(void **state)
@@ -259,7 +280,8 @@ int main(void)
         cmocka_unit_test(test_known_by_hand), cmocka_unit_test(test_load_stretches_times),
         cmocka_unit_test(test_cache_size),    cmocka_unit_test(test_blocks_only),
         cmocka_unit_test(test_long_prompts),  cmocka_unit_test(test_concurrency),
-        cmocka_unit_test(test_conservation),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_policies),      cmocka_unit_test(test_conservation),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
