@@ -143,7 +143,7 @@ MUTANTS = [
          old="rep->flight.n < c->cfg.window)", new="rep->flight.n <= c->cfg.window)",
          tests="sim_test", why="one Step too many is in flight"),
     dict(name="sim-no-step-although-due", short=True, file="coordinator/core/sched.c",
-         old="        if (rep->n_running == 0) return;", new="        if (rep->n_running == 0 || c->n_queued > 3) return;",
+         old="        if (rep->n_running == 0) return;", new="        if (rep->n_running == 0 || rep->n_queued > 3) return;",
          tests="sim_test", why="while more than three wait, no Step is issued"),
     # Workers.
     dict(name="sim-digest-not-compared", file="coordinator/core/replica.c",
