@@ -19,7 +19,7 @@
 #include "coordinator/core/core.h"
 #include "coordinator/core/cost.h"
 
-#define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
+#define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been in a row */
 #define NO_WORKER UINT32_MAX
 #define NAMES_A_WORKER 4u /* names remembered, for each worker that may be known at once */
 #define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
@@ -189,7 +189,8 @@ struct request {
     uint64_t queued_ns;              /* since when it is in the queue */
     uint64_t submitted_ns, begun_ns; /* begun: its first row was issued */
     uint32_t attempt;                /* 1 and one more for each lost generation that it ran in */
-    uint32_t suspected;              /* lost generations in whose lost Steps it was, */
+    uint32_t suspected;              /* lost generations in whose lost Steps it was since its last
+                                        token, */
     uint32_t suspected_in;           /* the last of them */
     uint32_t sample;
     int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
@@ -335,8 +336,10 @@ void replica__lose(struct core *c, struct replica *r, bool suspicious, const cha
 /* A worker that has a stage is to blame, and nobody else: ends its generation. */
 void replica__lose_to(struct core *c, struct worker *w, const char *why);
 /* The link into a stage (n_stages: into the coordinator) failed: blames, and ends the generation.
- */
-void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, const char *why);
+ * broke: it closed, as it also does when the process behind it dies, so requests are suspects. If
+ * not, what was sent did not arrive, and both ends live: no request can be the cause. */
+void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, bool broke,
+                          const char *why);
 /* The probe of a generation has come back with this digest of its logits. */
 void replica__probed(struct core *c, struct replica *r, uint64_t digest);
 

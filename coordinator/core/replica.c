@@ -134,13 +134,14 @@ static void lose_to(struct core *c, struct replica *r, uint32_t stage, const cha
     replica__lose_to(c, replica__at(c, r, stage), why);
 }
 
-void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, const char *why)
+void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, bool broke,
+                          const char *why)
 {
     if (stage == 0 || stage == c->cfg.n_stages) /* no other coordinator could be tried */
         fleet__blame(c, replica__at(c, r, stage ? stage - 1 : 0), why);
     else
         fleet__doubt(c, replica__at(c, r, stage - 1), replica__at(c, r, stage), why);
-    replica__lose(c, r, true, why);
+    replica__lose(c, r, broke, why);
 }
 
 /* ---- the beginning of one ---- */
@@ -317,7 +318,7 @@ void replica__link(struct core *c, struct epoch epoch, bool up)
     }
     struct worker *first = replica__at(c, r, 0);
     first->suspect = true;
-    replica__link_failed(c, r, 0,
+    replica__link_failed(c, r, 0, true,
                          core__text(c, "worker %s lost: its data link closed", first->hello.name));
 }
 
@@ -363,7 +364,7 @@ static void check_links(struct core *c, struct replica *r)
 {
     if (c->now_ns - r->since_ns < LINK_MOST_NS) return;
     if (!r->link_up) {
-        replica__link_failed(c, r, 0,
+        replica__link_failed(c, r, 0, false,
                              core__text(c, "the coordinator does not reach worker %s",
                                         replica__at(c, r, 0)->hello.name));
         return;
@@ -372,11 +373,11 @@ static void check_links(struct core *c, struct replica *r)
         const char *name = replica__at(c, r, i)->hello.name;
         if (replica__at(c, r, i)->linked) continue;
         if (i + 1 < c->cfg.n_stages)
-            replica__link_failed(c, r, i + 1,
+            replica__link_failed(c, r, i + 1, false,
                                  core__text(c, "worker %s does not reach worker %s", name,
                                             replica__at(c, r, i + 1)->hello.name));
         else
-            replica__link_failed(c, r, i + 1,
+            replica__link_failed(c, r, i + 1, false,
                                  core__text(c, "worker %s does not reach the coordinator", name));
         return;
     }
@@ -416,12 +417,12 @@ static void fault(struct core *c, struct worker *w, const struct msg_from_worker
         lose_to(c, r, stage, core__text(c, "worker %s: %s", w->hello.name, m->text));
     } else if (stage + 1 == c->cfg.n_stages) {
         replica__link_failed(
-            c, r, stage + 1,
+            c, r, stage + 1, true,
             core__text(c, "worker %s: the coordinator's end: %s", w->hello.name, m->text));
     } else {
         struct worker *next = replica__at(c, r, stage + 1);
         next->suspect = true;
-        replica__link_failed(c, r, stage + 1,
+        replica__link_failed(c, r, stage + 1, true,
                              core__text(c, "worker %s lost: %s, says worker %s", next->hello.name,
                                         m->text, w->hello.name));
     }

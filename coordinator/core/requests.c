@@ -210,13 +210,14 @@ static struct msg_logprobs logprobs_of(struct core *c, const struct msg_logprobs
     return (struct msg_logprobs){chosen, l->n_top, ids, top};
 }
 
-/* The very rows that were lost with it twice have come back. */
+/* The very rows that were lost with it have come back. */
 static void acquit(struct core *c, struct request *r)
 {
-    if (!request__on_trial(r)) return;
-    CHECK(c->n_trials > 0);
+    if (request__on_trial(r)) {
+        CHECK(c->n_trials > 0);
+        c->n_trials--;
+    }
     r->suspected = 0;
-    c->n_trials--;
 }
 
 /* Takes token k of a run's result, if it is the request's next. Returns whether the request lives
@@ -331,7 +332,8 @@ void request__generation_lost(struct core *c, struct replica *rep, bool suspicio
         struct request *r = &c->requests[rep->queued[0]];
         if (r->suspected >= SUSPECTED_MAX) {
             request__end(c, r, STATUS_INTERNAL, FINISH_NONE,
-                         core__text(c, "in flight at %u lost generations: %s", SUSPECTED_MAX, why));
+                         core__text(c, "in flight at %u lost generations, one after the other: %s",
+                                    SUSPECTED_MAX, why));
             continue;
         }
         router__send(c, r);

@@ -508,6 +508,24 @@ static void test_a_dead_link(void **state)
     drop_fleet(f);
 }
 
+/* A link that swallows what is sent ends generation after generation. Both its ends live, so no
+ * request is the cause, and the one that waits is served when the link is mended. */
+static void test_a_dead_link_charges_nobody(void **state)
+{
+    (void)state;
+    struct fleet *f = serving(fleet_config(), DEAF);
+    ask(f, 1, 4);
+    uint32_t generation = f->epoch.generation;
+    pass(f, 20000);
+    assert_true(f->epoch.generation >= generation + 4);
+    assert_false(f->requests[1].ended);
+    f->m[2].mode = FINE;
+    pass(f, 10000);
+    assert_true(f->requests[1].ended);
+    assert_int_equal(f->requests[1].status, STATUS_OK);
+    drop_fleet(f);
+}
+
 /* The link broke because the worker behind it died: the other end is cleared. */
 static void test_a_killed_worker_clears_its_neighbour(void **state)
 {
@@ -853,6 +871,7 @@ int main(void)
         cmocka_unit_test(test_a_nameless_crash_loop_gives_way),
         cmocka_unit_test(test_a_worker_that_takes_nothing_gives_way),
         cmocka_unit_test(test_a_dead_link),
+        cmocka_unit_test(test_a_dead_link_charges_nobody),
         cmocka_unit_test(test_a_killed_worker_clears_its_neighbour),
         cmocka_unit_test(test_held_down),
         cmocka_unit_test(test_replica_wait_ends),

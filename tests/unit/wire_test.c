@@ -387,6 +387,8 @@ static void test_status(void **state)
          .pages_total = ++n,
          .pages_free = ++n,
          .sequences_max = ++n,
+         .running = ++n,
+         .queued = ++n,
          .steps = ++n,
          .steps_mixed = ++n,
          .wire_ns = ++n,
@@ -418,6 +420,7 @@ static void test_status(void **state)
     assert_string_equal(b->why, a->why);
     assert_true(b->generation == a->generation && b->pages_total == a->pages_total &&
                 b->pages_free == a->pages_free && b->sequences_max == a->sequences_max &&
+                b->running == a->running && b->queued == a->queued &&
                 b->steps == a->steps && b->steps_mixed == a->steps_mixed &&
                 b->wire_ns == a->wire_ns && b->queue_ns == a->queue_ns);
     assert_memory_equal(&b->cache, &a->cache, sizeof a->cache);
