@@ -117,15 +117,14 @@ static double idle_percent(const struct msg_worker_status *w)
 
 static void print_replica(const struct msg_replica_status *r)
 {
-    (void)printf("replica   %s: %s%s%s, generation %" PRIu32 ", %" PRIu32 " running, %" PRIu32
-                 " queued\n"
-                 "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32
-                 " of them kept for prefixes\n"
-                 "prefixes  %" PRIu64 " of %" PRIu64 " requests found theirs, %" PRIu64
-                 " tokens saved, %" PRIu64 " computed\n",
-                 r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation, r->running,
-                 r->queued, r->pages_free, r->pages_total, r->cache.pages_cached, r->cache.hits, r->cache.lookups,
-                 r->cache.tokens_saved, r->cache.tokens_computed);
+    (void)printf(
+        "replica   %s: %s%s%s, generation %" PRIu32 ", %" PRIu32 " running, %" PRIu32 " queued\n"
+        "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32 " of them kept for prefixes\n"
+        "prefixes  %" PRIu64 " of %" PRIu64 " requests found theirs, %" PRIu64
+        " tokens saved, %" PRIu64 " computed\n",
+        r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation, r->running, r->queued,
+        r->pages_free, r->pages_total, r->cache.pages_cached, r->cache.hits, r->cache.lookups,
+        r->cache.tokens_saved, r->cache.tokens_computed);
     if (!r->n_workers) return;
     (void)printf("%-20s %-8s %7s %8s %8s %10s %10s %8s  %s\n", "worker", "state", "pid", "layers",
                  "threads", "read MiB", "memory MiB", "idle", "isa");

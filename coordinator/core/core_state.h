@@ -19,7 +19,8 @@
 #include "coordinator/core/core.h"
 #include "coordinator/core/cost.h"
 
-#define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been in a row */
+#define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been in a row  \
+                          */
 #define NO_WORKER UINT32_MAX
 #define NAMES_A_WORKER 4u /* names remembered, for each worker that may be known at once */
 #define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
