@@ -6,13 +6,14 @@
 #include "common/io/conf.h"
 #include "common/io/keys.h"
 #include "common/io/net.h"
+#include "coordinator/core/route.h"
 #include "proto/limits.h"
 
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 35
+#define N_KEYS 36
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -44,6 +45,7 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"chunk", CONF_U32, &c->chunk, 1, LIMIT_STEP_ROWS, false},
         {"window", CONF_U32, &c->window, 1, LIMIT_WINDOW, false},
         {"step_ms", CONF_U32, &c->step_ms, 0, 60000, false},
+        {"policy", CONF_STRING, &c->policy, 0, 0, false},
         {"prefix_cache", CONF_BOOL, &c->prefix_cache, 0, 0, false},
         {"max_requests", CONF_U32, &c->max_requests, 1, LIMIT_LIVE, false},
         {"max_sequences", CONF_U32, &c->max_sequences, 1, LIMIT_LIVE, false},
@@ -145,6 +147,11 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
                        "links is encrypted or authenticated: set 'plaintext: true' if the network "
                        "is yours alone",
                        path, c->listen);
+    enum route_policy policy;
+    char names[ROUTE_POLICIES_TEXT_BYTES];
+    if (!route_policy_parse(c->policy, &policy))
+        return err_set(em, ERR_CONF, "%s: key 'policy': '%.60s' is unknown (%s)", path, c->policy,
+                       route_policies_text(names));
     if (c->name && strlen(c->name) >= LIMIT_NAME_BYTES)
         return err_set(em, ERR_CONF, "%s: key 'name': longer than %u bytes", path,
                        LIMIT_NAME_BYTES - 1);
@@ -155,6 +162,7 @@ static struct config defaults(void)
 {
     return (struct config){.listen = mem_strdup("127.0.0.1"),
                            .kv = mem_strdup("f16"),
+                           .policy = mem_strdup("auto"),
                            .client_port = 7070,
                            .worker_port = 7071,
                            .result_port = 7072,

@@ -17,6 +17,7 @@ struct config {
     bool model_relative;      /* it was not, and stands for a file under this process's folder */
     char *name, *listen, *kv; /* listen: an address of this machine, as in an endpoint */
     char *pre;                /* pre-tokeniser in place of the file's, or NULL */
+    char *policy;             /* which replica takes a request: enum route_policy's name */
     uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
     bool plaintext;
     uint32_t workers;        /* of a replica's chain */

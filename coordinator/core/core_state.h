@@ -19,8 +19,10 @@
 #include "coordinator/core/core.h"
 #include "coordinator/core/cost.h"
 
-#define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been in a row  \
-                          */
+#define PRESUMED 32u /* workers that are remembered as dead */
+#define SUSPECTED_MAX                                                                              \
+    3u /* lost generations in whose lost Steps a request may have been in a row                    \
+        */
 #define NO_WORKER UINT32_MAX
 #define NAMES_A_WORKER 4u /* names remembered, for each worker that may be known at once */
 #define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
@@ -100,6 +102,13 @@ struct verdict {
     uint64_t since_ns; /* and when the first of them did */
     uint32_t n_names;  /* of the workers that computed it, at most core.n_records */
     struct verdict_name *names;
+};
+
+/* A worker process that is taken for dead, and the generation that ended with it. */
+struct presumed {
+    struct instance instance;
+    uint32_t generation; /* 0: the entry is free */
+    uint64_t since_ns;
 };
 
 struct in_flight {
@@ -192,7 +201,7 @@ struct request {
     uint32_t attempt;                /* 1 and one more for each lost generation that it ran in */
     uint32_t suspected;              /* lost generations in whose lost Steps it was since its last
                                         token, */
-    uint32_t suspected_in;           /* the last of them */
+    uint32_t suspected_in[SUSPECTED_MAX]; /* which ones */
     uint32_t sample;
     int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
     uint32_t n_prompt, n_tokens, max_new;
@@ -218,6 +227,8 @@ struct core {
     struct worker *workers; /* cfg.max_workers */
     struct record *records; /* n_records: more than there are workers */
     uint32_t n_records;
+    struct presumed dead[PRESUMED]; /* the latest, in turn */
+    uint32_t n_dead;                /* ever */
     struct verdict verdicts[VERDICTS];
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
@@ -280,6 +291,8 @@ void request__tick(struct core *c);
  * what ended it. */
 void request__generation_lost(struct core *c, struct replica *rep, bool suspicious,
                               const char *why);
+/* That generation did not end with a worker's death: no request is suspected of it any more. */
+void request__pardon(struct core *c, uint32_t generation);
 /* Whether a request was in flight at so many lost generations that it must show, without others
  * like it, that it is not what ends them. */
 bool request__on_trial(const struct request *r);
@@ -296,6 +309,11 @@ void fleet__tick(struct core *c, uint64_t lost_ns);
 void fleet__blame(struct core *c, struct worker *w, const char *why);
 /* The same, of a worker that may be gone. */
 void fleet__blame_name(struct core *c, const char *name, bool certain, const char *why);
+/* A worker that has a stage seems to have died, and its generation with it. */
+void fleet__presume_dead(struct core *c, const struct worker *w);
+/* A worker process has spoken: if it was taken for dead, it was not, and no request has killed it.
+ */
+void fleet__spoke(struct core *c, struct instance instance);
 /* The link from one worker to the next failed: either may be to blame. */
 void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const char *why);
 /* A replica's workers became ready, or served up to now. */

@@ -318,6 +318,7 @@ void replica__link(struct core *c, struct epoch epoch, bool up)
     }
     struct worker *first = replica__at(c, r, 0);
     first->suspect = true;
+    fleet__presume_dead(c, first);
     replica__link_failed(c, r, 0, true,
                          core__text(c, "worker %s lost: its data link closed", first->hello.name));
 }
@@ -417,11 +418,12 @@ static void fault(struct core *c, struct worker *w, const struct msg_from_worker
         lose_to(c, r, stage, core__text(c, "worker %s: %s", w->hello.name, m->text));
     } else if (stage + 1 == c->cfg.n_stages) {
         replica__link_failed(
-            c, r, stage + 1, true,
+            c, r, stage + 1, false,
             core__text(c, "worker %s: the coordinator's end: %s", w->hello.name, m->text));
     } else {
         struct worker *next = replica__at(c, r, stage + 1);
         next->suspect = true;
+        fleet__presume_dead(c, next);
         replica__link_failed(c, r, stage + 1, true,
                              core__text(c, "worker %s lost: %s, says worker %s", next->hello.name,
                                         m->text, w->hello.name));
@@ -489,6 +491,7 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
         c->dropped++;
         return;
     }
+    fleet__spoke(c, m->instance);
     if (m->type == FROM_HELLO) {
         hello(c, m, address, key);
     } else if (!w) {

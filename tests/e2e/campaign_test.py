@@ -15,7 +15,7 @@ from namespaces import Network, why_not
 
 SKIPPED = 77
 N_STREAMS = 16
-TOKENS = 200
+TOKENS = 128
 N_FAULTS = 100 if LONG else 10
 HITS_LEAST = 80 if LONG else 8
 SPARES = ["w5", "w6"] if LONG else []
@@ -167,9 +167,9 @@ class Campaign(unittest.TestCase):
     def test_campaign(self):
         seed = int(os.environ.get("FLOTILLA_SEED", random.randrange(1 << 30)))
         rng = random.Random(seed)
-        asked = [dict(prompt=f"On day {i} {STORY}", tokens=TOKENS, temp=(0.0, 0.8)[i % 2], seed=i) for i in range(N_STREAMS)]
+        asked = [dict(prompt=f"On day {i} {STORY}", tokens=TOKENS, temp=0.0 if i % 4 == 0 else 0.8, seed=i) for i in range(N_STREAMS)]
         want = [local(ignore_eos=True, **a) for a in asked]
-        self.assertEqual(len({tuple(w["tokens"]) for w in want}), N_STREAMS)
+        self.assertGreater(len({tuple(w["tokens"]) for w in want}), N_STREAMS * 3 // 4)  # those that are drawn all differ
         hosts = ["w1", "w2", "w3", "w4", *SPARES]
         with Network("c", "client", *hosts) as net, \
                 SpreadCluster(net, hosts, client="client", workers=2, replicas=2, kv_tokens=16384, replica_wait=180) as c:
