@@ -15,7 +15,7 @@ from namespaces import Network, why_not
 
 SKIPPED = 77
 N_STREAMS = 16
-TOKENS = 128
+TOKENS = 64
 N_FAULTS = 100 if LONG else 10
 HITS_LEAST = 80 if LONG else 8
 SPARES = ["w5", "w6"] if LONG else []
@@ -24,6 +24,7 @@ NAMED_S = 3 * 2 * STEP_TIMEOUT_S
 WHOLE_S = 90           # a worker that was often to blame is held down for 30 s
 ITL_LEAST = 100        # token times of which a p99 is taken
 PAUSE_FACTOR = 3
+SPREAD_S = 30          # streams that were moved to one replica spread again as their answers end
 WORKER_FAULTS, LINK_FAULTS = ("kill", "stop"), ("cut", "black hole", "half open")
 STORY = "the harbour master opened the book in which every ship, its cargo and the weather were written down, and read:"
 
@@ -124,6 +125,11 @@ class Campaign(unittest.TestCase):
             faults.append((kind, r["name"], victim, rng.choice([*peers, "c"]) if kind in LINK_FAULTS else None))
         return faults
 
+    def spread(self, c):
+        """Waits until all replicas are ready and have streams, as long as these need to spread again."""
+        end = time.monotonic() + SPREAD_S
+        return c.wait(lambda s: whole(s) and (all(r["running"] for r in s["replicas"]) or time.monotonic() > end), WHOLE_S)
+
     def befall(self, net, c, faults):
         for kind, _, victim, peer in faults:
             if kind == "kill":
@@ -144,11 +150,14 @@ class Campaign(unittest.TestCase):
                 c.processes[victim].send_signal(signal.SIGCONT)
 
     def named(self, c, at, faults):
-        """Waits until the log, from `at` on, names a part of each fault; the lines that do."""
-        parts = [[f"worker {w}" for w in (victim, peer) if w not in (None, "c")] for _, _, victim, peer in faults]
+        """Waits until the log, from `at` on, names a part of what failed in each replica; the lines that do. Of two faults in one
+        replica the second may find nothing that is still in use."""
+        parts = [[f"worker {w}" for _, of, *ends in faults if of == name for w in ends if w not in (None, "c")]
+                 for name in {name: None for _, name, _, _ in faults}]
         end = time.monotonic() + NAMED_S
         while True:
             lines = [l.split(": ", 1)[-1] for l in c.text()[at:].splitlines() if " warn " in l]
+            lines.sort(key=lambda l: " ended: " not in l)  # the generation that the fault ended comes first
             found = [next((l for l in lines if any(p in l for p in names)), None) for names in parts]
             if all(found):
                 return found
@@ -180,7 +189,7 @@ class Campaign(unittest.TestCase):
             for n in range(N_FAULTS):
                 since = time.monotonic()
                 time.sleep(rng.uniform(2, 4) if n else 5)
-                s = c.wait(whole, WHOLE_S)
+                s = self.spread(c)
                 faults = self.draw(rng, s, 1 if n < N_FAULTS * 6 // 10 else 2)
                 replicas = {r["name"]: r for r in s["replicas"]}
                 at, begun = len(c.text()), time.monotonic()

@@ -3,7 +3,7 @@ real processes."""
 import json, os, re, signal, subprocess, sys, tempfile, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import LONG, MODEL, Cluster, Generation, free_ports, local, program, run
+from cluster import BIN, LONG, MODEL, Cluster, Generation, free_ports, local, program, run
 from namespaces import Network
 from relay import Relay
 from threads import StoppedThread, compute_thread
@@ -284,6 +284,31 @@ class Failures(unittest.TestCase):
                 net["host"].unblock()
                 c.wait(ready, 30)
                 self.assertEqual(c.generate("Once upon a time", tokens=12)["tokens"], want)
+
+    def test_poison(self):
+        """A prompt of which workers die, on two replicas: it ends with INTERNAL after three generations; everybody else, beside it
+        and after it, is answered in full."""
+        token = 31313
+        varint = bytes([token & 0x7f | 0x80, token >> 7 & 0x7f | 0x80, token >> 14])  # as a Step carries it
+        # Twice in a row: a Step has at least two rows of a prompt that must go on.
+        env = {"LD_PRELOAD": os.path.join(BIN, "..", "lib", "libpoison.so"), "POISON": (2 * varint).hex()}
+        what = dict(tokens=60, ignore_eos=True)
+        prompts = [f"Number {i} of the old ships" for i in range(6)]
+        want = [local(p, **what)["tokens"] for p in prompts]
+        with Cluster(workers=2, replicas=2, threads=1, kv_tokens=8192, replica_wait=90, no_restart=False, env=env) as c:
+            c.wait(lambda s: all(r["state"] == "ready" for r in s["replicas"]), 60)
+            streams = [c.start(p, **what) for p in prompts]
+            c.wait(running(len(prompts)), 30)
+            r = run("generate", "--cluster", c.address, "--prompt-tokens", ",".join([str(token)] * 8), "--tokens", "4", "--json")
+            self.assertEqual(r.returncode, 1)
+            self.assertRegex(r.stderr.decode(), r"INTERNAL: in flight at 3 lost generations.*: worker w\d lost")
+            late = c.start(prompts[0], **what)
+            for s, w in zip([*streams, late], [*want, want[0]], strict=True):
+                got = s.result(timeout=200)
+                self.assertIsNotNone(got, f"{s.error}\n{c.text()[-3000:]}")
+                self.assertEqual(got["tokens"], w)
+            self.assertEqual(len(re.findall(r"killed by signal 6", c.text())), 3, c.text()[-3000:])
+            c.wait(lambda s: all(r["state"] == "ready" for r in s["replicas"]), 90)
 
     def test_orderly_end(self):
         c = Cluster(workers=2, kv_tokens=1024)
