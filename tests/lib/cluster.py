@@ -53,9 +53,9 @@ def local(prompt, model=MODEL, **kw):
 class Generation:
     """A `generate --cluster` in the background."""
 
-    def __init__(self, address, prompt, prefix=(), **kw):
+    def __init__(self, address, prompt, prefix=(), words=(), **kw):
         self.process = subprocess.Popen(
-            [*prefix, program("flotilla"), "generate", "--cluster", address, "--json", *options(dict(kw, prompt=prompt))],
+            [*prefix, program("flotilla"), "generate", "--cluster", address, "--json", *words, *options(dict(kw, prompt=prompt))],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def result(self, timeout=600):
@@ -65,14 +65,16 @@ class Generation:
 
 
 class Service:
-    """A cluster that answers at self.address. Its logs go to self.log; self.prefix starts a client."""
+    """A cluster that answers at self.address. Its logs go to self.log; self.prefix starts a client, which is given self.words: its
+    key, if it needs one."""
+    words = ()
 
     def text(self):
         with open(self.log.name) as f:
             return f.read()
 
     def status(self):
-        r = run("status", "--cluster", self.address, "--json", prefix=self.prefix)
+        r = run("status", "--cluster", self.address, "--json", *self.words, prefix=self.prefix)
         if r.returncode != 0:
             raise RuntimeError(r.stderr.decode())
         return json.loads(r.stdout)
@@ -81,7 +83,7 @@ class Service:
         return self.status()["replicas"][0]["workers"]
 
     def start(self, prompt, **kw):
-        return Generation(self.address, prompt, prefix=self.prefix, **kw)
+        return Generation(self.address, prompt, prefix=self.prefix, words=self.words, **kw)
 
     def generate(self, prompt, **kw):
         g = self.start(prompt, **kw)
@@ -170,13 +172,23 @@ class Cluster(Service):
 
 class SpreadCluster(Service):
     """A coordinator on the host "c" of a namespaces.Network and workers on others, by their names; a worker has the name of its
-    host. More keys of the cluster file by name. Clients run on the coordinator's host, or on `client`."""
+    host. More keys of the cluster file by name. Clients run on the coordinator's host, or on `client`. secure: everybody has a
+    key, and only those are admitted."""
 
-    def __init__(self, network, hosts, model=MODEL, client="c", **keys):
+    def __init__(self, network, hosts, model=MODEL, client="c", secure=False, **keys):
         self.network, self.prefix = network, network[client].prefix
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         here, self.processes = network["c"].address, {}
-        keys = dict(dict(model=model, workers=len(hosts), listen=here, plaintext="true", metrics="false"), **keys)
+        keys = dict(dict(model=model, workers=len(hosts), listen=here, metrics="false"), **keys)
+        self.folder, self.public = tempfile.TemporaryDirectory(prefix="flotilla-keys-"), {}
+        if secure:
+            for name in ("coordinator", "client", *hosts):
+                self.public[name] = run("keygen", self.key(name)).stdout.decode().strip()
+            keys["keys"] = json.dumps(dict(file=self.key("coordinator"), clients=[self.public["client"]],
+                                           workers=[self.public[h] for h in hosts]))
+            self.words = self.credentials("client")
+        else:
+            keys["plaintext"] = "true"
         self.coordinator = subprocess.Popen([*network["c"].prefix, program("flotilla-coordinator"), "--config", "-"],
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))
@@ -194,13 +206,19 @@ class SpreadCluster(Service):
     def __exit__(self, *_):
         self.stop()
 
+    def key(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def credentials(self, name):
+        return ["--key", self.key(name), "--coordinator-key", self.public["coordinator"]] if self.public else []
+
     def worker(self, name, **kw):
         """Starts a worker on its host; one that ran there has ended, or been killed."""
         if name in self.processes:
             self.processes[name].wait(timeout=30)
         self.processes[name] = subprocess.Popen(
             [*self.network[name].prefix, program("flotilla-worker"), "--coordinator", self.join, "--name", name,
-             *options(dict(dict(threads=1), **kw))], stderr=self.log)
+             *self.credentials(name), *options(dict(dict(threads=1), **kw))], stderr=self.log)
         return self.processes[name]
 
     def stop(self):
