@@ -170,6 +170,57 @@ class Cluster(Service):
         return p
 
 
+class Keys:
+    """Keys of a coordinator, a client and workers by name; `lists` is the cluster file's value of `keys`."""
+
+    def __init__(self, workers):
+        self.folder = tempfile.TemporaryDirectory(prefix="flotilla-keys-")
+        self.public = {name: run("keygen", self.path(name)).stdout.decode().strip() for name in ("coordinator", "client", *workers)}
+        self.lists = json.dumps(dict(file=self.path("coordinator"), clients=[self.public["client"]],
+                                     workers=[self.public[w] for w in workers]))
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def words(self, name):
+        return ["--key", self.path(name), "--coordinator-key", self.public["coordinator"]]
+
+
+class LooseCluster(Service):
+    """A coordinator and workers as processes of their own on this machine, with one thread each; secure: with keys. More keys of
+    the cluster file by name."""
+
+    def __init__(self, workers=2, replicas=1, secure=False, **keys):
+        names = [f"w{i + 1}" for i in range(workers * replicas)]
+        self.log, self.prefix = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt"), ()
+        self.keys = Keys(names) if secure else None
+        self.words = self.keys.words("client") if secure else ()
+        keys = dict(dict(model=MODEL, workers=workers, replicas=replicas, metrics="false",
+                         ports="{clients: 0, workers: 0, results: 0}"), **keys)
+        keys.update({"keys": self.keys.lists} if secure else {})
+        self.coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))
+        self.coordinator.stdin.close()
+        line = self.coordinator.stdout.readline()
+        if not line.startswith("listening"):
+            raise RuntimeError("no coordinator: " + self.text())
+        self.address, join = re.search(r"client=(\S+) worker=(\S+)", line).groups()
+        self.processes = [subprocess.Popen([program("flotilla-worker"), "--coordinator", join, "--name", name, "--threads", "1",
+                                            *(self.keys.words(name) if secure else ())], stderr=self.log) for name in names]
+
+    def __enter__(self):
+        self.wait(lambda s: all(r["state"] == "ready" for r in s["replicas"]), 120)
+        return self
+
+    def __exit__(self, *_):
+        for p in (*self.processes, self.coordinator):
+            p.terminate()
+        for p in (*self.processes, self.coordinator):
+            p.wait(timeout=30)
+        self.coordinator.stdout.close()
+
+
 class SpreadCluster(Service):
     """A coordinator on the host "c" of a namespaces.Network and workers on others, by their names; a worker has the name of its
     host. More keys of the cluster file by name. Clients run on the coordinator's host, or on `client`. secure: everybody has a
@@ -180,15 +231,9 @@ class SpreadCluster(Service):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         here, self.processes = network["c"].address, {}
         keys = dict(dict(model=model, workers=len(hosts), listen=here, metrics="false"), **keys)
-        self.folder, self.public = tempfile.TemporaryDirectory(prefix="flotilla-keys-"), {}
-        if secure:
-            for name in ("coordinator", "client", *hosts):
-                self.public[name] = run("keygen", self.key(name)).stdout.decode().strip()
-            keys["keys"] = json.dumps(dict(file=self.key("coordinator"), clients=[self.public["client"]],
-                                           workers=[self.public[h] for h in hosts]))
-            self.words = self.credentials("client")
-        else:
-            keys["plaintext"] = "true"
+        self.keys = Keys(hosts) if secure else None
+        keys.update({"keys": self.keys.lists} if secure else {"plaintext": "true"})
+        self.words = self.keys.words("client") if secure else ()
         self.coordinator = subprocess.Popen([*network["c"].prefix, program("flotilla-coordinator"), "--config", "-"],
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))
@@ -206,19 +251,13 @@ class SpreadCluster(Service):
     def __exit__(self, *_):
         self.stop()
 
-    def key(self, name):
-        return os.path.join(self.folder.name, name)
-
-    def credentials(self, name):
-        return ["--key", self.key(name), "--coordinator-key", self.public["coordinator"]] if self.public else []
-
     def worker(self, name, **kw):
         """Starts a worker on its host; one that ran there has ended, or been killed."""
         if name in self.processes:
             self.processes[name].wait(timeout=30)
         self.processes[name] = subprocess.Popen(
             [*self.network[name].prefix, program("flotilla-worker"), "--coordinator", self.join, "--name", name,
-             *self.credentials(name), *options(dict(dict(threads=1), **kw))], stderr=self.log)
+             *(self.keys.words(name) if self.keys else ()), *options(dict(dict(threads=1), **kw))], stderr=self.log)
         return self.processes[name]
 
     def stop(self):
