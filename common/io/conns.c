@@ -7,6 +7,7 @@
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
@@ -47,6 +48,8 @@ struct conns {
     _Atomic uint64_t delivered[CONNS_FD_MAX];
     _Atomic uint64_t refused[CONNS_FD_MAX]; /* the cookie of a connection to be cut, or 0 */
     atomic_bool any_refused;
+    pthread_mutex_t lock;            /* guards `owners` */
+    struct key owners[CONNS_FD_MAX]; /* of the last message that came by it; not set: none came */
 };
 
 int conns_open(struct conns **ret, struct errmsg *em)
@@ -57,6 +60,7 @@ int conns_open(struct conns **ret, struct errmsg *em)
         mem_free(c);
         return err_set(em, err_from_errno(errno), "epoll: %s", strerror(errno));
     }
+    (void)pthread_mutex_init(&c->lock, NULL);
     *ret = c;
     return 0;
 }
@@ -65,6 +69,7 @@ void conns_close(struct conns *c)
 {
     if (!c) return;
     (void)close(c->epoll);
+    (void)pthread_mutex_destroy(&c->lock);
     mem_free(c);
 }
 
@@ -125,6 +130,34 @@ static void watch(struct conns *c, int fd, int op)
     (void)epoll_ctl(c->epoll, op, fd, &e); /* it may be closed already: then it is told as lost */
 }
 
+/* A message that libzmq still hands over may be of an earlier connection of the same descriptor;
+ * then the owner is wrong until the next one. */
+void conns_owned(struct conns *c, int fd, const struct key *key)
+{
+    if (fd < 0 || fd >= (int)CONNS_FD_MAX) return;
+    (void)pthread_mutex_lock(&c->lock);
+    c->owners[fd] = *key;
+    (void)pthread_mutex_unlock(&c->lock);
+}
+
+static struct key owner_of(struct conns *c, int fd)
+{
+    (void)pthread_mutex_lock(&c->lock);
+    struct key owner = c->owners[fd];
+    (void)pthread_mutex_unlock(&c->lock);
+    return owner;
+}
+
+void conns_review(struct conns *c, conns_admits_fn admits, void *arg)
+{
+    for (int fd = 0; fd < c->fd_end; fd++) {
+        struct conn *x = &c->conns[fd];
+        if (!x->used || x->cut) continue;
+        struct key owner = owner_of(c, fd);
+        if (!key_is_set(&owner) || !admits(arg, x->group, &owner)) cut(c, fd);
+    }
+}
+
 void conns_accepted(struct conns *c, int fd, uint32_t group, uint64_t now_ns)
 {
     if (fd < 0) return;
@@ -133,6 +166,7 @@ void conns_accepted(struct conns *c, int fd, uint32_t group, uint64_t now_ns)
         return;
     }
     conns_lost(c, fd);
+    conns_owned(c, fd, &(struct key){{0}});
     struct conn *x = &c->conns[fd];
     *x = (struct conn){.used = true,
                        .group = group,

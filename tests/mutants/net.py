@@ -1,6 +1,13 @@
 """One-line faults of connections, addresses and loops that the tests must find."""
 
 MUTANTS = [
+    dict(name="silent-connection-survives-its-key", file="common/io/conns.c",
+         old="        if (!key_is_set(&owner) || !admits(arg, x->group, &owner)) cut(c, fd);",
+         new="        (void)admits, (void)arg, (void)owner;", tests="zap_test",
+         why="a connection whose key was taken from the list stays open while it is silent"),
+    dict(name="reload-cuts-all", file="common/io/conns.c",
+         old="!key_is_set(&owner) || !admits(arg, x->group, &owner)", new="!key_is_set(&owner) || admits", tests="zap_test",
+         why="reading the lists again breaks the connections of those who stay admitted"),
     dict(name='late-duplicate-taken-twice', file='common/client/call.c',
          old='    if (reply->first_index != n_received(r)) return false;\n',
          new='    if (reply->first_index > n_received(r)) return false;\n',
