@@ -276,9 +276,9 @@ static void check_silence(struct core *c, struct worker *w)
     const char *why = core__text(c, "worker %s lost: silent for %" PRIu64 " ms", w->hello.name,
                                  (c->now_ns - w->heard_ns) / NS_PER_MS);
     if (!settle_doubt(c, w, why) && r) fleet__blame(c, w, why);
-    if (r) fleet__presume_dead(c, w);
+    /* No request is suspected: a process that crashes leaves closed connections, not silence. */
     if (r)
-        replica__lose(c, r, true, why);
+        replica__lose(c, r, false, why);
     else
         core__note_loss(c, "%s", why);
     w->used = false;
