@@ -48,8 +48,11 @@ struct conns {
     _Atomic uint64_t delivered[CONNS_FD_MAX];
     _Atomic uint64_t refused[CONNS_FD_MAX]; /* the cookie of a connection to be cut, or 0 */
     atomic_bool any_refused;
-    pthread_mutex_t lock;            /* guards `owners` */
-    struct key owners[CONNS_FD_MAX]; /* of the last message that came by it; not set: none came */
+    pthread_mutex_t lock; /* guards `owners` */
+    struct owner {
+        uint64_t cookie; /* of the connection by which a message of this key came last */
+        struct key key;
+    } owners[CONNS_FD_MAX];
 };
 
 int conns_open(struct conns **ret, struct errmsg *em)
@@ -130,20 +133,21 @@ static void watch(struct conns *c, int fd, int op)
     (void)epoll_ctl(c->epoll, op, fd, &e); /* it may be closed already: then it is told as lost */
 }
 
-/* A message that libzmq still hands over may be of an earlier connection of the same descriptor;
- * then the owner is wrong until the next one. */
+/* It may come before the guard has heard of the connection. A message of an earlier connection of
+ * the same descriptor may be handed over as late as now, and then counts as the present one's. */
 void conns_owned(struct conns *c, int fd, const struct key *key)
 {
     if (fd < 0 || fd >= (int)CONNS_FD_MAX) return;
+    struct owner owner = {cookie_of(fd), *key};
     (void)pthread_mutex_lock(&c->lock);
-    c->owners[fd] = *key;
+    c->owners[fd] = owner;
     (void)pthread_mutex_unlock(&c->lock);
 }
 
-static struct key owner_of(struct conns *c, int fd)
+static struct owner owner_of(struct conns *c, int fd)
 {
     (void)pthread_mutex_lock(&c->lock);
-    struct key owner = c->owners[fd];
+    struct owner owner = c->owners[fd];
     (void)pthread_mutex_unlock(&c->lock);
     return owner;
 }
@@ -153,8 +157,9 @@ void conns_review(struct conns *c, conns_admits_fn admits, void *arg)
     for (int fd = 0; fd < c->fd_end; fd++) {
         struct conn *x = &c->conns[fd];
         if (!x->used || x->cut) continue;
-        struct key owner = owner_of(c, fd);
-        if (!key_is_set(&owner) || !admits(arg, x->group, &owner)) cut(c, fd);
+        struct owner owner = owner_of(c, fd);
+        bool known = owner.cookie && owner.cookie == x->cookie;
+        if (!known || !admits(arg, x->group, &owner.key)) cut(c, fd);
     }
 }
 
@@ -166,7 +171,6 @@ void conns_accepted(struct conns *c, int fd, uint32_t group, uint64_t now_ns)
         return;
     }
     conns_lost(c, fd);
-    conns_owned(c, fd, &(struct key){{0}});
     struct conn *x = &c->conns[fd];
     *x = (struct conn){.used = true,
                        .group = group,

@@ -293,7 +293,7 @@ static bool still_admitted(void *arg, uint32_t group, const struct key *key)
 }
 
 /* Takes in what net_bind and net_allow have put there. False: it is time to end. */
-static bool take_watched(struct guard *g, void **monitors)
+static bool take_watched(struct guard *g, void **monitors, bool *ret_review)
 {
     eventfd_t ignored;
     (void)eventfd_read(g->wake, &ignored);
@@ -306,10 +306,10 @@ static bool take_watched(struct guard *g, void **monitors)
         monitors[i] = w->monitor;
         any |= w->monitor != NULL;
     }
-    bool stop = g->stop, review = g->review;
+    bool stop = g->stop;
+    *ret_review = g->review;
     g->review = false;
     (void)pthread_mutex_unlock(&g->lock);
-    if (review) conns_review(g->conns, still_admitted, g);
     return any || !stop;
 }
 
@@ -327,7 +327,8 @@ static void *run_guard(void *arg)
     struct guard *g = arg;
     void *monitors[CONNS_GROUPS];
     long wait_ms = -1;
-    while (take_watched(g, monitors)) {
+    bool review;
+    while (take_watched(g, monitors, &review)) {
         /* Between two looks that follow each other closely it only waits: asking each monitor costs
          * more than the looks. */
         bool looks = wait_ms >= 0 && wait_ms <= CONNS_LOOK_MS;
@@ -340,11 +341,13 @@ static void *run_guard(void *arg)
             of[n] = i;
             items[2 + n++] = (zmq_pollitem_t){.socket = monitors[i], .events = ZMQ_POLLIN};
         }
-        (void)zmq_poll(items, looks ? 1 : n + 2, wait_ms);
+        (void)zmq_poll(items, looks ? 1 : n + 2, review ? 0 : wait_ms);
         for (int i = 0; i < n; i++)
-            if ((looks || (items[2 + i].revents & ZMQ_POLLIN)) &&
+            if ((looks || review || (items[2 + i].revents & ZMQ_POLLIN)) &&
                 !take_events(g, monitors[of[i]], of[i]))
                 forget_watched(g, of[i]);
+        /* Behind the events: of whom was admitted before, each connection is known now. */
+        if (review) conns_review(g->conns, still_admitted, g);
         wait_ms = conns_turn(g->conns, clock_ns());
     }
     return NULL;
@@ -612,7 +615,6 @@ static int receive(struct net_sock *s, struct net_msg *m, int *ret_fd)
             conns_delivered(s->net->guard.conns, *ret_fd,
                             zmq_msg_size(to) + (s->has_domain ? CURVE_BYTES : 0));
         if (s->has_domain && !m->roles) set_key_of(s, m, to);
-        if (s->guarded && s->has_domain) conns_owned(s->net->guard.conns, *ret_fd, &m->key);
         if (m->n < NET_FRAMES_MAX) {
             /* A ROUTER's own first frame does not carry it, those from the wire do. */
             const char *peer = m->peer[0] ? NULL : zmq_msg_gets(to, "Peer-Address");
@@ -623,6 +625,7 @@ static int receive(struct net_sock *s, struct net_msg *m, int *ret_fd)
             (void)zmq_msg_close(to);
         }
     }
+    if (s->guarded && s->has_domain) conns_owned(s->net->guard.conns, *ret_fd, &m->key);
     return 0;
 }
 
