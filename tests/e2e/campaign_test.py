@@ -3,7 +3,8 @@ links, later two at once: no stream sees an error, a repeated or a missing token
 
 Faults are drawn from a seed that is printed; FLOTILLA_SEED repeats it. A line for each fault says what it was, how many streams
 it hit, what the log said of it and when, when the cluster was whole again, and the longest pause of the streams of the other
-replica. The long form has a hundred faults, and two spare workers, since a worker that is to blame again and again is held down.
+replica. Pauses are judged only where nothing but the cluster needs the machine. The next fault comes when each stream that was hit
+has gone on: a request that is in flight at three crashes, without a token in between, is given up. The long form has a hundred faults, and two spare workers, since a worker that is to blame again and again is held down.
 
 Ends with status 77, skipped, where the kernel or the rights allow no namespaces.
 """
@@ -25,9 +26,38 @@ NAMED_S = 3 * 10 * STEP_TIMEOUT_S  # where Steps take long, a lost one is looked
 WHOLE_S = 90           # a worker that was often to blame is held down for 30 s
 ITL_LEAST = 100        # token times of which a p99 is taken
 PAUSE_FACTOR = 3
+OTHERS_MOST = 0.1      # of the machine's CPU time, that others take while pauses are judged
 SPREAD_S = 30          # streams that were moved to one replica spread again as their answers end
 WORKER_FAULTS, LINK_FAULTS = ("kill", "stop"), ("cut", "black hole", "half open")
 STORY = "the harbour master opened the book in which every ship, its cargo and the weather were written down, and read:"
+
+
+class Others:
+    """What share of the machine's CPU time others than this test take, from now on."""
+
+    def __init__(self, pids):
+        self.before = self.read(pids)
+
+    @staticmethod
+    def read(pids):
+        tick, own, t = os.sysconf("SC_CLK_TCK"), {}, os.times()
+        for pid in pids:
+            try:
+                with open(f"/proc/{pid}/stat") as f:
+                    own[pid] = sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13])) / tick
+            except OSError:
+                pass
+        with open("/proc/stat") as f:
+            user, nice, system = map(int, f.readline().split()[1:4])
+        return (user + nice + system) / tick, own, sum(t[:4]), time.monotonic()
+
+    def share(self, pids):
+        busy, own, mine, at = (a for a in self.read(pids))
+        busy_before, own_before, mine_before, before = self.before
+        # A child that has ended is in this process's sum, with all that it ever took.
+        of_tests = mine - mine_before + sum(s - own_before.get(p, 0.0) for p, s in own.items()) \
+            - sum(s for p, s in own_before.items() if p not in own)
+        return (busy - busy_before - of_tests) / (at - before) / os.cpu_count()
 
 
 class Streams:
@@ -94,6 +124,17 @@ class Streams:
             lasting = {c["stream"]: c["last"] for c in self.live.values() if c["last"] is not None}
             return [max((b - a for a, b in [*g, (lasting.get(i, until), until)] if a < until and b > since), default=0.0)
                     for i, g in enumerate(self.gaps)]
+
+    def wait_for_progress(self, since):
+        """Until each request that was under way at that time has a token more, or has ended."""
+        with self.lock:
+            waits = set(self.live)
+        end = time.monotonic() + WHOLE_S
+        while waits and time.monotonic() < end:
+            with self.lock:
+                waits = {i for i in waits if i in self.live and (self.live[i]["last"] or 0) < since}
+            time.sleep(0.05)
+        return not waits
 
     def finish(self, timeout):
         """No more requests; waits for those under way. The probe's exit status."""
@@ -193,7 +234,8 @@ class Campaign(unittest.TestCase):
                 s = self.spread(c)
                 faults = self.draw(rng, s, 1 if n < SINGLES else 2)
                 replicas = {r["name"]: r for r in s["replicas"]}
-                at, begun = len(c.text()), time.monotonic()
+                pids = lambda: [streams.probe.pid, c.coordinator.pid, *(p.pid for p in c.processes.values())]
+                at, begun, others = len(c.text()), time.monotonic(), Others(pids())
                 calm.append((since, begun))
                 self.befall(net, c, faults)
                 said = self.named(c, at, faults)
@@ -208,12 +250,16 @@ class Campaign(unittest.TestCase):
                 hits += sum(running[name] > 0 for _, name, _, _ in faults)
                 lost = [r["name"] for r in s["replicas"] if r["epoch"] != replicas[r["name"]]["epoch"]]
                 share = self.judge(streams, running[lost[0]], begun, until, calm) if len(lost) == 1 else None
-                if share is not None:
+                judged = share is not None and others.share(pids()) <= OTHERS_MOST
+                if judged:
                     shares.append(share)
                 what = " and ".join(f"{kind} {victim}{'-' + peer if peer else ''} ({name}, {running[name]} streams)"
                                     for kind, name, victim, peer in faults)
                 print(f"{n + 1}: {what}: named after {named_s:.2f} s, {'; '.join(said)}; mended after {mended_s:.2f} s, whole after "
-                      f"{until - begun:.2f} s; pauses elsewhere {'not judged' if share is None else f'{share:.2f} of the limit'}", flush=True)
+                      f"{until - begun:.2f} s; pauses elsewhere "
+                      f"{'unknown' if share is None else f'{share:.2f} of the limit'}; others took {others.share(pids()):.2f} of the CPU",
+                      flush=True)
+                self.assertTrue(streams.wait_for_progress(until), c.text()[-3000:])
                 self.assertEqual(streams.wrong, [], c.text()[-3000:])
                 self.assertIsNone(streams.probe.poll())
             self.assertEqual(streams.finish(120), 0)
