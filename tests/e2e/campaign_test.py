@@ -27,6 +27,7 @@ WHOLE_S = 90           # a worker that was often to blame is held down for 30 s
 ITL_LEAST = 100        # token times of which a p99 is taken
 PAUSE_FACTOR = 3
 OTHERS_MOST = 0.1      # of the machine's CPU time, that others take while pauses are judged
+PROGRESS_S = 300       # until each stream has gone on, where others need the machine
 SPREAD_S = 30          # streams that were moved to one replica spread again as their answers end
 WORKER_FAULTS, LINK_FAULTS = ("kill", "stop"), ("cut", "black hole", "half open")
 STORY = "the harbour master opened the book in which every ship, its cargo and the weather were written down, and read:"
@@ -129,7 +130,7 @@ class Streams:
         """Until each request that was under way at that time has a token more, or has ended."""
         with self.lock:
             waits = set(self.live)
-        end = time.monotonic() + WHOLE_S
+        end = time.monotonic() + PROGRESS_S
         while waits and time.monotonic() < end:
             with self.lock:
                 waits = {i for i in waits if i in self.live and (self.live[i]["last"] or 0) < since}
