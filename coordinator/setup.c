@@ -26,7 +26,7 @@ uint32_t setup_context(const struct config *c, const struct arch_dims *d)
 /* As many as serve, and as many spares and strangers. */
 uint32_t setup_max_workers(const struct config *c)
 {
-    uint32_t twice = 2 * c->replicas * c->workers;
+    uint32_t twice = 2 * c->serving;
     return twice > LIMIT_WORKERS ? twice : LIMIT_WORKERS;
 }
 
@@ -58,47 +58,90 @@ static enum kv_type kv_of(const struct config *c)
     return kv;
 }
 
-int setup_costs(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
-                const struct machine_memory *here, struct room_costs *ret, struct errmsg *em)
+int setup_costs(const struct config *c, const struct weights *weights,
+                const struct machine_memory *here, struct setup_model *m, struct errmsg *em)
 {
+    const struct arch_dims *dims = m->dims;
     uint32_t n = dims->n_layers;
     uint64_t *layers = mem_alloc(n * sizeof *layers), sum = 0, whole = 0;
+    uint64_t *work = mem_alloc(n * sizeof *work);
     int rc = 0;
     for (uint32_t i = 0; i < n && rc == 0; i++) {
         rc = eng_weights_bytes(weights, dims, i, i, &layers[i], em);
+        if (rc == 0) rc = eng_layers_bytes(weights, dims, i, i, &work[i], em);
         sum += layers[i];
     }
     if (rc == 0) rc = eng_weights_bytes(weights, dims, 0, n - 1, &whole, em);
     if (rc < 0) {
         mem_free(layers);
+        mem_free(work);
         return rc;
     }
     struct eng_sizes s = eng_sizes(dims, c->chunk, logits_max_of(c, dims), setup_context(c, dims));
     uint64_t free = machine_free(here);
-    *ret = (struct room_costs){.layer_bytes = layers,
-                               .tied_bytes = sum > whole ? sum - whole : 0,
-                               .page_layer_bytes = eng_page_bytes(dims, kv_of(c), 1),
-                               .page_bytes = LIMIT_PAGE * sizeof(int32_t),
-                               .worker_bytes = s.step_bytes + PROCESS_BYTES,
-                               .thread_bytes = s.thread_bytes,
-                               .last_bytes = s.logits_bytes,
-                               .table_bytes = free == UINT64_MAX ? 0 : free / TABLES_SHARE + 1};
+    m->layer_work = work;
+    m->costs = (struct room_costs){.layer_bytes = layers,
+                                   .tied_bytes = sum > whole ? sum - whole : 0,
+                                   .page_layer_bytes = eng_page_bytes(dims, kv_of(c), 1),
+                                   .page_bytes = LIMIT_PAGE * sizeof(int32_t),
+                                   .worker_bytes = s.step_bytes + PROCESS_BYTES,
+                                   .thread_bytes = s.thread_bytes,
+                                   .last_bytes = s.logits_bytes,
+                                   .table_bytes = free == UINT64_MAX ? 0 : free / TABLES_SHARE + 1};
     return 0;
+}
+
+static struct core_wish *wishes_of(const struct config *c)
+{
+    static const enum plan_prefer prefers[] = {
+        [CONFIG_ANYWHERE] = PLAN_ANYWHERE, [CONFIG_FIRST] = PLAN_FIRST, [CONFIG_LAST] = PLAN_LAST};
+    struct core_wish *list = mem_zalloc((c->n_wishes + 1) * sizeof *list);
+    for (uint32_t i = 0; i < c->n_wishes; i++) {
+        const struct config_worker *w = &c->wishes[i];
+        list[i] =
+            (struct core_wish){.name = w->name,
+                               .memory_bytes = w->memory_bytes,
+                               .layers_max = w->layers_max,
+                               .threads = w->threads,
+                               .prefer = prefers[w->prefer],
+                               .replica = w->replica == CONFIG_ANY ? CORE_ANY_REPLICA : w->replica,
+                               .stage = w->stage == CONFIG_ANY ? PLAN_ANY_STAGE : w->stage};
+    }
+    return list;
+}
+
+void setup_close(struct core_config *k, struct setup_model *m)
+{
+    mem_free((void *)(uintptr_t)k->wishes);
+    k->wishes = NULL;
+    mem_free((void *)(uintptr_t)m->costs.layer_bytes);
+    m->costs.layer_bytes = NULL;
+    mem_free(m->layer_work);
+    m->layer_work = NULL;
 }
 
 struct core_config setup_core(const struct config *c, const struct setup_model *m,
                               uint64_t incarnation, const char *results_endpoint)
 {
+    static const enum plan_split splits[] = {
+        [CONFIG_MEASURED] = PLAN_BY_SPEED, [CONFIG_EVEN] = PLAN_EVEN, [CONFIG_GIVEN] = PLAN_GIVEN};
     uint32_t ctx = setup_context(c, m->dims), sequences = sequences_of(c);
     return (struct core_config){
         .incarnation = incarnation,
         .n_replicas = c->replicas,
         .n_stages = c->workers,
+        .chains = c->chains,
+        .split = splits[c->split],
+        .given = c->split == CONFIG_GIVEN ? c->given : NULL,
+        .wishes = wishes_of(c),
+        .n_wishes = c->n_wishes,
         .max_workers = setup_max_workers(c),
         .n_layers = m->dims->n_layers,
         .width = m->dims->hidden,
         .vocab = m->dims->vocab,
         .model_digest = m->digest,
+        .header_digest = m->header,
+        .layer_work = m->layer_work,
         .model_path = m->path,
         .results_endpoint = results_endpoint,
         .eog = m->eog,
