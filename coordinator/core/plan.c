@@ -1,6 +1,5 @@
 /* The cut of layers for workers in a given order is dynamic programming: the slowest stage of the
- * first s workers over the first l layers, for all s and l. A stage's time only grows with its
- * layers, so the best place of each cut is found by bisection: O(stages x layers x log layers).
+ * first s workers over the first l layers, for all s and l. O(stages x layers x layers).
  *
  * All that is tried is: the order by name, and each other worker as the last, since only the last
  * stage has the output head; and for the KV pool's size a few numbers of pages, which decide how
@@ -107,34 +106,18 @@ static void cut_as_given(const struct plan_ask *ask, struct plan_stage *stages)
     }
 }
 
-/* The best place at which stage s, which ends before layer `end`, may begin: the slowest stage up
- * to there grows with it, the stage's own time falls. */
+/* The best place at which stage s, which ends before layer `end`, may begin. */
 static void place_cut(struct planning *p, uint32_t s, uint32_t end, double pages)
 {
     const struct plan_worker *w = p->order[s];
-    uint32_t width = p->ask->n_layers + 1, low = s, high = end - 1;
+    uint32_t width = p->ask->n_layers + 1, at = end - 1;
     const double *before = p->slowest + (size_t)(s - 1) * width;
     double best = DBL_MAX;
-    uint32_t at = low;
-    while (low < high && !fits(p, w, low, end, pages)) { /* the first place where it has room */
-        uint32_t middle = low + (high - low) / 2;
-        if (fits(p, w, middle, end, pages))
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    uint32_t least = low;
-    high = end - 1;
-    while (low < high) { /* the first place where what is before it takes longer */
-        uint32_t middle = low + (high - low) / 2;
-        if (before[middle] >= time_of(p, w, middle, end))
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    for (uint32_t i = low > least ? low - 1 : low; i <= low; i++) {
-        double own = time_of(p, w, i, end), t = before[i] > own ? before[i] : own;
-        if (before[i] == DBL_MAX || !fits(p, w, i, end, pages) || t >= best) continue;
+    for (uint32_t i = end; i-- > s;) {
+        double own = time_of(p, w, i, end);
+        if (own >= best || !fits(p, w, i, end, pages)) break; /* with more layers still less */
+        double t = before[i] > own ? before[i] : own;
+        if (t >= best) continue;
         best = t;
         at = i;
     }
