@@ -446,54 +446,6 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
     return rc;
 }
 
-/* That a stage may have. */
-static uint32_t most_layers(const struct config *c, uint32_t layers)
-{
-    uint32_t shortest = c->workers, most = 0;
-    for (uint32_t i = 0; i < c->replicas; i++)
-        if (c->chains[i] < shortest) shortest = c->chains[i];
-    if (c->split == CONFIG_MEASURED) return layers - shortest + 1;
-    if (c->split == CONFIG_EVEN) return (layers + shortest - 1) / shortest;
-    for (uint32_t i = 0; i < c->workers; i++)
-        if (c->given[i] > most) most = c->given[i];
-    return most;
-}
-
-/* The first slice and the last are the largest. */
-static int check_slices(const struct config *c, const struct model_file *m, struct errmsg *em)
-{
-    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = m->dims.n_layers;
-    uint32_t most = most_layers(c, layers);
-    int rc = eng_slice_tensors(m->weights, &m->dims, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
-    if (rc == 0)
-        rc = eng_slice_tensors(m->weights, &m->dims, layers - most, layers - 1, idx,
-                               LIMIT_SLICE_TENSORS, &n, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
-}
-
-int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em)
-{
-    enum kv_type kv;
-    uint64_t bytes;
-    if (!eng_kv_parse(config->kv, &kv))
-        return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16, q8_0, q4_0)",
-                       config->kv);
-    int fits = eng_kv_check(&model->dims, kv, em);
-    if (fits < 0) return err_wrap(em, ERR_CONF, "key 'kv'");
-    if (config->workers > model->dims.n_layers)
-        return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
-                       config->workers, model->dims.n_layers);
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < config->workers && config->split == CONFIG_GIVEN; i++)
-        sum += config->given[i];
-    if (config->split == CONFIG_GIVEN && sum != model->dims.n_layers)
-        return err_set(em, ERR_CONF, "key 'split': %" PRIu64 " layers, and the model has %" PRIu32,
-                       sum, model->dims.n_layers);
-    /* Also finds a missing tensor or an unsupported type before any worker is asked. */
-    int rc = eng_slice_bytes(model->weights, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : check_slices(config, model, em);
-}
-
 static int open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation,
                      struct errmsg *em)
 {

@@ -3,6 +3,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #define LOGITS_MAX 64u
@@ -30,6 +31,51 @@ uint32_t setup_max_workers(const struct config *c)
     return twice > LIMIT_WORKERS ? twice : LIMIT_WORKERS;
 }
 
+/* That a stage may have. */
+static uint32_t most_layers(const struct config *c, uint32_t layers)
+{
+    uint32_t shortest = c->workers, most = 0;
+    for (uint32_t i = 0; i < c->replicas; i++)
+        if (c->chains[i] < shortest) shortest = c->chains[i];
+    if (c->split == CONFIG_MEASURED) return layers - shortest + 1;
+    if (c->split == CONFIG_EVEN) return (layers + shortest - 1) / shortest;
+    for (uint32_t i = 0; i < c->workers; i++)
+        if (c->given[i] > most) most = c->given[i];
+    return most;
+}
+
+/* The first slice and the last are the largest. */
+static int check_slices(const struct config *c, const struct weights *w, const struct arch_dims *d,
+                        struct errmsg *em)
+{
+    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = d->n_layers, most = most_layers(c, layers);
+    int rc = eng_slice_tensors(w, d, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
+    if (rc == 0)
+        rc = eng_slice_tensors(w, d, layers - most, layers - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
+}
+
+int setup_check(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
+                const char *path, struct errmsg *em)
+{
+    enum kv_type kv;
+    uint64_t bytes, given = 0;
+    if (!eng_kv_parse(c->kv, &kv))
+        return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16, q8_0, q4_0)", c->kv);
+    int fits = eng_kv_check(dims, kv, em);
+    if (fits < 0) return err_wrap(em, ERR_CONF, "key 'kv'");
+    if (c->workers > dims->n_layers)
+        return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
+                       c->workers, dims->n_layers);
+    for (uint32_t i = 0; i < c->workers && c->split == CONFIG_GIVEN; i++) given += c->given[i];
+    if (c->split == CONFIG_GIVEN && given != dims->n_layers)
+        return err_set(em, ERR_CONF, "key 'split': %" PRIu64 " layers, and the model has %" PRIu32,
+                       given, dims->n_layers);
+    /* Also finds a missing tensor or an unsupported type before any worker is asked. */
+    int rc = eng_slice_bytes(weights, dims, 0, dims->n_layers - 1, &bytes, em);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", path) : check_slices(c, weights, dims, em);
+}
+
 static uint32_t sequences_of(const struct config *c)
 {
     return c->max_sequences && c->max_sequences < c->max_requests ? c->max_sequences
@@ -54,7 +100,7 @@ static uint32_t logits_max_of(const struct config *c, const struct arch_dims *d)
 static enum kv_type kv_of(const struct config *c)
 {
     enum kv_type kv = KV_F16;
-    (void)eng_kv_parse(c->kv, &kv); /* loop_check has read it */
+    (void)eng_kv_parse(c->kv, &kv); /* setup_check has read it */
     return kv;
 }
 

@@ -19,6 +19,10 @@ struct setup_model {
     uint64_t *layer_work; /* bytes of weights that each layer reads, or NULL */
 };
 
+/* What the file asks of this model. ERR_CONF names the key, or the model's file `path`. */
+int setup_check(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
+                const char *path, struct errmsg *em);
+
 /* The bytes that slices of the model take, and Steps as large as the file allows: fills in
  * m->costs and m->layer_work, which setup_close frees. `here` is what the coordinator's machine has
  * for its own tables. ERR_FORMAT, ERR_UNSUPPORTED: of a tensor. */
