@@ -42,9 +42,9 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
         *ret_status = STATUS_UNIMPLEMENTED;
         return g->unsupported;
     }
-    if ((g->tenant[0] || g->has_priority) && !(s->caller_roles & (KEY_GATEWAY | KEY_ADMIN))) {
+    if ((g->tenant[0] || g->has_priority || g->user[0]) && !(s->caller_roles & (KEY_GATEWAY | KEY_ADMIN))) {
         *ret_status = STATUS_PERMISSION_DENIED;
-        return "fields 'tenant' and 'priority' are believed from a gateway's key only";
+        return "fields 'tenant', 'priority' and 'user' are believed from a gateway's key only";
     }
     if (g->model[0] && strcmp(g->model, s->name) != 0) {
         *ret_status = STATUS_NOT_FOUND;
@@ -91,7 +91,7 @@ static void submit(struct shell *s, struct call *c)
     for (uint32_t i = 0; i < c->n_answers && !c->ended; i++) {
         struct event e = {.type = EV_SUBMIT,
                           .submit = {.request = c->request + i,
-                                     .client = calls__client(c->client),
+                                     .client = c->share,
                                      .tenant = c->tenant,
                                      .priority = c->priority,
                                      .tokens = all.ids,
@@ -128,6 +128,7 @@ static void begin(struct shell *s, struct call *c, const struct msg_generate *g)
     c->priority = g->priority;
     c->tenant = g->tenant[0] ? hash_bytes(g->tenant, strlen(g->tenant), 1) | 1 : 0;
     c->ignore_eos = g->ignore_eos;
+    c->pieces = g->pieces;
     keep_sampling(c, &g->sampling);
     if (!g->has_seed) c->sampling.seed = sampling_draw_seed();
     struct answer_options o = {g->stops, g->n_stops, g->sampling.logprobs,
@@ -189,7 +190,7 @@ void generate__call(struct shell *s, const struct msg_call *h, const struct rout
         calls__reply(s, from, h->call, STATUS_UNAVAILABLE, CALLS_RESTARTING, NULL);
         return;
     }
-    c = calls__new(s, h, from, g.samples);
+    c = calls__new(s, h, from, g.user, g.samples);
     if (c) begin(s, c, &g);
 }
 

@@ -549,6 +549,8 @@ static void close_all(struct shell *s)
     net_close(s->client_net);
     buf_close(&s->out);
     buf_close(&s->body);
+    buf_close(&s->pieces);
+    buf_close(&s->piece_bytes);
     arena_close(&s->arena);
     arena_close(&s->body_arena);
     manifest_close(&s->manifest);

@@ -42,7 +42,7 @@ static void tokenize(struct shell *s, const struct msg_call *h, const struct rou
         calls__reply(s, from, h->call, calls__unread(s), em.text, NULL);
         return;
     }
-    struct call *c = calls__new(s, h, from, 0);
+    struct call *c = calls__new(s, h, from, "", 0);
     const struct text t = {.request = c ? c->request : 0,
                            .vocab = s->model->vocab,
                            .bytes = (char *)(uintptr_t)text,

@@ -59,6 +59,7 @@ struct shell {
     uint64_t next_request;
     struct arena arena, body_arena;
     struct buf out, body;
+    struct buf pieces, piece_bytes; /* of the reply that is being encoded */
     uint64_t dropped; /* messages that could not be read */
     uint64_t now_ns;  /* the present turn's */
     bool was_ready;

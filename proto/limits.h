@@ -25,6 +25,7 @@
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_FIELDS 1024u /* of a Generate or Tokenize */
 #define LIMIT_NAME_BYTES 64u
+#define LIMIT_USER_BYTES 256u
 #define LIMIT_TEXT_BYTES 512u /* of an error's text, of an endpoint */
 #define LIMIT_PATH_BYTES 1024u
 #define LIMIT_SLICE_TENSORS 4096u /* whose hashes an Assign carries: 32 KiB */

@@ -92,6 +92,8 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
     if (m->from_index) SET(&g, from_index, m->from_index);
     if (m->tenant && m->tenant[0]) g.tenant = (char *)(uintptr_t)m->tenant;
     if (m->has_priority) SET(&g, priority, (uint32_t)m->priority);
+    if (m->user && m->user[0]) g.user = (char *)(uintptr_t)m->user;
+    if (m->pieces) SET(&g, pieces, true);
     if (m->samples) SET(&g, samples, m->samples);
     wire__pack(&g.base, to);
 }
@@ -221,6 +223,7 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         if (strlen(g->stop[i]) > LIMIT_STOP_BYTES) return wire__bad(em, "stop");
     if (g->n_received > LIMIT_MAX_TOKENS) return wire__bad(em, "received");
     if (g->tenant && strlen(g->tenant) >= LIMIT_NAME_BYTES) return wire__bad(em, "tenant");
+    if (g->user && strlen(g->user) >= LIMIT_USER_BYTES) return wire__bad(em, "user");
     if (g->has_priority && g->priority > PRIORITY_LOW) return wire__bad(em, "priority");
     if (g->has_samples && (g->samples < 1 || g->samples > LIMIT_SAMPLES))
         return wire__bad(em, "samples");
@@ -240,12 +243,21 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         .received = g->received,
         .from_index = g->from_index,
         .tenant = text_or_empty(g->tenant),
+        .user = text_or_empty(g->user),
+        .pieces = g->pieces,
         .has_priority = g->has_priority,
         .priority = g->has_priority ? (enum priority)g->priority : PRIORITY_NORMAL,
         .samples = g->has_samples ? g->samples : 1,
     };
     for (size_t i = 0; i < g->n_stop; i++) ret->stops[i] = g->stop[i];
     return wire__get_sampling(g->sampling, &ret->sampling, em);
+}
+
+static size_t pieces_length(const struct msg_generate_reply *m)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < m->n_pieces; i++) n += m->piece_bytes[i];
+    return n;
 }
 
 void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
@@ -255,6 +267,12 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
     SET(&r, first_index, m->first_index);
     if (m->sample) SET(&r, sample, m->sample);
     if (m->queued_us) SET(&r, queued_us, m->queued_us);
+    if (m->cached) SET(&r, cached, m->cached);
+    if (m->n_pieces) {
+        SET(&r, pieces, ((ProtobufCBinaryData){pieces_length(m), (uint8_t *)(uintptr_t)m->pieces}));
+        r.n_piece_bytes = m->n_pieces;
+        r.piece_bytes = (uint32_t *)(uintptr_t)m->piece_bytes;
+    }
     r.n_tokens = m->n_tokens;
     r.tokens = (int32_t *)(uintptr_t)m->tokens;
     r.text = (char *)(uintptr_t)m->text;
@@ -297,11 +315,19 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                                        .sample = r->sample,
                                        .first_index = r->first_index,
                                        .queued_us = r->queued_us,
+                                       .cached = r->cached,
                                        .n_tokens = (uint32_t)r->n_tokens,
                                        .tokens = r->tokens,
                                        .text = text_or_empty(r->text),
                                        .finish_reason = parse_finish(r->finish_reason),
                                        .has_usage = r->usage != NULL};
+    if (r->n_piece_bytes) {
+        if (r->n_piece_bytes != r->n_tokens + r->n_top_ids) return wire__bad(em, "piece_bytes");
+        ret->pieces = (const char *)r->pieces.data;
+        ret->n_pieces = (uint32_t)r->n_piece_bytes;
+        ret->piece_bytes = r->piece_bytes;
+        if (pieces_length(ret) != r->pieces.len) return wire__bad(em, "pieces");
+    }
     if (r->usage) {
         ret->prompt_tokens = r->usage->prompt_tokens;
         ret->n_prompt_tokens = (uint32_t)r->usage->n_prompt_tokens;

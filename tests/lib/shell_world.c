@@ -530,6 +530,8 @@ void world_close(struct world *w)
     net_close(s->net);
     buf_close(&s->out);
     buf_close(&s->body);
+    buf_close(&s->pieces);
+    buf_close(&s->piece_bytes);
     arena_close(&s->arena);
     arena_close(&s->body_arena);
     mem_free(s);
