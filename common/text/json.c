@@ -188,3 +188,64 @@ bool json_as_u64(const struct json *v, uint64_t *ret)
     *ret = (uint64_t)json_integer_value(inner_const(v));
     return true;
 }
+
+enum json_kind json_kind(const struct json *v)
+{
+    if (!v) return JSON_KIND_NULL;
+    switch (json_typeof(inner_const(v))) {
+    case JSON_TRUE:
+    case JSON_FALSE: return JSON_KIND_BOOL;
+    case JSON_INTEGER: return JSON_KIND_INT;
+    case JSON_REAL: return JSON_KIND_REAL;
+    case JSON_STRING: return JSON_KIND_STRING;
+    case JSON_ARRAY: return JSON_KIND_ARRAY;
+    case JSON_OBJECT: return JSON_KIND_OBJECT;
+    default: return JSON_KIND_NULL;
+    }
+}
+
+bool json_as_bool(const struct json *v, bool *ret)
+{
+    if (!json_is_boolean(inner_const(v))) return false;
+    *ret = json_is_true(inner_const(v));
+    return true;
+}
+
+bool json_as_int(const struct json *v, int64_t *ret)
+{
+    if (!json_is_integer(inner_const(v))) return false;
+    *ret = json_integer_value(inner_const(v));
+    return true;
+}
+
+bool json_as_real(const struct json *v, double *ret)
+{
+    if (!json_is_number(inner_const(v))) return false;
+    *ret = json_number_value(inner_const(v));
+    return true;
+}
+
+bool json_as_string(const struct json *v, const char **ret, size_t *ret_len)
+{
+    if (!json_is_string(inner_const(v))) return false;
+    *ret = json_string_value(inner_const(v));
+    *ret_len = json_string_length(inner_const(v));
+    return true;
+}
+
+bool json_next(const struct json *object, void **at, const char **ret_key, size_t *ret_key_len,
+               const struct json **ret_value)
+{
+    json_t *o = (json_t *)(uintptr_t)inner_const(object); /* its iterators want no const */
+    *at = *at ? json_object_iter_next(o, *at) : json_object_iter(o);
+    if (!*at) return false;
+    *ret_key = json_object_iter_key(*at);
+    *ret_key_len = json_object_iter_key_len(*at);
+    *ret_value = outer(json_object_iter_value(*at));
+    return true;
+}
+
+size_t json_n_members(const struct json *object)
+{
+    return json_object_size(inner_const(object));
+}

@@ -64,4 +64,27 @@ const struct json *json_at(const struct json *array, size_t i);
 /* False: it is no integer, or is below 0. NULL counts as none. */
 bool json_as_u64(const struct json *v, uint64_t *ret);
 
+enum json_kind {
+    JSON_KIND_NULL, /* NULL counts as null */
+    JSON_KIND_BOOL,
+    JSON_KIND_INT,
+    JSON_KIND_REAL,
+    JSON_KIND_STRING,
+    JSON_KIND_ARRAY,
+    JSON_KIND_OBJECT
+};
+
+enum json_kind json_kind(const struct json *v);
+/* False: it is of another kind; *ret stays as it is. An integer is a real too. A string is UTF-8
+ * and NUL-terminated. */
+bool json_as_bool(const struct json *v, bool *ret);
+bool json_as_int(const struct json *v, int64_t *ret);
+bool json_as_real(const struct json *v, double *ret);
+bool json_as_string(const struct json *v, const char **ret, size_t *ret_len);
+
+/* The members of an object in their order: begin with *at = NULL; false at the end. */
+bool json_next(const struct json *object, void **at, const char **ret_key, size_t *ret_key_len,
+               const struct json **ret_value);
+size_t json_n_members(const struct json *object);
+
 #endif
