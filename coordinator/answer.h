@@ -26,7 +26,7 @@ struct answer {
     struct buf part;                 /* its text, where it was not all */
     uint64_t queued_us;              /* told with the first token, like the next */
     uint32_t cached;
-    uint64_t token_ns;               /* when the last token came */
+    uint64_t token_ns; /* when the last token came */
     bool ended;
     enum finish_reason finish_reason; /* once ended */
 };

@@ -82,8 +82,7 @@ static void give_up_unread(struct shell *s)
     for (uint32_t i = 0; i < s->n_calls; i++) {
         struct call *c = &s->calls[i];
         if (!c->used || !c->ended || !c->refused_ns || c->dirty) continue;
-        if (*imap_get(&unread, c->share) == most &&
-            (!victim || c->request < victim->request))
+        if (*imap_get(&unread, c->share) == most && (!victim || c->request < victim->request))
             victim = c;
     }
     imap_close(&unread);

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 35
+#define N_KEYS 41
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -33,7 +33,13 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"ports.workers", CONF_U32, &c->worker_port, 0, 65535, false},
         {"ports.results", CONF_U32, &c->result_port, 0, 65535, false},
         {"ports.metrics", CONF_U32, &c->metrics_port, 0, 65535, false},
+        {"ports.http", CONF_U32, &c->http_port, 0, 65535, false},
         {"metrics", CONF_BOOL, &c->metrics, 0, 0, false},
+        {"http.serve", CONF_BOOL, &c->http, 0, 0, false},
+        {"http.connections", CONF_U32, &c->http_connections, 1, 100000, false},
+        {"http.body_kib", CONF_U32, &c->http_body_kib, 1, LIMIT_CLIENT_BYTES >> 10, false},
+        {"http.read", CONF_U32, &c->http_read_s, 1, 3600, false},
+        {"http.stall", CONF_U32, &c->http_stall_s, 1, 3600, false},
         {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
         {"workers", CONF_U32, &c->workers, 1, LIMIT_STAGES, true},
         {"replicas", CONF_U32, &c->replicas, 1, LIMIT_REPLICAS, false},
@@ -159,6 +165,12 @@ static struct config defaults(void)
                            .worker_port = 7071,
                            .result_port = 7072,
                            .metrics_port = 7073,
+                           .http_port = 8080,
+                           .http = true,
+                           .http_connections = 1024,
+                           .http_body_kib = 4096,
+                           .http_read_s = 30,
+                           .http_stall_s = 60,
                            .metrics = true,
                            .replicas = 1,
                            .chunk = 512,

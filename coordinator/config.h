@@ -17,7 +17,7 @@ struct config {
     bool model_relative;      /* it was not, and stands for a file under this process's folder */
     char *name, *listen, *kv; /* listen: an address of this machine, as in an endpoint */
     char *pre;                /* pre-tokeniser in place of the file's, or NULL */
-    uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
+    uint32_t client_port, worker_port, result_port, metrics_port, http_port; /* 0: any free one */
     bool plaintext;
     uint32_t workers;        /* of a replica's chain */
     uint32_t replicas;       /* chains, each of the whole model */
@@ -30,8 +30,10 @@ struct config {
     uint32_t drain_s;     /* what running answers have when it is told to stop */
     uint32_t hwm;         /* messages that a client's connection may have waiting */
     uint32_t connections; /* of clients at once */
-    const char *path;     /* of the file itself, borrowed; NULL: it has none */
-    char *key_file;       /* NULL: plaintext */
+    bool http;            /* the gateway runs in this process, with these limits: */
+    uint32_t http_connections, http_body_kib, http_read_s, http_stall_s;
+    const char *path; /* of the file itself, borrowed; NULL: it has none */
+    char *key_file;   /* NULL: plaintext */
     struct conf_list key_texts[CONFIG_KEY_LISTS];
     struct key_list allowed; /* of key_texts */
     struct key_pair own;     /* of key_file; config_read alone reads it */

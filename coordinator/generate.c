@@ -42,7 +42,8 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
         *ret_status = STATUS_UNIMPLEMENTED;
         return g->unsupported;
     }
-    if ((g->tenant[0] || g->has_priority || g->user[0]) && !(s->caller_roles & (KEY_GATEWAY | KEY_ADMIN))) {
+    if ((g->tenant[0] || g->has_priority || g->user[0]) &&
+        !(s->caller_roles & (KEY_GATEWAY | KEY_ADMIN))) {
         *ret_status = STATUS_PERMISSION_DENIED;
         return "fields 'tenant', 'priority' and 'user' are believed from a gateway's key only";
     }

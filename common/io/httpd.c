@@ -46,9 +46,9 @@ struct conn {
     int fd;
     enum conn_state state;
     bool cut;
-    bool watched;         /* its socket is in the set `hangups` */
-    uint64_t since_ns;    /* of the state */
-    uint64_t idle_bytes;  /* received when it became idle */
+    bool watched;        /* its socket is in the set `hangups` */
+    uint64_t since_ns;   /* of the state */
+    uint64_t idle_bytes; /* received when it became idle */
     struct httpd_request *r;
 };
 
@@ -144,10 +144,9 @@ void httpd_stream(struct httpd_request *r, unsigned status, const struct httpd_f
 {
     if (r->replied) return;
     r->pull = pull;
-    set_response(
-        r, status,
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, on_pull, r, NULL), fields,
-        n_fields);
+    set_response(r, status,
+                 MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, on_pull, r, NULL),
+                 fields, n_fields);
 }
 
 void httpd_wake(struct httpd_request *r)
@@ -169,11 +168,11 @@ static void send_raw(const struct conn *k, unsigned status, const char *text)
     char head[256];
     if (h->tls) return;
     h->on_error(h->arg, status, text, &body);
-    int n = snprintf(head, sizeof head,
-                     "HTTP/1.1 %u %s\r\nContent-Type: application/json\r\nConnection: close\r\n"
-                     "%sContent-Length: %zu\r\n\r\n",
-                     status, reason_of(status), status == 503 ? "Retry-After: 1\r\n" : "",
-                     body.len);
+    int n =
+        snprintf(head, sizeof head,
+                 "HTTP/1.1 %u %s\r\nContent-Type: application/json\r\nConnection: close\r\n"
+                 "%sContent-Length: %zu\r\n\r\n",
+                 status, reason_of(status), status == 503 ? "Retry-After: 1\r\n" : "", body.len);
     (void)send(k->fd, head, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_MORE);
     (void)send(k->fd, body.data, body.len, MSG_NOSIGNAL | MSG_DONTWAIT);
     buf_close(&body);
@@ -365,7 +364,8 @@ static enum MHD_Result take_body(struct httpd_request *r, const char *data, size
         size_t need = r->body.len + n;
         r->too_large = n > r->body.max - r->body.len;
         if (!r->too_large && r->body.cap <= need) /* no memory: too large for this machine */
-            r->too_large = buf_reserve(&r->body, need > 2 * r->body.cap ? need : 2 * r->body.cap) < 0;
+            r->too_large =
+                buf_reserve(&r->body, need > 2 * r->body.cap ? need : 2 * r->body.cap) < 0;
         if (!r->too_large) return buf_append(&r->body, data, n) == 0 ? MHD_YES : MHD_NO;
         buf_close(&r->body);
     }
@@ -481,8 +481,9 @@ static int start(struct httpd *h, const struct httpd_options *o, struct errmsg *
         h, MHD_OPTION_ARRAY, h->tls ? tls : &tls[2], MHD_OPTION_END);
     if (h->daemon) return 0;
     if (h->tls && errno == 0)
-        return err_set(em, ERR_CONF, "no HTTPS with this certificate and key: they must be PEM "
-                                     "files that belong together");
+        return err_set(em, ERR_CONF,
+                       "no HTTPS with this certificate and key: they must be PEM "
+                       "files that belong together");
     return err_set(em, ERR_IO, "cannot listen for HTTP at %s:%" PRIu32 ": %s", o->host, o->port,
                    strerror(errno));
 }

@@ -19,7 +19,7 @@ struct param {
     const char *name;
     unsigned kinds; /* of requests that have it */
     enum form form;
-    size_t at;       /* in struct ask: a float, uint32_t or bool */
+    size_t at; /* in struct ask: a float, uint32_t or bool */
     double low, high;
     int (*take)(struct ask *a, const char *name, const struct json *v, struct fault *f);
 };
@@ -124,8 +124,7 @@ static int take_priority(struct ask *a, const char *name, const struct json *v, 
     size_t n;
     bool found = json_as_int(v, &x) && x >= PRIORITY_CRITICAL && x <= PRIORITY_LOW;
     if (!found && json_as_string(v, &text, &n))
-        for (x = 0; x <= PRIORITY_LOW && !found; x += !found)
-            found = strcmp(text, names[x]) == 0;
+        for (x = 0; x <= PRIORITY_LOW && !found; x += !found) found = strcmp(text, names[x]) == 0;
     if (!found) return wrong(f, name, "critical, high, normal or low (0 to 3)");
     a->request.has_priority = true;
     a->request.priority = (enum priority)x;
@@ -163,7 +162,8 @@ static int take_bias(struct ask *a, const char *name, const struct json *v, stru
     const char *key;
     size_t bytes;
     const struct json *value;
-    if (json_kind(v) != JSON_KIND_OBJECT) return wrong(f, name, "an object of token ids and numbers");
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong(f, name, "an object of token ids and numbers");
     size_t n_members = json_n_members(v);
     if (n_members > SAMPLING_BIASES_MAX)
         return fault_set(f, 400, name, "'%s' has %zu tokens, the limit is %u", name, n_members,
@@ -365,8 +365,9 @@ static int check(struct ask *a, struct fault *f)
         return fault_set(f, 400, "prompt", "'prompt' is missing");
     if (!a->best_of) a->best_of = a->n;
     if (a->best_of < a->n)
-        return fault_set(f, 400, "best_of", "'best_of' (%" PRIu32 ") must be at least 'n' (%" PRIu32
-                         ")", a->best_of, a->n);
+        return fault_set(f, 400, "best_of",
+                         "'best_of' (%" PRIu32 ") must be at least 'n' (%" PRIu32 ")", a->best_of,
+                         a->n);
     if (a->stream && a->best_of > a->n)
         return fault_set(f, 400, "best_of", "'best_of' above 'n' cannot be streamed");
     if (a->include_usage && !a->stream)

@@ -48,7 +48,8 @@ void fault_of_end(struct fault *f, const struct client_end *end)
     (void)fault_set(f, end->lost ? 503 : http_of(end->status), NULL, "%s", end->text);
     find_param(f);
     if (f->http == 404) f->code = "model_not_found";
-    if (f->http == 400 && strstr(f->text, "fit the context of")) f->code = "context_length_exceeded";
+    if (f->http == 400 && strstr(f->text, "fit the context of"))
+        f->code = "context_length_exceeded";
     if (f->http == 429) f->code = "rate_limit_exceeded";
     if (f->http == 429 || f->http == 503) f->retry_s = (end->retry_ms + 999) / 1000;
     if (f->http == 503 && !f->retry_s) f->retry_s = 1;

@@ -463,7 +463,7 @@ static void read_config(struct world *w, const char *yaml)
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     FILE *f = fdopen(fd, "w");
-    (void)fprintf(f, "model: /none\nworkers: 1\nmetrics: false\n%s%s", yaml,
+    (void)fprintf(f, "model: /none\nworkers: 1\nmetrics: false\nhttp: {serve: false}\n%s%s", yaml,
                   strstr(yaml, "kv_tokens") ? "" : "kv_tokens: 512\n");
     (void)fclose(f);
     int rc = config_read(path, NULL, &w->config, &em);

@@ -70,7 +70,8 @@ static void test_key_of_an_error(void **state)
         struct json *j = NULL;
         size_t at = 0;
         char key[32];
-        assert_int_equal(json_read_at(cases[i].text, strlen(cases[i].text), &j, &at, NULL), ERR_FORMAT);
+        assert_int_equal(json_read_at(cases[i].text, strlen(cases[i].text), &j, &at, NULL),
+                         ERR_FORMAT);
         assert_true(at <= strlen(cases[i].text));
         json_key_at(cases[i].text, at, key, sizeof key);
         assert_string_equal(key, cases[i].key);
@@ -141,10 +142,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_write),
-        cmocka_unit_test(test_key_of_an_error),
-        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_values),          cmocka_unit_test(test_write),
+        cmocka_unit_test(test_key_of_an_error), cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
