@@ -28,6 +28,8 @@
 #define TICK_NS (250 * NS_PER_MS)
 #define BLOCK_BYTES 4096u /* of a stream's buffer */
 #define HANGUPS_A_TURN 64
+#define SEND_BYTES 65536 /* that the kernel holds for a reader; by itself it would take megabytes  \
+                          */
 /* Of a body that is too large so many times the limit is read and dropped: a client that is
  * answered while it sends sees a broken connection instead of the answer. */
 #define DROP_FACTOR 4u
@@ -200,13 +202,22 @@ static void tell_end(struct httpd_request *r, bool gone)
     if (first) h->on_end(h->arg, r->context, gone);
 }
 
+/* The server reads the end of the connection, and closes it. */
+static void cut(struct conn *k)
+{
+    if (k->cut) return;
+    (void)shutdown(k->fd, SHUT_RDWR);
+    k->cut = true;
+    k->h->n_conns--;
+}
+
 /* The peer is gone: the owner hears of it now, and libmicrohttpd when it looks at the socket. */
 static void hang_up(struct conn *k)
 {
     unwatch(k);
     if (!k->r || k->r->ended) return;
     tell_end(k->r, true);
-    (void)shutdown(k->fd, SHUT_RDWR);
+    cut(k);
     resume(k->r);
 }
 
@@ -242,15 +253,6 @@ static void set_state(struct conn *k, enum conn_state state)
     if (state == CONN_IDLE) k->idle_bytes = received(k->fd);
 }
 
-/* The server reads the end of the connection, and closes it. */
-static void cut(struct conn *k)
-{
-    if (k->cut) return;
-    (void)shutdown(k->fd, SHUT_RDWR);
-    k->cut = true;
-    k->h->n_conns--;
-}
-
 /* One connection too many: the one that is idle for longest gives way to it. */
 static void make_room(struct httpd *h, struct conn *newest)
 {
@@ -269,6 +271,7 @@ static void make_room(struct httpd *h, struct conn *newest)
 static void on_connection(void *arg, struct MHD_Connection *c, void **state,
                           enum MHD_ConnectionNotificationCode code)
 {
+    static const int send_bytes = SEND_BYTES;
     struct httpd *h = arg;
     struct conn *k = *state;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
@@ -277,6 +280,7 @@ static void on_connection(void *arg, struct MHD_Connection *c, void **state,
         k = mem_zalloc(sizeof *k);
         *k = (struct conn){.h = h, .c = c, .older = h->newest, .fd = i ? i->connect_fd : -1};
         set_state(k, CONN_IDLE);
+        (void)setsockopt(k->fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
         *(h->newest ? &h->newest->newer : &h->oldest) = k;
         h->newest = k;
         *state = k;
