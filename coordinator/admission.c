@@ -40,6 +40,12 @@ void admission__reload(struct shell *s)
 {
     struct errmsg em = {0};
     struct key_list allowed;
+    if (s->gateway && s->config->http_api_keys) {
+        if (gateway_reload(s->gateway, &em) < 0)
+            log_error("the API keys stay as they are: %s", em.text);
+        else
+            log_info("the API keys were read again");
+    }
     if (!s->config->key_file) {
         log_info("SIGHUP: there are no keys to be read again");
         return;

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 41
+#define N_KEYS 46
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -38,6 +38,10 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"http.serve", CONF_BOOL, &c->http, 0, 0, false},
         {"http.connections", CONF_U32, &c->http_connections, 1, 100000, false},
         {"http.body_kib", CONF_U32, &c->http_body_kib, 1, LIMIT_CLIENT_BYTES >> 10, false},
+        {"http.api_keys", CONF_STRING, &c->http_api_keys, 0, 0, false},
+        {"http.certificate", CONF_STRING, &c->http_certificate, 0, 0, false},
+        {"http.key", CONF_STRING, &c->http_key, 0, 0, false},
+        {"http.cors", CONF_STRING, &c->http_cors, 0, 0, false},
         {"http.read", CONF_U32, &c->http_read_s, 1, 3600, false},
         {"http.stall", CONF_U32, &c->http_stall_s, 1, 3600, false},
         {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
@@ -45,6 +49,7 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"replicas", CONF_U32, &c->replicas, 1, LIMIT_REPLICAS, false},
         {"kv", CONF_STRING, &c->kv, 0, 0, false},
         {"pre", CONF_STRING, &c->pre, 0, 0, false},
+        {"chat_template", CONF_STRING, &c->chat_template, 0, 0, false},
         {"ctx", CONF_U32, &c->ctx, 1, LIMIT_CONTEXT, false},
         {"kv_tokens", CONF_U32, &c->kv_tokens, LIMIT_PAGE, 1u << 30, false},
         {"chunk", CONF_U32, &c->chunk, 1, LIMIT_STEP_ROWS, false},
@@ -151,6 +156,10 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
                        "links is encrypted or authenticated: set 'plaintext: true' if the network "
                        "is yours alone",
                        path, c->listen);
+    if (!c->http_certificate != !c->http_key)
+        return err_set(em, ERR_CONF,
+                       "%s: keys 'http.certificate' and 'http.key' go together: one is missing",
+                       path);
     if (c->name && strlen(c->name) >= LIMIT_NAME_BYTES)
         return err_set(em, ERR_CONF, "%s: key 'name': longer than %u bytes", path,
                        LIMIT_NAME_BYTES - 1);

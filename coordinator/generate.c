@@ -55,6 +55,8 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
         if (g->prompt_tokens[i] < 0 || (uint32_t)g->prompt_tokens[i] >= s->model->dims.vocab)
             return "field 'prompt_tokens': a token is not in the vocabulary";
     if (g->n_prompt_tokens && g->prompt_len) return "both 'prompt' and 'prompt_tokens' are given";
+    if (g->chat && (g->prompt_len || g->n_prompt_tokens))
+        return "field 'chat_json': stands instead of a prompt, not beside it";
     for (uint32_t i = 0; i < g->n_received; i++)
         if (g->received[i] < 0 || (uint32_t)g->received[i] >= s->model->dims.vocab)
             return "field 'received': a token is not in the vocabulary";
@@ -147,12 +149,14 @@ static void begin(struct shell *s, struct call *c, const struct msg_generate *g)
             tokens_push(&c->prompt, g->prompt_tokens[i]);
         submit(s, c);
     } else {
+        const char *bytes = g->chat ? g->chat : g->prompt;
         const struct text t = {.request = c->request,
                                .vocab = s->model->vocab,
-                               .bytes = (char *)(uintptr_t)g->prompt,
-                               .len = g->prompt_len,
+                               .bytes = (char *)(uintptr_t)bytes,
+                               .len = g->chat ? strlen(g->chat) : g->prompt_len,
                                .special = g->special,
-                               .bos = true};
+                               .bos = true,
+                               .chat = g->chat ? &s->model->chat : NULL};
         calls__start_text(s, c, &t);
     }
 }

@@ -519,9 +519,14 @@ static int open_gateway(struct shell *s, struct errmsg *em)
     struct addr at;
     uint32_t port = 0;
     key_format(&c->own.public, key);
+    bool safe = c->http_api_keys && c->http_certificate; /* it has keys of its own, and encrypts */
     struct gateway_options o = {.endpoint = s->client_endpoint,
                                 .keys = {c->key_file, c->key_file ? key : NULL},
-                                .host = http_host(c),
+                                .host = safe ? c->listen : http_host(c),
+                                .api_keys = c->http_api_keys,
+                                .certificate = c->http_certificate,
+                                .key = c->http_key,
+                                .cors = c->http_cors,
                                 .port = c->http_port,
                                 .connections = c->http_connections,
                                 .body_kib = c->http_body_kib,
@@ -537,7 +542,8 @@ static int open_gateway(struct shell *s, struct errmsg *em)
         tell_reachable(endpoint, sizeof endpoint);
     }
     const char *host = strncmp(endpoint, "tcp://", 6) == 0 ? endpoint + 6 : endpoint;
-    (void)snprintf(s->http_url, sizeof s->http_url, "http://%s", host);
+    (void)snprintf(s->http_url, sizeof s->http_url, "http%s://%s", c->http_certificate ? "s" : "",
+                   host);
     log_info("OpenAI's API at %s/v1", s->http_url);
     return 0;
 }

@@ -194,6 +194,7 @@ struct msg_generate {
     size_t prompt_len;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
+    const char *chat; /* a conversation in JSON, or NULL */
     const char *unsupported; /* name of a field that was set and is not served yet, or NULL */
     const char *model;       /* "" or a name */
     bool special, ignore_eos, has_seed, pieces;
@@ -214,6 +215,18 @@ struct msg_generate {
 struct msg_generate_size {
     size_t prompt_bytes;
     size_t n_prompt_tokens, n_received;
+};
+
+struct msg_tokenize {
+    const char *text; /* "" where there is a chat */
+    bool special;
+    const char *chat; /* a conversation in JSON, or NULL */
+};
+
+struct msg_tokens {
+    const int32_t *tokens;
+    uint32_t n;
+    const char *prompt; /* the conversation, rendered; or NULL */
 };
 
 struct msg_generate_reply {

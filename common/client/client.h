@@ -80,6 +80,8 @@ struct client_request {
     const char *prompt;           /* UTF-8; NULL or "" where the tokens are given */
     const int32_t *prompt_tokens; /* n_prompt_tokens ids, instead of the prompt */
     uint32_t n_prompt_tokens;
+    /* A conversation, instead of the prompt: JSON, as client.proto says under Chat. */
+    const char *chat;
     bool special;        /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;     /* go on to max_tokens */
     bool has_seed;       /* otherwise the server draws sampling.seed, and tells it */

@@ -185,9 +185,14 @@ int client_tokenize(struct client *c, const char *text, bool special, const int3
                     uint32_t *ret_n, struct errmsg *em)
 {
     struct buf request = {0};
-    wire_put_tokenize(text, special, &request);
+    wire_put_tokenize(&(struct msg_tokenize){.text = text, .special = special}, &request);
     int rc = ask(c, "Tokenize", request.data, request.len, em);
     buf_close(&request);
     if (rc < 0) return rc;
-    return wire_get_tokens(c->reply.data, c->reply.len, &c->body_arena, ret_tokens, ret_n, em);
+    struct msg_tokens tokens;
+    rc = wire_get_tokens(c->reply.data, c->reply.len, &c->body_arena, &tokens, em);
+    if (rc < 0) return rc;
+    *ret_tokens = tokens.tokens;
+    *ret_n = tokens.n;
+    return 0;
 }

@@ -95,6 +95,11 @@ void json_add(struct json *array, struct json *moved)
     (void)json_array_append_new(inner(array), inner(moved));
 }
 
+struct json *json_share(const struct json *j)
+{
+    return outer(json_incref((json_t *)(uintptr_t)j));
+}
+
 struct json *json_tokens(const int32_t *ids, size_t n)
 {
     struct json *a = json_new_array();

@@ -32,6 +32,9 @@ void json_add_int(struct json *array, int64_t v);
 void json_add_real(struct json *array, double v);
 void json_add_string(struct json *array, const char *s, size_t len);
 void json_add(struct json *array, struct json *moved);
+/* One more owner of a value that somebody has, to be put or freed. Both see the same value, which
+ * nobody may change then; one thread. */
+struct json *json_share(const struct json *j);
 /* An array of token ids. */
 struct json *json_tokens(const int32_t *ids, size_t n);
 

@@ -268,6 +268,63 @@ static int take_prompt(struct ask *a, const char *name, const struct json *v, st
     return rc;
 }
 
+/* ---- conversations ---- */
+
+/* Their form is checked where they are rendered. */
+static int take_messages(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    size_t n;
+    if (!json_count(v, &n) || n == 0) return wrong(f, name, "an array of at least one message");
+    a->messages = v;
+    return 0;
+}
+
+static int take_kwargs(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    if (json_kind(v) != JSON_KIND_OBJECT) return wrong(f, name, "an object");
+    a->kwargs = v;
+    return 0;
+}
+
+static int take_effort(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    size_t n;
+    return json_as_string(v, &a->effort, &n) ? 0 : wrong(f, name, "a string");
+}
+
+static int take_generation_prompt(struct ask *a, const char *name, const struct json *v,
+                                  struct fault *f)
+{
+    bool on;
+    if (!json_as_bool(v, &on)) return wrong(f, name, "true or false");
+    a->no_generation_prompt = !on;
+    return 0;
+}
+
+static int take_format(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    const char *type;
+    size_t n;
+    (void)a;
+    if (!json_as_string(json_get(v, "type"), &type, &n))
+        return wrong(f, name, "an object with a 'type'");
+    if (strcmp(type, "text") == 0) return 0;
+    return fault_set(f, 400, name, "'%s': the type '%.40s' is not supported, only 'text'", name,
+                     type);
+}
+
+static int take_modalities(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    const char *text;
+    size_t n, bytes;
+    (void)a;
+    if (!json_count(v, &n)) return wrong(f, name, "an array");
+    for (size_t i = 0; i < n; i++)
+        if (!json_as_string(json_at(v, i), &text, &bytes) || strcmp(text, "text") != 0)
+            return unsupported(f, name, "anything but text");
+    return 0;
+}
+
 /* ---- what is known, and not served ---- */
 
 /* Only the value that changes nothing. */
@@ -333,6 +390,12 @@ static const struct param params[] = {
     {"priority", BOTH, OTHER, 0, 0, 0, take_priority},
     {"service_tier", BOTH, OTHER, 0, 0, 0, take_tier},
     {"store", ASK_CHAT, OTHER, 0, 0, 0, refuse_flag},
+    {"messages", ASK_CHAT, OTHER, 0, 0, 0, take_messages},
+    {"chat_template_kwargs", ASK_CHAT, OTHER, 0, 0, 0, take_kwargs},
+    {"reasoning_effort", ASK_CHAT, OTHER, 0, 0, 0, take_effort},
+    {"add_generation_prompt", ASK_CHAT, OTHER, 0, 0, 0, take_generation_prompt},
+    {"response_format", ASK_CHAT, OTHER, 0, 0, 0, take_format},
+    {"modalities", ASK_CHAT, OTHER, 0, 0, 0, take_modalities},
     {"echo", ASK_COMPLETION, OTHER, 0, 0, 0, refuse_flag},
     {"suffix", ASK_COMPLETION, OTHER, 0, 0, 0, refuse_text},
 };
@@ -363,6 +426,8 @@ static int check(struct ask *a, struct fault *f)
 {
     if (a->kind == ASK_COMPLETION && a->n_prompts == 0)
         return fault_set(f, 400, "prompt", "'prompt' is missing");
+    if (a->kind == ASK_CHAT && !a->messages)
+        return fault_set(f, 400, "messages", "'messages' is missing");
     if (!a->best_of) a->best_of = a->n;
     if (a->best_of < a->n)
         return fault_set(f, 400, "best_of",
@@ -381,6 +446,33 @@ static int check(struct ask *a, struct fault *f)
     return 0;
 }
 
+/* As client.proto says under Chat. */
+static void put_chat(struct ask *a)
+{
+    struct json *o = json_new_object(), *kwargs = json_new_object();
+    const char *key;
+    size_t n;
+    const struct json *v;
+    json_put(o, "messages", json_share(a->messages));
+    if (a->effort) json_put_string(kwargs, "reasoning_effort", a->effort, strlen(a->effort));
+    for (void *at = NULL; a->kwargs && json_next(a->kwargs, &at, &key, &n, &v);)
+        json_put(kwargs, key, json_share(v));
+    json_put(o, "kwargs", kwargs);
+    if (a->no_generation_prompt) json_put_bool(o, "add_generation_prompt", false);
+    json_write(o, &a->chat);
+    json_free(o);
+}
+
+/* A chat is one prompt. */
+static int make_chat(struct ask *a, struct fault *f)
+{
+    a->prompts = mem_try_zeroed(1, sizeof *a->prompts);
+    if (!a->prompts) return no_memory(f);
+    a->n_prompts = 1;
+    put_chat(a);
+    return 0;
+}
+
 /* What of the request follows from several parameters, or from none. */
 static void complete(struct ask *a)
 {
@@ -392,6 +484,7 @@ static void complete(struct ask *a)
     r->sampling.bias_ids = a->bias_ids;
     r->sampling.bias = a->bias;
     if (a->user[0]) r->user = a->user;
+    if (a->kind == ASK_CHAT) r->chat = a->chat.data;
 }
 
 static int parse(const char *body, size_t bytes, struct json **ret, struct fault *f)
@@ -423,6 +516,7 @@ int ask_read(enum ask_kind kind, const char *body, size_t bytes, struct ask *ret
     const struct json *value;
     for (void *at = NULL; rc == 0 && json_next(a.doc, &at, &key, &n, &value);)
         rc = take_param(&a, key, value, f);
+    if (rc == 0 && kind == ASK_CHAT && a.messages) rc = make_chat(&a, f);
     if (rc == 0) rc = check(&a, f);
     if (rc < 0) {
         ask_close(&a);
@@ -439,6 +533,7 @@ void ask_close(struct ask *a)
     mem_free(a->prompts);
     mem_free(a->bias_ids);
     mem_free(a->bias);
+    buf_close(&a->chat);
     json_free(a->doc);
     *a = (struct ask){.doc = NULL};
 }

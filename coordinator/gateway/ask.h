@@ -33,6 +33,11 @@ struct ask {
     const char *stops[CLIENT_STOPS_MAX];
     int32_t *bias_ids;
     float *bias;
+    /* Of a chat, within doc; NULL: not given. */
+    const struct json *messages, *kwargs;
+    const char *effort;
+    bool no_generation_prompt;
+    struct buf chat; /* as the client API takes it */
     char user[256];
 };
 

@@ -39,7 +39,7 @@ static unsigned http_of(enum status status)
 static void find_param(struct fault *f)
 {
     char name[sizeof f->param];
-    if (sscanf(f->text, "field '%63[a-z_]'", name) == 1)
+    if (sscanf(f->text, "field '%63[^']'", name) == 1)
         (void)snprintf(f->param, sizeof f->param, "%s", name);
 }
 

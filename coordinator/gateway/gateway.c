@@ -20,6 +20,7 @@
 #define MODEL_AGAIN_NS NS_PER_S         /* and after which it is asked for again */
 #define LAST_WORDS_NS (300 * NS_PER_MS) /* that the last replies have to leave */
 #define WAIT_MOST_MS 1000
+#define PEM_BYTES_MAX ((size_t)256 << 10)
 
 /* ---- replies ---- */
 
@@ -77,6 +78,9 @@ enum route {
     ROUTE_MODEL, /* and a name */
     ROUTE_COMPLETIONS,
     ROUTE_CHAT,
+    ROUTE_TOKENIZE,
+    ROUTE_DETOKENIZE,
+    ROUTE_TEMPLATE,
 };
 
 static const struct {
@@ -91,6 +95,10 @@ static const struct {
     {"/v1/models", "GET", ROUTE_MODELS, false},
     {"/v1/models/", "GET", ROUTE_MODEL, true},
     {"/v1/completions", "POST", ROUTE_COMPLETIONS, false},
+    {"/v1/chat/completions", "POST", ROUTE_CHAT, false},
+    {"/tokenize", "POST", ROUTE_TOKENIZE, false},
+    {"/detokenize", "POST", ROUTE_DETOKENIZE, false},
+    {"/apply-template", "POST", ROUTE_TEMPLATE, false},
 };
 
 #define N_ROUTES (sizeof routes / sizeof routes[0])
@@ -120,6 +128,9 @@ static void serve(struct gateway *g, struct httpd_request *r, size_t i)
     case ROUTE_MODEL: page__models(g, r, httpd_path(r) + strlen(routes[i].path)); break;
     case ROUTE_COMPLETIONS: job__begin(g, r, ASK_COMPLETION); break;
     case ROUTE_CHAT: job__begin(g, r, ASK_CHAT); break;
+    case ROUTE_TOKENIZE: tokenize__text(g, r); break;
+    case ROUTE_DETOKENIZE: tokenize__back(g, r); break;
+    case ROUTE_TEMPLATE: tokenize__template(g, r); break;
     }
 }
 
@@ -129,13 +140,41 @@ static bool has_method(const struct httpd_request *r, const char *wanted)
     return strcmp(m, wanted) == 0 || (strcmp(m, "HEAD") == 0 && strcmp(wanted, "GET") == 0);
 }
 
+/* Before a page of another origin asks, its browser asks whether it may. */
+static void allow_origin(struct gateway *g, struct httpd_request *r)
+{
+    static const struct httpd_field fields[] = {
+        {"Access-Control-Allow-Methods", "GET, POST"},
+        {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Deadline-Ms"},
+        {"Access-Control-Max-Age", "86400"}};
+    count_reply(g, 204);
+    httpd_reply(r, 204, fields, sizeof fields / sizeof fields[0], "", 0);
+}
+
+/* Whether it lives and whether it is ready may be asked without a key. */
+static bool admits(const struct gateway *g, const struct httpd_request *r, size_t i)
+{
+    bool open = i < N_ROUTES && (routes[i].route == ROUTE_HEALTH || routes[i].route == ROUTE_READY);
+    return !g->keys || open || access_admits(g->keys, httpd_header(r, "Authorization"));
+}
+
 static void on_request(void *arg, struct httpd_request *r)
 {
     struct gateway *g = arg;
     struct fault f;
     size_t i = 0;
+    if (g->cors && strcmp(httpd_method(r), "OPTIONS") == 0) {
+        allow_origin(g, r);
+        return;
+    }
     while (i < N_ROUTES && !fits(httpd_path(r), i)) i++;
-    if (i == N_ROUTES) {
+    if (!admits(g, r, i)) {
+        (void)fault_set(&f, 401, NULL,
+                        "no API key, or one that is not known here "
+                        "(Authorization: Bearer KEY)");
+        f.code = "invalid_api_key";
+        gateway__refuse(g, r, &f);
+    } else if (i == N_ROUTES) {
         (void)fault_set(&f, 404, NULL, "there is nothing at %.200s", httpd_path(r));
         gateway__refuse(g, r, &f);
     } else if (!has_method(r, routes[i].method)) {
@@ -188,6 +227,14 @@ static int least(int a, int b)
     return a < 0 ? b : b < 0 || a < b ? a : b;
 }
 
+static void take_keys(struct gateway *g)
+{
+    struct access *keys = atomic_exchange(&g->new_keys, NULL);
+    if (!keys) return;
+    access_close(g->keys);
+    g->keys = keys;
+}
+
 static void turn(struct gateway *g)
 {
     struct pollfd fds[] = {{.fd = g->wakeup, .events = POLLIN},
@@ -198,6 +245,7 @@ static void turn(struct gateway *g)
     (void)poll(fds, sizeof fds / sizeof fds[0], wait_ms);
     if (fds[0].revents) (void)!read(g->wakeup, &woken, sizeof woken);
     uint64_t now = clock_ns();
+    take_keys(g);
     (void)client_turn(g->client, 0); /* first: what it brings leaves in this turn */
     learn_model(g, now);
     job__beat(g, now);
@@ -226,27 +274,70 @@ static void *run(void *arg)
     return NULL;
 }
 
+/* What the options name: keys, certificate, headers. */
+static int open_files(struct gateway *g, const struct gateway_options *o, struct buf *certificate,
+                      struct buf *key, struct errmsg *em)
+{
+    int rc = 0;
+    if (o->api_keys) {
+        g->keys_path = mem_strdup(o->api_keys);
+        rc = access_open(o->api_keys, &g->keys, em);
+    }
+    if (!o->certificate != !o->key)
+        rc = err_set(em, ERR_CONF, "a certificate and its key go together");
+    if (rc == 0 && o->certificate)
+        rc = access_read_file(o->certificate, false, PEM_BYTES_MAX, certificate, em);
+    if (rc == 0 && o->key) rc = access_read_file(o->key, true, PEM_BYTES_MAX, key, em);
+    if (o->cors) {
+        g->cors = mem_strdup(o->cors);
+        g->fields[0] = (struct httpd_field){"Access-Control-Allow-Origin", g->cors};
+        g->fields[1] = (struct httpd_field){"Vary", "Origin"};
+    }
+    return rc;
+}
+
 static int open_all(struct gateway *g, const struct gateway_options *o, uint32_t *ret_port,
                     struct errmsg *em)
 {
-    const struct httpd_options http = {.host = o->host,
-                                       .port = o->port,
-                                       .connections = o->connections,
-                                       .body_bytes = (size_t)o->body_kib << 10,
-                                       .read_s = o->read_s,
-                                       .stall_s = o->stall_s,
-                                       .on_error = on_error,
-                                       .on_request = on_request,
-                                       .on_end = on_request_end,
-                                       .arg = g};
+    struct buf certificate = {0}, key = {0};
+    struct httpd_options http = {.host = o->host,
+                                 .port = o->port,
+                                 .connections = o->connections,
+                                 .body_bytes = (size_t)o->body_kib << 10,
+                                 .read_s = o->read_s,
+                                 .stall_s = o->stall_s,
+                                 .fields = g->fields,
+                                 .n_fields = o->cors ? 2 : 0,
+                                 .on_error = on_error,
+                                 .on_request = on_request,
+                                 .on_end = on_request_end,
+                                 .arg = g};
     if (g->wakeup < 0) return err_set(em, ERR_IO, "eventfd: %s", strerror(errno));
     if (getrandom(&g->ids, sizeof g->ids, 0) != sizeof g->ids)
         return err_set(em, ERR_IO, "no random numbers");
-    int rc = client_open_keys(o->endpoint, &o->keys, &g->client, em);
+    int rc = open_files(g, o, &certificate, &key, em);
+    http.certificate = certificate.data;
+    http.key = key.data;
+    if (rc == 0) rc = client_open_keys(o->endpoint, &o->keys, &g->client, em);
     if (rc == 0) rc = httpd_open(&http, &g->httpd, ret_port, em);
+    if (key.data) explicit_bzero(key.data, key.len);
+    buf_close(&certificate);
+    buf_close(&key);
     if (rc == 0 && pthread_create(&g->thread, NULL, run, g) != 0)
         rc = err_set(em, ERR_IO, "no thread for HTTP");
     return rc;
+}
+
+/* But for the client and the server. */
+static void free_all(struct gateway *g)
+{
+    if (g->wakeup >= 0) (void)close(g->wakeup);
+    access_close(g->keys);
+    access_close(atomic_load(&g->new_keys));
+    mem_free(g->keys_path);
+    mem_free(g->cors);
+    mem_free(g->model);
+    mem_free(g);
 }
 
 int gateway_open(const struct gateway_options *o, struct gateway **ret, uint32_t *ret_port,
@@ -262,8 +353,7 @@ int gateway_open(const struct gateway_options *o, struct gateway **ret, uint32_t
     }
     client_close(g->client);
     httpd_close(g->httpd);
-    if (g->wakeup >= 0) (void)close(g->wakeup);
-    mem_free(g);
+    free_all(g);
     return rc;
 }
 
@@ -286,7 +376,16 @@ void gateway_close(struct gateway *g)
     atomic_store(&g->stopping, true);
     wake(g);
     (void)pthread_join(g->thread, NULL);
-    (void)close(g->wakeup);
-    mem_free(g->model);
-    mem_free(g);
+    free_all(g);
+}
+
+int gateway_reload(struct gateway *g, struct errmsg *em)
+{
+    struct access *keys;
+    if (!g->keys_path) return 0;
+    int rc = access_open(g->keys_path, &keys, em);
+    if (rc < 0) return rc;
+    access_close(atomic_exchange(&g->new_keys, keys));
+    wake(g);
+    return 0;
 }

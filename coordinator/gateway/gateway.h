@@ -16,7 +16,10 @@ struct gateway_options {
     const char *host; /* to listen at: an address, or a name, which is looked up */
     uint32_t port;    /* 0: any free one */
     uint32_t connections;
-    uint32_t body_kib; /* of a request, at most */
+    const char *api_keys;          /* a file (access.h); NULL: everybody may ask */
+    const char *certificate, *key; /* PEM files; both NULL: no TLS */
+    const char *cors;              /* an origin whose pages may ask, "*": all; NULL: none */
+    uint32_t body_kib;             /* of a request, at most */
     uint32_t read_s,
         stall_s; /* that a request may take to arrive; that a reader may take nothing */
 };
@@ -37,5 +40,7 @@ int gateway_open(const struct gateway_options *o, struct gateway **ret, uint32_t
 void gateway_close(struct gateway *g);
 /* From now on new requests are refused with 503; running ones go on. Any thread. */
 void gateway_drain(struct gateway *g);
+/* Reads the API keys again; any one thread. ERR_CONF: the file is wrong, and nothing changes. */
+int gateway_reload(struct gateway *g, struct errmsg *em);
 
 #endif

@@ -4,8 +4,10 @@
 #ifndef FLOTILLA_GATEWAY_GATEWAY_STATE_H
 #define FLOTILLA_GATEWAY_GATEWAY_STATE_H
 
+#include "common/base/arena.h"
 #include "common/base/stats.h"
 #include "common/io/httpd.h"
+#include "coordinator/gateway/access.h"
 #include "coordinator/gateway/ask.h"
 #include "coordinator/gateway/gateway.h"
 
@@ -28,8 +30,13 @@ struct gateway {
     pthread_t thread;
     int wakeup; /* an eventfd: one of the next three was set */
     atomic_bool stopping, draining;
-    char *model;       /* the name of the one that is served; NULL: not known yet */
-    uint64_t asked_ns; /* when it was asked for last */
+    char *keys_path;                   /* of the API keys, or NULL */
+    struct access *keys;               /* or NULL: everybody may ask */
+    _Atomic(struct access *) new_keys; /* that take their place, or NULL */
+    char *cors;                        /* the origin whose pages may ask, or NULL */
+    struct httpd_field fields[2];      /* of each reply */
+    char *model;                       /* the name of the one that is served; NULL: not known yet */
+    uint64_t asked_ns;                 /* when it was asked for last */
     bool asking;
     uint64_t begun_s; /* since 1970 */
     uint64_t ids;     /* the next id's number, behind a random beginning */
@@ -60,8 +67,33 @@ void job__beat(struct gateway *g, uint64_t now);
 
 /* ---- page.c ---- */
 
+struct query;
+/* Makes the reply of the coordinator's; NULL: f is set, and is told. */
+typedef struct json *(*query_make_fn)(struct query *q, const void *body, size_t bytes,
+                                      struct fault *f);
+
+/* A request that waits for the coordinator's one reply. */
+struct query {
+    struct exchange e;
+    bool asking;
+    char name[256]; /* of the model that is asked after, or "" */
+    struct arena arena;
+    query_make_fn make;
+};
+
+struct query *query__new(struct gateway *g, struct httpd_request *r, query_make_fn make);
+void query__ask(struct query *q, const char *method, const void *body, size_t bytes);
+/* A reply that cannot be read; returns NULL. */
+struct json *query__unread(struct fault *f, const struct errmsg *em);
+
 void page__models(struct gateway *g, struct httpd_request *r, const char *name);
 void page__ready(struct gateway *g, struct httpd_request *r);
 void page__metrics(struct gateway *g, struct httpd_request *r);
+
+/* ---- tokenize.c ---- */
+
+void tokenize__text(struct gateway *g, struct httpd_request *r);
+void tokenize__back(struct gateway *g, struct httpd_request *r);
+void tokenize__template(struct gateway *g, struct httpd_request *r);
 
 #endif

@@ -10,16 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A request that waits for the coordinator's one reply. */
-struct query {
-    struct exchange e;
-    bool asking;
-    char name[256]; /* of the model that is asked after, or "" */
-    struct arena arena;
-    /* Makes the reply of the coordinator's; f is set where that is a refusal. */
-    struct json *(*make)(struct query *q, const void *body, size_t bytes, struct fault *f);
-};
-
 static void free_query(struct query *q)
 {
     if (q->e.http || q->asking) return;
@@ -51,9 +41,7 @@ static void on_asked(void *arg, const struct client_end *end, const void *body, 
     free_query(q);
 }
 
-static struct query *new_query(struct gateway *g, struct httpd_request *r,
-                               struct json *(*make)(struct query *q, const void *body, size_t bytes,
-                                                    struct fault *f))
+struct query *query__new(struct gateway *g, struct httpd_request *r, query_make_fn make)
 {
     struct query *q = mem_zalloc(sizeof *q);
     *q = (struct query){.e = {g, r, on_http_end}, .make = make};
@@ -61,7 +49,7 @@ static struct query *new_query(struct gateway *g, struct httpd_request *r,
     return q;
 }
 
-static void ask(struct query *q, const char *method, const void *body, size_t bytes)
+void query__ask(struct query *q, const char *method, const void *body, size_t bytes)
 {
     struct errmsg em = {0};
     struct fault f;
@@ -72,7 +60,7 @@ static void ask(struct query *q, const char *method, const void *body, size_t by
     gateway__refuse(q->e.g, q->e.http, &f);
 }
 
-static struct json *unread(struct fault *f, const struct errmsg *em)
+struct json *query__unread(struct fault *f, const struct errmsg *em)
 {
     (void)fault_set(f, 500, NULL, "the coordinator's reply: %s", em->text);
     return NULL;
@@ -94,7 +82,7 @@ static struct json *make_models(struct query *q, const void *body, size_t bytes,
 {
     struct errmsg em = {0};
     const char *name;
-    if (wire_get_models(body, bytes, &q->arena, &name, &em) < 0) return unread(f, &em);
+    if (wire_get_models(body, bytes, &q->arena, &name, &em) < 0) return query__unread(f, &em);
     if (q->name[0] && strcmp(q->name, name) != 0) {
         (void)fault_set(f, 404, "model", "there is no model '%s'", q->name);
         f->code = "model_not_found";
@@ -111,9 +99,9 @@ static struct json *make_models(struct query *q, const void *body, size_t bytes,
 
 void page__models(struct gateway *g, struct httpd_request *r, const char *name)
 {
-    struct query *q = new_query(g, r, make_models);
+    struct query *q = query__new(g, r, make_models);
     (void)snprintf(q->name, sizeof q->name, "%s", name);
-    ask(q, "Models", "", 0);
+    query__ask(q, "Models", "", 0);
 }
 
 /* ---- readiness ---- */
@@ -122,7 +110,7 @@ static struct json *make_ready(struct query *q, const void *body, size_t bytes, 
 {
     struct errmsg em = {0};
     struct msg_status s;
-    if (wire_get_status(body, bytes, &q->arena, &s, &em) < 0) return unread(f, &em);
+    if (wire_get_status(body, bytes, &q->arena, &s, &em) < 0) return query__unread(f, &em);
     if (!s.ready) {
         const char *why = s.n_replicas ? s.replicas[0].why : "";
         (void)fault_set(f, 503, NULL, "not ready%s%.400s", why && why[0] ? ": " : "",
@@ -139,7 +127,7 @@ static struct json *make_ready(struct query *q, const void *body, size_t bytes, 
 
 void page__ready(struct gateway *g, struct httpd_request *r)
 {
-    ask(new_query(g, r, make_ready), "Status", "", 0);
+    query__ask(query__new(g, r, make_ready), "Status", "", 0);
 }
 
 /* ---- metrics ---- */

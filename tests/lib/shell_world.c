@@ -378,7 +378,7 @@ static void on_reply(const struct net_frame *f)
     struct errmsg em = {0};
     struct msg_reply h;
     struct msg_generate_reply r;
-    const int32_t *ids;
+    struct msg_tokens tokens = {.n = 0};
     assert_int_equal(wire_get_reply(f[1].data, f[1].bytes, &arena, &h, &em), 0);
     struct seen *x = find(the_world, h.call);
     x->n_replies++;
@@ -390,8 +390,8 @@ static void on_reply(const struct net_frame *f)
     }
     if (h.call >= WORLD_TOKENIZES) {
         if (h.end && h.status == STATUS_OK && f[2].bytes)
-            assert_int_equal(wire_get_tokens(f[2].data, f[2].bytes, &arena, &ids, &x->n_ids, &em),
-                             0);
+            assert_int_equal(wire_get_tokens(f[2].data, f[2].bytes, &arena, &tokens, &em), 0);
+        x->n_ids = tokens.n;
     } else if (f[2].bytes && h.call < WORLD_OTHERS) {
         assert_int_equal(wire_get_generate_reply(f[2].data, f[2].bytes, &arena, &r, &em), 0);
         if (r.sample == 0) read_generate(x, &r);
@@ -635,7 +635,7 @@ void world_tokenize(struct world *w, uint32_t route, uint64_t client, uint64_t c
 {
     struct buf b = {0};
     assert_true(call >= WORLD_TOKENIZES);
-    wire_put_tokenize(text, false, &b);
+    wire_put_tokenize(&(struct msg_tokenize){.text = text}, &b);
     world_send(w, route, client, call, "Tokenize", b.data, b.len);
     buf_close(&b);
 }
