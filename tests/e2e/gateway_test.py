@@ -1,6 +1,6 @@
 """The gateway over HTTP: what official clients rely on, byte by byte, and what must not happen. Cases from public bug reports of
 LLM servers on scripted models whose whole output is known in advance (tests/lib/specs.py), and on the demo model."""
-import concurrent.futures, json, os, random, re, socket, subprocess, sys, tempfile, time, unittest
+import concurrent.futures, json, os, random, re, socket, ssl, subprocess, sys, tempfile, time, unittest, urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
@@ -331,6 +331,324 @@ class Protocol(unittest.TestCase):
         self.assertEqual((r.status, r.error()["type"]), (408, "timeout_error"))
         for bad in ("0", "-1", "x", "1.5"):
             self.assertEqual(post(self.c.http, COMPLETIONS, {"prompt": "1"}, {"X-Deadline-Ms": bad}).status, 400)
+
+
+class Parameters(unittest.TestCase):
+    """Parameters of completions on the demo model; what is wrong is refused by its name."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.c = Cluster(workers=2, threads=1, kv_tokens=8192)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.c.stop()
+
+    def ask(self, status=200, prompt="Once upon a time", **body):
+        r = post(self.c.http, COMPLETIONS, dict(dict(prompt=prompt, max_tokens=8, temperature=0), **body))
+        self.assertEqual(r.status, status, r.body)
+        return r.json()
+
+    def raw(self, text):
+        return post(self.c.http, COMPLETIONS, ('{"prompt": "Hello", "max_tokens": 4, %s}' % text).encode())
+
+    def test_unchecked_parameters(self):
+        """Each is 200, or 400 that names the field, and the server lives."""
+        right = ['"temperature": 1e-30', '"temperature": 1e30', '"temperature": null', '"top_p": null', '"top_p": 0', '"top_k": 0',
+                 '"top_k": -1', '"top_k": 49153', '"top_k": 9999999', '"n": 2', '"seed": -1', '"seed": null', '"logprobs": 0',
+                 '"logprobs": 20', '"logit_bias": {"35": 5}', '"logit_bias": null', '"logit_bias": {}', '"stop": null', '"n": null',
+                 '"user": "u"', '"priority": "high"', '"priority": 3', '"service_tier": "auto"', '"echo": false', '"suffix": ""',
+                 '"special": false', '"best_of": 2', '"seed": 9223372036854775807']
+        wrong = ['"logit_bias": {"49152": 5}', '"logit_bias": {"-1": 5}', '"logit_bias": {"abc": 1}', '"logit_bias": {"99999999999": 1}',
+                 '"logit_bias": {"35": 1e400}', '"logit_bias": {"35": "x"}', '"logit_bias": []', '"logit_bias": {"35": 101}',
+                 '"temperature": -1', '"temperature": NaN', '"temperature": Infinity', '"temperature": "1"', '"top_p": -0.1',
+                 '"top_p": 1.1', '"min_p": 2', '"repetition_penalty": 0', '"n": 0', '"n": 100000', '"n": 1.5', '"seed": 1.5',
+                 '"seed": 9223372036854775808', '"logprobs": 21', '"logprobs": 100000', '"logprobs": true', '"stop": 7',
+                 '"stop": [%s]' % ", ".join(['"x"'] * 17), '"stop": [1]', '"user": 7', '"priority": 4', '"priority": "urgent"',
+                 '"echo": true', '"suffix": "x"', '"stream": 1', '"ignore_eos": "yes"', '"best_of": 0', '"presence_penalty": 3',
+                 '"frequency_penalty": -2.1', '"model": 7', '"service_tier": "flex"', '"messages": []', '"tools": []', '"nonsense": null']
+        for text in right:
+            self.assertEqual(self.raw(text).status, 200, text)
+        for text in wrong:
+            r = self.raw(text)
+            self.assertEqual(r.status, 400, text)
+            self.assertEqual(r.error()["param"], re.match(r'"(\w+)"', text).group(1), r.body)
+        for text, param in (('"stream_options": {"include_usage": true}', "stream_options"),
+                            ('"stream": true, "stream_options": {"x": 1}', "stream_options"),
+                            ('"n": 3, "best_of": 2', "best_of"), ('"stream": true, "best_of": 2', "best_of")):
+            self.assertEqual((self.raw(text).status, self.raw(text).error()["param"]), (400, param), text)
+        # A temperature near 0 is greedy; a top_k beyond the vocabulary is none.
+        self.assertEqual(self.ask(temperature=1e-30)["choices"], self.ask()["choices"])
+        self.assertEqual(self.ask(temperature=1, seed=3, top_k=49153)["choices"], self.ask(temperature=1, seed=3)["choices"])
+
+    def test_bias(self):
+        want = self.ask(prompt="0123456789012", max_tokens=1)["choices"][0]
+        self.assertEqual(want["text"], "3")
+        self.assertNotEqual(self.ask(prompt="0123456789012", max_tokens=1, logit_bias={"35": -100})["choices"][0]["text"], "3")
+
+    def test_same_as_the_engine_alone(self):
+        for kw in (dict(), dict(temp=0.9, seed=5, top_k=40, top_p=0.9, min_p=0.02), dict(ignore_eos=True)):
+            want = local("Once upon a time", tokens=24, **kw)
+            body = {{"temp": "temperature"}.get(k, k): v for k, v in kw.items()}
+            got = self.ask(max_tokens=24, **body)
+            self.assertEqual(got["choices"][0]["text"], want["text"])
+            self.assertEqual(got["usage"]["prompt_tokens"], len(want["prompt_tokens"]))
+            self.assertEqual(got["usage"]["completion_tokens"], len(want["tokens"]))
+
+    def test_prompts(self):
+        """Several prompts, as texts or tokens: the answers of each alone, in order."""
+        texts = ["Once upon a time", "The capital of France is"]
+        ids = [post(self.c.http, "/tokenize", {"content": t}).json()["tokens"] for t in texts]
+        alone = [self.ask(prompt=t)["choices"][0]["text"] for t in texts]
+        for prompts in (texts, ids, [texts[0], ids[1]]):
+            r = self.ask(prompt=prompts)
+            self.assertEqual([x["text"] for x in r["choices"]], alone)
+            self.assertEqual([x["index"] for x in r["choices"]], [0, 1])
+            self.assertEqual(r["usage"]["prompt_tokens"], sum(map(len, ids)))
+        self.assertEqual(self.ask(prompt=ids[0])["choices"][0]["text"], alone[0])
+        r = post(self.c.http, COMPLETIONS, {"prompt": texts, "max_tokens": 8, "temperature": 0, "stream": True, "n": 2})
+        got = {}
+        for x in r.chunks():
+            got.setdefault(x["choices"][0]["index"], []).append(x["choices"][0]["text"])
+        self.assertEqual([ "".join(got[i]) for i in range(4)], [alone[0]] * 2 + [alone[1]] * 2)
+
+    def test_best_of(self):
+        """The likeliest answers of several."""
+        all_ = self.ask(temperature=1, seed=11, n=4, logprobs=0)["choices"]
+        order = sorted(all_, key=lambda x: -sum(x["logprobs"]["token_logprobs"]) / (len(x["logprobs"]["tokens"]) + 1))
+        best = self.ask(temperature=1, seed=11, n=2, best_of=4)
+        self.assertEqual([x["text"] for x in best["choices"]], [x["text"] for x in order[:2]])
+        self.assertEqual([x["index"] for x in best["choices"]], [0, 1])
+        self.assertEqual(best["usage"]["completion_tokens"], 32)
+        self.assertEqual([x["logprobs"] for x in best["choices"]], [None, None])
+
+    def test_logprobs(self):
+        whole = self.ask(logprobs=3)["choices"][0]
+        told = whole["logprobs"]
+        self.assertEqual("".join(told["tokens"]), whole["text"])
+        self.assertEqual([len(x) for x in told["top_logprobs"]], [3] * 8)
+        for token, p, top, at in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], told["text_offset"]):
+            self.assertEqual((top[token], max(top.values())), (p, p))  # greedy
+            self.assertEqual(whole["text"][at:at + len(token)], token)
+        stream = post(self.c.http, COMPLETIONS, dict(prompt="Once upon a time", max_tokens=8, temperature=0, logprobs=3, stream=True))
+        parts = [x["choices"][0]["logprobs"] for x in stream.chunks() if x["choices"][0]["logprobs"]]
+        for key in told:
+            self.assertEqual([y for x in parts for y in x[key]], told[key])
+
+    def test_cached(self):
+        prompt = "A cached prompt " * 20
+        def cached(**kw):
+            return self.ask(prompt=prompt, max_tokens=1, **kw)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        n = self.ask(prompt=prompt, max_tokens=1, cache_prompt=False)["usage"]["prompt_tokens"]
+        self.assertEqual(cached(), 0)  # what did not want to be cached was not
+        again = cached()
+        self.assertEqual((again % 16, again >= n - 17), (0, True))
+        self.assertEqual(cached(cache_prompt=False), 0)
+
+    def test_tokenize(self):
+        ids = post(self.c.http, "/tokenize", {"content": "What is 3333+777?"}).json()
+        self.assertEqual(ids, {"tokens": [1780, 314, 216, 35, 35, 35, 35, 27, 39, 39, 39, 47], "count": 12})
+        self.assertEqual(post(self.c.http, "/detokenize", {"tokens": ids["tokens"]}).json(), {"content": "What is 3333+777?"})
+        self.assertEqual(post(self.c.http, "/tokenize", {"content": "<|im_end|>"}).json()["count"], 1)
+        self.assertGreater(post(self.c.http, "/tokenize", {"content": "<|im_end|>", "special": False}).json()["count"], 1)
+        for path, body, param in (("/tokenize", {}, "content"), ("/tokenize", {"content": 7}, "content"), ("/tokenize", {"x": 1}, "x"),
+                                  ("/detokenize", {"tokens": "x"}, "tokens"), ("/detokenize", {"tokens": [-1]}, "tokens"),
+                                  ("/detokenize", {"tokens": [49152]}, "tokens"), ("/detokenize", {"tokens": [0] * 9000}, "tokens")):
+            r = post(self.c.http, path, body)
+            self.assertEqual((r.status, r.error()["param"]), (400, param), r.body)
+
+    def test_company(self):
+        """One request gives one answer in any company, and seeds do not mix."""
+        others = [f"Prompt number {i} is about" for i in range(8)]
+        for kw in (dict(), dict(temperature=1, seed=7)):
+            want = self.ask(max_tokens=32, **kw)["choices"][0]["text"]
+            with concurrent.futures.ThreadPoolExecutor(16) as pool:
+                rest = [pool.submit(self.ask, prompt=p, max_tokens=32, temperature=0.9) for p in others]
+                same = [pool.submit(self.ask, max_tokens=32, **kw) for _ in range(8)]
+                self.assertEqual({x.result()["choices"][0]["text"] for x in same}, {want})
+                for x in rest:
+                    x.result()
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            texts = list(pool.map(lambda s: self.ask(max_tokens=32, temperature=1, seed=s)["choices"][0]["text"], range(1, 9)))
+        self.assertGreaterEqual(len(set(texts)), 7)
+        self.assertEqual(len({self.ask(max_tokens=32, temperature=1)["choices"][0]["text"] for _ in range(2)}), 2)
+
+    def test_users(self):
+        """One user's requests are limited, and another's are not, though they come through one gateway."""
+        with Cluster(workers=1, threads=1, kv_tokens=4096, set=["max_per_client=2"]) as c:
+            busy = [Connection(c.http) for _ in range(2)]
+            for s in busy:
+                s.send("POST", COMPLETIONS, {"prompt": "1", "max_tokens": 2000, "ignore_eos": True, "user": "a"})
+            c.wait(lambda s: s["requests"]["running"] == 2, 10)
+            r = post(c.http, COMPLETIONS, {"prompt": "1", "max_tokens": 1, "user": "a"})
+            self.assertEqual((r.status, r.error()["code"]), (429, "rate_limit_exceeded"))
+            self.assertGreaterEqual(int(r.headers["retry-after"]), 1)
+            self.assertEqual(post(c.http, COMPLETIONS, {"prompt": "1", "max_tokens": 1, "user": "b"}).status, 200)
+            for s in busy:
+                s.close()
+
+
+class FullPool(unittest.TestCase):
+    """KV room for 512 tokens in all."""
+
+    def test_full_pool(self):
+        with Cluster(workers=2, threads=1, kv_tokens=512) as c:
+            def body(i, **kw):
+                return dict(dict(prompt=str(10 ** 99 + i), max_tokens=100, temperature=0, ignore_eos=True), **kw)
+            alone = [post(c.http, COMPLETIONS, body(i)).json()["choices"][0]["text"] for i in range(16)]
+            with concurrent.futures.ThreadPoolExecutor(16) as pool:
+                replies = list(pool.map(lambda i: post(c.http, COMPLETIONS, body(i), timeout=600), range(16)))
+            for r, want in zip(replies, alone):
+                if r.status == 200:
+                    self.assertEqual(r.json()["choices"][0]["text"], want)
+                else:
+                    self.assertEqual((r.status, "retry-after" in r.headers), (503, True))
+            self.assertGreater(sum(r.status == 200 for r in replies), 0)
+            r = post(c.http, COMPLETIONS, {"prompt": "7" * 600, "max_tokens": 10})
+            self.assertEqual((r.status, r.error()["code"]), (400, "context_length_exceeded"))
+            # One after another: what ended gives its pages back.
+            for i in range(300 if LONG else 40):
+                self.assertEqual(post(c.http, COMPLETIONS, body(1000 + i, max_tokens=2)).status, 200)
+            idle(c)
+            self.assertGreater(c.status()["replicas"][0]["prefix_cache"]["pages_evicted"], 0)
+            # All at once, and some leave.
+            rng = random.Random(3)
+            conns = [Connection(c.http, 600) for _ in range(16)]
+            for i, s in enumerate(conns):
+                s.send("POST", COMPLETIONS, body(i))
+            gone = set(rng.sample(range(16), 6))
+            for i in gone:
+                time.sleep(0.2)
+                conns[i].close()
+            for i in set(range(16)) - gone:
+                self.assertEqual(conns[i].reply().json()["choices"][0]["text"], alone[i])
+                conns[i].close()
+            idle(c)
+
+
+class Access(unittest.TestCase):
+    """Keys, encryption, pages of other origins, and a gateway apart."""
+
+    def setUp(self):
+        self.dir = tempfile.TemporaryDirectory()
+        self.addCleanup(self.dir.cleanup)
+
+    def path(self, name, text=None, mode=0o600):
+        path = os.path.join(self.dir.name, name)
+        if text is not None:
+            with open(path, "w") as f:
+                f.write(text)
+            os.chmod(path, mode)
+        return path
+
+    def test_keys(self):
+        keys = self.path("keys.txt", "# people\nsk-one\n\nsk-two  \n")
+        with Cluster(workers=1, threads=1, kv_tokens=1024, set=[f"http.api_keys={keys}", "http.cors=https://a.example"]) as c:
+            def status(key, path="/v1/models", **headers):
+                return get(c.http, path, dict(headers, **({"Authorization": key} if key else {}))).status
+            for key in ("Bearer sk-one", "bearer sk-two"):
+                self.assertEqual(status(key), 200)
+            for key in (None, "Bearer sk-on", "Bearer sk-onee", "Bearer ", "sk-one", "Basic sk-one", "Bearer # people", "Bearer sk-one "
+                        "x"):
+                self.assertEqual(status(key), 401, key)
+            self.assertEqual(post(c.http, COMPLETIONS, {"prompt": "1"}).error()["code"], "invalid_api_key")
+            self.assertEqual(status(None, "/metrics"), 401)
+            for path in ("/health", "/ready"):
+                self.assertEqual(status(None, path), 200)
+            self.path("keys.txt", "sk-three\n")
+            os.kill(c.pids()["flotilla-coordinator"][0], 1)
+            end = time.monotonic() + 10
+            while status("Bearer sk-three") != 200 and time.monotonic() < end:
+                time.sleep(0.05)
+            self.assertEqual((status("Bearer sk-three"), status("Bearer sk-one")), (200, 401))
+            self.path("keys.txt", "sk four\n")  # wrong: nothing changes
+            os.kill(c.pids()["flotilla-coordinator"][0], 1)
+            time.sleep(1)
+            self.assertEqual(status("Bearer sk-three"), 200)
+            self.assertIn("keys.txt: line 1", c.text())
+            r = request(c.http, "OPTIONS", "/v1/chat/completions", headers={"Origin": "https://a.example"})
+            self.assertEqual((r.status, r.headers["access-control-allow-origin"]), (204, "https://a.example"))
+            self.assertIn("Authorization", r.headers["access-control-allow-headers"])
+            self.assertEqual(get(c.http, "/health").headers["access-control-allow-origin"], "https://a.example")
+
+    def test_wrong_files(self):
+        def refused(words, *sets):
+            r = subprocess.run([program("flotilla"), "up", "--model", MODEL, "--workers", "1", *[w for s in sets for w in ("--set", s)]],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+            self.assertNotEqual(r.returncode, 0)
+            self.assertIn(words, r.stderr.decode())
+        refused("others may read it", "http.api_keys=" + self.path("a", "k\n", 0o644))
+        refused("has no key", "http.api_keys=" + self.path("b", "# k\n"))
+        refused("No such file", "http.api_keys=" + self.path("c"))
+        refused("go together", "http.certificate=" + self.path("d", "x"))
+        refused("PEM", "http.certificate=" + self.path("e", "x"), "http.key=" + self.path("f", "x"))
+
+    def test_tls(self):
+        key, cert = self.path("key.pem"), self.path("cert.pem")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                        "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert], check=True,
+                       stderr=subprocess.DEVNULL)
+        os.chmod(key, 0o600)
+        with Cluster(workers=1, threads=1, kv_tokens=1024, set=[f"http.certificate={cert}", f"http.key={key}"]) as c:
+            self.assertTrue(c.http.startswith("https://"))
+            context = ssl.create_default_context(cafile=cert)
+            body = json.dumps({"prompt": "1", "max_tokens": 3, "stream": True}).encode()
+            r = urllib.request.Request(c.http + COMPLETIONS, body)
+            with urllib.request.urlopen(r, context=context, timeout=60) as f:
+                self.assertTrue(f.read().endswith(b"data: [DONE]\n\n"))
+            with self.assertRaises((OSError, EOFError)):
+                get(c.http.replace("https", "http"), "/health")
+            # One that leaves is noticed here too.
+            host, port = c.http.removeprefix("https://").split(":")
+            s = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
+            body = json.dumps({"prompt": "1", "max_tokens": 1000, "ignore_eos": True}).encode()
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            c.wait(lambda x: x["requests"]["running"] == 1, 10)
+            s.close()
+            idle(c)
+
+    def test_apart(self):
+        """`flotilla gateway`: the same answers; its end is told to who reads, and cancels what runs."""
+        with Cluster(workers=1, threads=1, kv_tokens=4096) as c:
+            p = subprocess.Popen([program("flotilla"), "gateway", "--cluster", c.address, "--port", "0"], stdout=subprocess.PIPE, text=True)
+            try:
+                url = p.stdout.readline().split("http=")[1].strip()
+                body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+                self.assertEqual(post(url, COMPLETIONS, body).json()["choices"], post(c.http, COMPLETIONS, body).json()["choices"])
+                with Connection(url) as s:
+                    s.send("POST", COMPLETIONS, {"prompt": "1", "max_tokens": 3000, "ignore_eos": True, "stream": True})
+                    s.first_event()
+                    p.terminate()
+                    status = p.wait(timeout=10)
+                    rest = b""
+                    try:
+                        while got := s.sock.recv(65536):
+                            rest += got
+                    except OSError:
+                        pass
+                    self.assertIn(b"event: error", rest)
+                self.assertEqual(status, 0)
+                idle(c)
+            finally:
+                p.kill()
+                p.stdout.close()
+            r = subprocess.run([program("flotilla"), "gateway", "--cluster", c.address, "--listen", "0.0.0.0"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, timeout=30)
+            self.assertEqual(r.returncode, 2)
+            self.assertIn("--plaintext", r.stderr.decode())
+
+    def test_stop(self):
+        """SIGTERM: running answers go on, new ones are refused."""
+        with Cluster(workers=1, threads=1, kv_tokens=4096) as c:
+            with Connection(c.http) as s, Connection(c.http) as late:
+                s.send("POST", COMPLETIONS, {"prompt": "1", "max_tokens": 150, "ignore_eos": True, "stream": True})
+                status, headers = s.head()
+                os.kill(c.pids()["flotilla-coordinator"][0], 15)
+                time.sleep(0.3)
+                late.send("POST", COMPLETIONS, {"prompt": "1"})
+                r = late.reply()
+                self.assertEqual((r.status, "retry-after" in r.headers), (503, True))
+                self.assertTrue(b"".join(s.pieces(headers)).endswith(b"data: [DONE]\n\n"))
 
 
 if __name__ == "__main__":
