@@ -1,9 +1,7 @@
 #include "coordinator/model_file.h"
 
-#include "common/base/buf.h"
 #include "common/base/mem.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -165,87 +163,6 @@ static int open_vocab(struct model_file *f, const char *pre, struct errmsg *em)
     return rc;
 }
 
-/* ---- its chat template ---- */
-
-static int open_template(struct model_file *f, const char *text, size_t bytes, struct errmsg *em)
-{
-    struct template *t;
-    int rc = template_open(text, bytes, &t, em);
-    if (rc < 0) return rc;
-    template_close(f->template);
-    f->chat.template = f->template = t;
-    return 0;
-}
-
-/* The texts of special tokens are variables of templates. */
-static int read_special(struct model_file *f, struct errmsg *em)
-{
-    static const struct {
-        const char *key, *name;
-    } all[] = {{"tokenizer.ggml.bos_token_id", "bos_token"},
-               {"tokenizer.ggml.eos_token_id", "eos_token"},
-               {"tokenizer.ggml.unknown_token_id", "unk_token"},
-               {"tokenizer.ggml.seperator_token_id", "sep_token"}, /* as the format spells it */
-               {"tokenizer.ggml.padding_token_id", "pad_token"},
-               {"tokenizer.ggml.cls_token_id", "cls_token"},
-               {"tokenizer.ggml.mask_token_id", "mask_token"}};
-    const struct meta *m = weights_meta(f->weights);
-    f->chat =
-        (struct chat_model){.vocab = f->vocab, .no_template = f->no_template, .tokens = f->special};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        int32_t id;
-        int rc = token_id(m, all[i].key, &id, em);
-        if (rc < 0) return rc;
-        if (id < 0 || (uint32_t)id >= vocab_size(f->vocab)) continue;
-        f->special[f->chat.n_tokens++] =
-            (struct template_token){all[i].name, vocab_piece(f->vocab, id)};
-    }
-    return 0;
-}
-
-/* A template that cannot be used is no reason not to serve the model: chats are told. */
-static int read_template(struct model_file *f, struct errmsg *em)
-{
-    const struct meta *m = weights_meta(f->weights);
-    struct errmsg why = {0};
-    struct vocab_string text;
-    int rc = read_special(f, em);
-    if (rc < 0) return rc;
-    (void)snprintf(f->no_template, sizeof f->no_template,
-                   "the model's file has no chat template, and the cluster file names none "
-                   "(chat_template)");
-    rc = meta_get_string(m, "tokenizer.chat_template", &text.data, &text.len, em);
-    if (rc < 0) return missing_is_fine(rc);
-    rc = open_template(f, text.data, text.len, &why);
-    if (rc == ERR_NOMEM) return err_set(em, rc, "the chat template: %.400s", why.text);
-    if (rc < 0)
-        (void)snprintf(f->no_template, sizeof f->no_template,
-                       "the model's chat template cannot be used: %.400s", why.text);
-    return 0;
-}
-
-int model_file_template(struct model_file *f, const char *path, struct errmsg *em)
-{
-    FILE *file = fopen(path, "re");
-    if (!file) return err_set(em, ERR_CONF, "chat template %s: %s", path, strerror(errno));
-    struct buf text = {.max = TEMPLATE_BYTES_MAX};
-    char block[4096];
-    size_t n;
-    int rc = 0;
-    while (rc == 0 && (n = fread(block, 1, sizeof block, file)) > 0)
-        rc = buf_append(&text, block, n);
-    bool unread = ferror(file);
-    (void)fclose(file);
-    if (rc < 0)
-        rc = err_set(em, ERR_CONF, "longer than %zu bytes", TEMPLATE_BYTES_MAX);
-    else if (unread)
-        rc = err_set(em, ERR_CONF, "cannot be read");
-    else
-        rc = open_template(f, text.data ? text.data : "", text.len, em);
-    buf_close(&text);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "chat template %s", path) : 0;
-}
-
 int model_file_open(const char *path, bool with_model, const char *pre, struct model_file *ret,
                     struct errmsg *em)
 {
@@ -257,21 +174,17 @@ int model_file_open(const char *path, bool with_model, const char *pre, struct m
     if (rc == 0 && with_model && arch_unread(f.weights, &unread) > 0)
         (void)snprintf(f.warning, sizeof f.warning, "%.500s", unread.text);
     if (rc == 0) rc = open_vocab(&f, pre, em);
-    if (rc == 0) rc = read_template(&f, em);
     if (rc < 0) {
         model_file_close(&f);
         return err_wrap(em, rc, "%s", path);
     }
     f.path = mem_strdup(path);
     *ret = f;
-    ret->chat.no_template = ret->no_template;
-    ret->chat.tokens = ret->special;
     return 0;
 }
 
 void model_file_close(struct model_file *f)
 {
-    template_close(f->template);
     vocab_close(f->vocab);
     weights_close(f->weights);
     mem_free(f->path);

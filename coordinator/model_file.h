@@ -7,28 +7,19 @@
 #include "common/base/err.h"
 #include "common/engine/engine.h"
 #include "common/text/vocab.h"
-#include "coordinator/chat.h"
-
-#define MODEL_FILE_SPECIAL 8u
 
 struct model_file {
     char *path;
     struct weights *weights;
     struct arch_dims dims; /* all zero when only the vocabulary was asked for */
     struct vocab *vocab;
-    struct template *template; /* of its conversations, or NULL */
-    struct template_token special[MODEL_FILE_SPECIAL];
-    char no_template[512];  /* why there is none */
-    struct chat_model chat; /* all of these */
-    char warning[512];      /* empty, or what the reader of logs should know */
+    char warning[512]; /* empty, or what the reader of logs should know */
 };
 
 /* `with_model` false: the file may be a vocabulary without tensors. `pre`: the pre-tokeniser to use
  * in place of the one that the file names, or NULL. */
 int model_file_open(const char *path, bool with_model, const char *pre, struct model_file *ret,
                     struct errmsg *em);
-/* A chat template in place of the one that the file has, if it has one. Errors name the file. */
-int model_file_template(struct model_file *f, const char *path, struct errmsg *em);
 void model_file_close(struct model_file *f);
 
 #endif
