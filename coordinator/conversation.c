@@ -1,4 +1,4 @@
-#include "coordinator/chat.h"
+#include "coordinator/conversation.h"
 
 #include "common/base/mem.h"
 #include "common/text/json.h"
@@ -180,7 +180,7 @@ static int explain(int rc, struct errmsg *em)
     return err_wrap(em, ERR_RANGE, "field 'messages': the model's chat template fails");
 }
 
-static int render(const struct chat_model *m, const struct json *chat, const struct json *messages,
+static int render(const struct conversation_model *m, const struct json *chat, const struct json *messages,
                   struct template_prompt *ret, struct errmsg *em)
 {
     struct template_input in = {.messages = messages,
@@ -188,20 +188,18 @@ static int render(const struct chat_model *m, const struct json *chat, const str
                                 .documents = json_get(chat, "documents"),
                                 .kwargs = json_get(chat, "kwargs"),
                                 .add_generation_prompt = true,
-                                .tokens = m->tokens,
-                                .n_tokens = m->n_tokens,
                                 .now_s = (int64_t)time(NULL)};
     (void)json_as_bool(json_get(chat, "add_generation_prompt"), &in.add_generation_prompt);
-    int rc = template_render(m->template, &in, ret, em);
+    int rc = chat_render(m->chat, &in, ret, em);
     return rc < 0 ? explain(rc, em) : 0;
 }
 
-int chat_encode(const struct chat_model *m, const char *json, size_t bytes, struct tokens *ret,
+int conversation_encode(const struct conversation_model *m, const char *json, size_t bytes, struct tokens *ret,
                 char **ret_prompt, struct errmsg *em)
 {
     struct json *chat = NULL, *messages = NULL;
     struct template_prompt prompt = {.text = NULL};
-    if (!m->template) return err_set(em, ERR_RANGE, "field 'messages': %.400s", m->no_template);
+    if (!m->chat) return err_set(em, ERR_RANGE, "field 'messages': %.400s", m->why);
     int rc = json_read(json, bytes, &chat, em);
     if (rc < 0) return err_wrap(em, ERR_RANGE, "field 'chat_json'");
     rc = read_messages(chat, &messages, em);

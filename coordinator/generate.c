@@ -156,7 +156,7 @@ static void begin(struct shell *s, struct call *c, const struct msg_generate *g)
                                .len = g->chat ? strlen(g->chat) : g->prompt_len,
                                .special = g->special,
                                .bos = true,
-                               .chat = g->chat ? &s->model->chat : NULL};
+                               .chat = g->chat ? &s->talk : NULL};
         calls__start_text(s, c, &t);
     }
 }

@@ -462,6 +462,33 @@ static int check_slices(const struct config *c, const struct model_file *m, stru
     return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
 }
 
+/* The model's chat templates, or the one that the cluster file names. */
+static int open_templates(const struct config *c, const struct model_file *m, struct chat *ret,
+                          struct errmsg *em)
+{
+    if (!c->chat_template) return chat_open(m, ret, em);
+    int rc = chat_open_file(m, c->chat_template, ret, em);
+    return rc < 0 ? err_wrap(em, rc == ERR_NOMEM ? rc : ERR_CONF, "key 'chat_template'") : 0;
+}
+
+/* A model whose templates cannot be used is served all the same; chats are told why. */
+static int open_chat(struct shell *s, struct errmsg *em)
+{
+    s->talk = (struct conversation_model){.vocab = s->model->vocab, .why = s->no_chat.text};
+    int rc = open_templates(s->config, s->model, &s->chat, &s->no_chat);
+    if (rc == 0 && s->chat.plain) {
+        s->talk.chat = &s->chat;
+        return 0;
+    }
+    if (rc == 0)
+        (void)err_set(&s->no_chat, ERR_NOTFOUND,
+                      "the model's file has no chat template, and the cluster file names none "
+                      "(key 'chat_template')");
+    if (rc == ERR_NOMEM || s->config->chat_template) return err_set(em, rc, "%s", s->no_chat.text);
+    log_info("chats are refused: %s", s->no_chat.text);
+    return 0;
+}
+
 int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em)
 {
     enum kv_type kv;
@@ -474,8 +501,12 @@ int loop_check(const struct config *config, const struct model_file *model, stru
     if (config->workers > model->dims.n_layers)
         return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
                        config->workers, model->dims.n_layers);
+    struct chat chat = {.plain = NULL};
+    int rc = config->chat_template ? open_templates(config, model, &chat, em) : 0;
+    chat_close(&chat);
+    if (rc < 0) return rc;
     /* Also finds a missing tensor or an unsupported type before any worker is asked. */
-    int rc = eng_slice_bytes(model->weights, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
+    rc = eng_slice_bytes(model->weights, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
     return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : check_slices(config, model, em);
 }
 
@@ -569,6 +600,7 @@ static int open_all(struct shell *s, struct errmsg *em)
     if (addr_split(results_endpoint, &bound))
         (void)snprintf(results, sizeof results, "tcp://:%u", bound.port);
     rc = open_core(s, results, incarnation, em);
+    if (rc == 0) rc = open_chat(s, em);
     if (rc < 0) return rc;
     calls__open(s);
     uint32_t metrics_port = 0;
@@ -590,6 +622,7 @@ static void close_all(struct shell *s)
     calls__close(s);
     core_close(s->core);
     offload_close(s->texts);
+    chat_close(&s->chat);
     if (s->clients) net_sock_drain(s->clients, DRAIN_MS);
     net_sock_close(s->workers);
     net_sock_close(s->results);

@@ -40,11 +40,9 @@ static int run(const char *path, const char *model_path, bool check_only, struct
         config_close(&config);
         return ERR_CONF;
     }
-    if (config.chat_template) rc = model_file_template(&model, config.chat_template, em);
     if (config.model_relative) log_info("the model is %s", config.model);
     if (model.warning[0]) log_warn("%s", model.warning);
-    if (!model.chat.template) log_info("chats are refused: %s", model.no_template);
-    if (rc == 0) rc = loop_check(&config, &model, em);
+    rc = loop_check(&config, &model, em);
     if (rc == 0 && check_only)
         log_stdout("%s: in order", path);
     else if (rc == 0)

@@ -48,7 +48,7 @@ static void tokenize(struct shell *s, const struct msg_call *h, const struct rou
                            .bytes = (char *)(uintptr_t)bytes,
                            .len = strlen(bytes),
                            .special = m.special,
-                           .chat = m.chat ? &s->model->chat : NULL,
+                           .chat = m.chat ? &s->talk : NULL,
                            .want_prompt = m.chat != NULL};
     if (c) calls__start_text(s, c, &t);
 }

@@ -37,6 +37,9 @@ struct shell {
     const struct model_file *model;
     struct manifest manifest;
     const char *name; /* of the model, as served */
+    struct chat chat; /* its chat templates, if `talk` has them, */
+    struct conversation_model talk;
+    struct errmsg no_chat; /* or why there are none */
     struct net *net, *client_net;
     struct net_sock *clients, *workers, *results;
     struct first_link *links; /* n_links: one for each replica, by its id */

@@ -28,7 +28,7 @@ static void run(void *arg)
 {
     struct text *t = arg;
     if (t->chat) {
-        t->rc = chat_encode(t->chat, t->bytes, t->len, &t->tokens,
+        t->rc = conversation_encode(t->chat, t->bytes, t->len, &t->tokens,
                             t->want_prompt ? &t->prompt : NULL, &t->em);
         return;
     }

@@ -19,6 +19,7 @@ static const struct {
     {"keygen", cmd_keygen, "make a key for a program, or show its public half"},
     {"inspect", cmd_inspect, "show what a GGUF file holds"},
     {"tokenize", cmd_tokenize, "text on stdin to token ids"},
+    {"template", cmd_template, "messages on stdin to a model's prompt"},
     {"quality", cmd_quality, "perplexity, and distance from a baseline"},
     {"bench", cmd_bench, "the engine's speed on this machine; a load on a cluster"},
     {"simulate", cmd_simulate, "the coordinator's core on a trace of requests, in virtual time"},

@@ -507,7 +507,7 @@ class FullPool(unittest.TestCase):
             r = post(c.http, COMPLETIONS, {"prompt": "7" * 600, "max_tokens": 10})
             self.assertEqual((r.status, r.error()["code"]), (400, "context_length_exceeded"))
             # One after another: what ended gives its pages back.
-            for i in range(300 if LONG else 40):
+            for i in range(300 if LONG else 12):
                 self.assertEqual(post(c.http, COMPLETIONS, body(1000 + i, max_tokens=2)).status, 200)
             idle(c)
             self.assertGreater(c.status()["replicas"][0]["prefix_cache"]["pages_evicted"], 0)

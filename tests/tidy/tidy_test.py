@@ -36,7 +36,7 @@ SYSTEM = {
 }
 MANY_MODULES = {"zmq.h": {"common/io/net.c", "common/io/zap.c", "common/io/keys.c"},
                 "microhttpd.h": {"common/io/http.c", "common/io/httpd.c"},
-                "utf8proc.h": {"common/text/nfc.c"},
+                "utf8proc.h": {"common/text/nfc.c", "common/text/jinja/unicode.c"},
                 # Instruction sets: the kernels' vector operations, and the few instructions that others need.
                 "immintrin.h": {"common/engine/vec_x86.h"}, "xmmintrin.h": {"common/base/insn.h"},
                 "cpuid.h": {"common/engine/cpu.c"},
@@ -103,6 +103,17 @@ class Tidy(unittest.TestCase):
         for path in sources():
             if not path.startswith(("common/text/", "tests/")):
                 self.assertNotRegex(read(path), r"\bsample_(choose|adjust|logprobs|seen_add)\(", path)
+
+    def test_the_interpreter_knows_no_model(self):
+        """Chat templates are interpreted: no name of a model or its maker, and no text of a template."""
+        names = ("qwen llama gemma mistral mixtral smol deepseek kimi phi3 phi4 granite cohere hermes hugging nemotron minimax "
+                 "glm falcon yi- openai gpt anthropic chatml inst] <|").split()
+        files = [p for p in sources() if p.startswith(("common/text/jinja/", "common/text/template."))]
+        self.assertGreater(len(files), 20)
+        for path in files:
+            text = read(path).lower()
+            for name in names:
+                self.assertNotIn(name, text, path)
 
     def test_no_libm_in_the_engine(self):
         """Transcendentals are the project's own; fmaf, sqrtf and lrintf are exact."""

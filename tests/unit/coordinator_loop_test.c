@@ -248,6 +248,26 @@ void gateway_close(struct gateway *g)
     (void)g;
 }
 
+int chat_open(const struct model_file *f, struct chat *ret, struct errmsg *em)
+{
+    (void)f;
+    (void)em;
+    *ret = (struct chat){.plain = NULL};
+    return 0;
+}
+
+int chat_open_file(const struct model_file *f, const char *path, struct chat *ret,
+                   struct errmsg *em)
+{
+    (void)path;
+    return chat_open(f, ret, em);
+}
+
+void chat_close(struct chat *c)
+{
+    (void)c;
+}
+
 void metrics_close(struct metrics *m)
 {
     (void)m;
