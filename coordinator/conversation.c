@@ -180,8 +180,8 @@ static int explain(int rc, struct errmsg *em)
     return err_wrap(em, ERR_RANGE, "field 'messages': the model's chat template fails");
 }
 
-static int render(const struct conversation_model *m, const struct json *chat, const struct json *messages,
-                  struct template_prompt *ret, struct errmsg *em)
+static int render(const struct conversation_model *m, const struct json *chat,
+                  const struct json *messages, struct template_prompt *ret, struct errmsg *em)
 {
     struct template_input in = {.messages = messages,
                                 .tools = json_get(chat, "tools"),
@@ -194,8 +194,8 @@ static int render(const struct conversation_model *m, const struct json *chat, c
     return rc < 0 ? explain(rc, em) : 0;
 }
 
-int conversation_encode(const struct conversation_model *m, const char *json, size_t bytes, struct tokens *ret,
-                char **ret_prompt, struct errmsg *em)
+int conversation_encode(const struct conversation_model *m, const char *json, size_t bytes,
+                        struct tokens *ret, char **ret_prompt, struct errmsg *em)
 {
     struct json *chat = NULL, *messages = NULL;
     struct template_prompt prompt = {.text = NULL};

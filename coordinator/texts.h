@@ -18,7 +18,8 @@ struct text {
     size_t len;
     bool special; /* names of control tokens are those tokens */
     bool bos;     /* begin with BOS where the model wants that */
-    /* The bytes are a conversation (conversation.h) and not a text; borrowed until the queue is closed. */
+    /* The bytes are a conversation (conversation.h) and not a text; borrowed until the queue is
+     * closed. */
     const struct conversation_model *chat;
     bool want_prompt; /* tell the rendered prompt too */
     /* The result. */

@@ -58,6 +58,28 @@ class Client(unittest.TestCase):
                 self.assertEqual((last.usage.prompt_tokens, last.usage.completion_tokens), (4, 8))
                 self.assertTrue(all(x.usage is None for x in chunks[:-1]))
 
+    def test_chat(self):
+        """Streamed and not, with usage, several answers and log-probabilities."""
+        def chat(**kw):
+            return self.client.chat.completions.create(**dict(dict(model=NAME, max_tokens=8, temperature=0, messages=[
+                {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]), **kw))
+        whole = chat()
+        message = whole.choices[0].message
+        self.assertEqual((whole.object, message.role, whole.usage.completion_tokens > 0), ("chat.completion", "assistant", True))
+        chunks = list(chat(stream=True, stream_options={"include_usage": True}))
+        self.assertEqual(chunks[0].choices[0].delta.role, "assistant")
+        self.assertEqual("".join(x.choices[0].delta.content or "" for x in chunks if x.choices), message.content)
+        self.assertEqual([x.choices[0].finish_reason for x in chunks if x.choices][-1], whole.choices[0].finish_reason)
+        self.assertEqual((chunks[-1].choices, chunks[-1].usage.total_tokens), ([], whole.usage.total_tokens))
+        several = chat(n=2, temperature=1, seed=4, logprobs=True, top_logprobs=3)
+        self.assertEqual([x.index for x in several.choices], [0, 1])
+        for x in several.choices:
+            self.assertEqual("".join(t.token for t in x.logprobs.content), x.message.content)
+            self.assertEqual(len(x.logprobs.content[0].top_logprobs), 3)
+        with self.assertRaises(openai.BadRequestError) as e:
+            chat(messages=[])
+        self.assertEqual(e.exception.param, "messages")
+
     def test_first_event_leaves_at_once(self):
         """The first event is there while the answer still runs."""
         stream = self.complete(max_tokens=400, extra_body={"ignore_eos": True}, stream=True)
