@@ -82,6 +82,9 @@ static int take_max(struct ask *a, const char *name, const struct json *v, struc
 {
     int64_t x;
     if (!json_as_int(v, &x) || x < -1) return wrong(f, name, "a whole number of at least 0, or -1");
+    bool newer = strcmp(name, "max_completion_tokens") == 0; /* it stands where both are given */
+    if (a->newer_max && !newer) return 0;
+    a->newer_max = newer;
     a->request.max_tokens = x < 0 || x > LIMIT_MAX_TOKENS ? LIMIT_MAX_TOKENS : (uint32_t)x;
     return 0;
 }

@@ -28,6 +28,7 @@ struct ask {
     uint32_t n_prompts;
     uint32_t n, best_of; /* answers that are told, and computed, for each prompt */
     bool stream, include_usage;
+    bool newer_max;    /* max_completion_tokens was given */
     bool logprobs;     /* they are told */
     bool cache_prompt; /* look for the prompt's beginning among computed ones */
     const char *stops[CLIENT_STOPS_MAX];
