@@ -7,18 +7,31 @@
 
 The first line also says the hit rate of both: positions of prompts that were found computed / all positions of all prompts.
 """
-import argparse, itertools, json, math, os, random, subprocess, sys, time
+import argparse, contextlib, itertools, json, math, os, random, subprocess, sys, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from ratio import BIN, MODEL, compare, finish, run_json
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
-from cluster import LooseCluster, program, run
+from cluster import HandCluster, Keys, program
 
 GROUPS, PREFIX, OWN, AT_ONCE, REQUESTS = 20, 512, 8, 4, 20
 POOL = 12 * PREFIX + AT_ONCE * 128
 seeds = itertools.count(1)
+
+
+@contextlib.contextmanager
+def cluster(replicas, pool, secure=False, policy="auto"):
+    """Two workers with one thread each in every replica; all are ready."""
+    names = [f"w{i + 1}" for i in range(2 * replicas)]
+    keys = Keys(names) if secure else None
+    own = {n: dict(threads=1, **(dict(key=keys.path(n), coordinator_key=keys.public["coordinator"]) if secure else {})) for n in names}
+    text = f"workers: 2\nreplicas: {replicas}\nkv_tokens: {pool}\npolicy: {policy}\nsplit: even\nhttp: {{serve: false}}\n"
+    with HandCluster(text + (f"keys: {keys.lists}" if secure else ""), [(n, (), own[n]) for n in names]) as c:
+        c.words = keys.words("client") if secure else ()
+        c.wait(lambda s: all(r["state"] == "ready" for r in s["replicas"]), 120)
+        yield c
 
 
 def texts(n_tokens):
@@ -79,7 +92,7 @@ def decode(c, tokens):
 
 def cpu_seconds(c):
     total = 0
-    for p in (c.coordinator, *c.processes):
+    for p in (c.coordinator, *c.processes.values()):
         with open(f"/proc/{p.pid}/stat") as f:
             total += sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13]))
     return total / os.sysconf("SC_CLK_TCK")
@@ -100,7 +113,7 @@ def main():
     o = p.parse_args()
     results, shared, turn = [], texts(PREFIX), itertools.count(2)
     if o.only in ("", "routing"):
-        with LooseCluster(replicas=2, kv_tokens=POOL) as auto, LooseCluster(replicas=2, kv_tokens=POOL, policy="round_robin") as robin:
+        with cluster(2, POOL) as auto, cluster(2, POOL, policy="round_robin") as robin:
             of_auto, of_robin = [], []
             results.append(compare("TTFT p50: round robin / auto", lambda: routed(auto, shared, next(turn) // 2, of_auto),
                                    lambda: routed(robin, shared, next(turn) // 2, of_robin), 2.0, o.pairs))
@@ -108,7 +121,7 @@ def main():
                 results[-1]["hit_rate, " + name] = rates
                 print(f"hit rate, {name}: {min(rates):.3f} .. {max(rates):.3f}")
     if o.only != "routing":
-        with LooseCluster(secure=True, kv_tokens=4096) as secret, LooseCluster(kv_tokens=4096) as plain:
+        with cluster(1, 4096, secure=True) as secret, cluster(1, 4096) as plain:
             for only, title, of in (("keys", "decode tokens/s", decode), ("cpu", "tokens a CPU second", tokens_a_cpu_second)):
                 if o.only in ("", only):
                     results.append(compare(title + ": keys / plaintext", lambda: of(secret, o.tokens), lambda: of(plain, o.tokens),

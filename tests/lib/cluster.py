@@ -108,10 +108,12 @@ class Cluster(Service):
     """`flotilla up`, until the end of the with block. All logs go to self.log. A worker that a test ends is not started again,
     unless no_restart=False."""
 
-    def __init__(self, model=MODEL, env=None, prefix=(), kv_tokens=16384, **kw):
-        """kv_tokens=None: without the option, so that the pool follows from the machine's memory."""
+    def __init__(self, model=MODEL, env=None, prefix=(), kv_tokens=16384, split="even", **kw):
+        """kv_tokens=None: without the option, so that the pool follows from the machine's memory. Layers are shared out evenly,
+        to the workers in the order of their names, so that tests know who has which; split="measured": as shipped."""
         self.prefix = prefix
         kw["kv_tokens"] = kv_tokens
+        kw["set"] = [f"split={split}", *kw.get("set", [])]
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         self.up = subprocess.Popen([*prefix, program("flotilla"), "up", "--model", model,
                                     *options(dict(dict(verbose=True, no_restart=True), **kw))],
@@ -121,7 +123,8 @@ class Cluster(Service):
         if not line.startswith("ready client="):
             self.stop()
             raise RuntimeError("no cluster: " + self.text())
-        self.address = line.split()[1].removeprefix("client=")
+        words = dict(word.split("=", 1) for word in line.split()[1:])
+        self.address, self.http = words["client"], words.get("http")
         self.join = re.search(r"workers join at (\S+)", self.text()).group(1)
         self.extra = []
 
@@ -186,39 +189,54 @@ class Keys:
         return ["--key", self.path(name), "--coordinator-key", self.public["coordinator"]]
 
 
-class LooseCluster(Service):
-    """A coordinator and workers as processes of their own on this machine, with one thread each; secure: with keys. More keys of
-    the cluster file by name."""
+class HandCluster(Service):
+    """A coordinator and workers on this machine, each started by itself. `keys`: of the cluster file, beside the model; `workers`:
+    (name, words before the command, options) of each. The caches of measured speeds are the cluster's own."""
 
-    def __init__(self, workers=2, replicas=1, secure=False, **keys):
-        names = [f"w{i + 1}" for i in range(workers * replicas)]
-        self.log, self.prefix = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt"), ()
-        self.keys = Keys(names) if secure else None
-        self.words = self.keys.words("client") if secure else ()
-        keys = dict(dict(model=MODEL, workers=workers, replicas=replicas, metrics="false",
-                         ports="{clients: 0, workers: 0, results: 0}"), **keys)
-        keys.update({"keys": self.keys.lists} if secure else {})
+    prefix = ()
+
+    def __init__(self, keys, workers=(), model=MODEL):
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
+        self.folder = tempfile.TemporaryDirectory(prefix="flotilla-cache-")
+        self.env = {**os.environ, "XDG_CACHE_HOME": self.folder.name}
+        self.processes = {}
+        text = f"model: {model}\nports: {{clients: 0, workers: 0, results: 0}}\nmetrics: false\n{keys}\n"
         self.coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
-                                            stdout=subprocess.PIPE, stderr=self.log, text=True)
-        self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))
+                                            stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.env)
+        self.coordinator.stdin.write(text)
         self.coordinator.stdin.close()
-        line = self.coordinator.stdout.readline()
-        if not line.startswith("listening"):
+        m = re.match(r"listening client=(\S+) worker=(\S+)", self.coordinator.stdout.readline())
+        if not m:
+            self.stop()
             raise RuntimeError("no coordinator: " + self.text())
-        self.address, join = re.search(r"client=(\S+) worker=(\S+)", line).groups()
-        self.processes = [subprocess.Popen([program("flotilla-worker"), "--coordinator", join, "--name", name, "--threads", "1",
-                                            *(self.keys.words(name) if secure else ())], stderr=self.log) for name in names]
+        self.address, self.join = m.groups()
+        for name, before, kw in workers:
+            self.worker(name, before, **kw)
 
     def __enter__(self):
-        self.wait(lambda s: all(r["state"] == "ready" for r in s["replicas"]), 120)
         return self
 
     def __exit__(self, *_):
-        for p in (*self.processes, self.coordinator):
+        self.stop()
+
+    def worker(self, name, before=(), **kw):
+        words = [*before, program("flotilla-worker"), "--coordinator", self.join, "--name", name, *options(kw)]
+        self.processes[name] = subprocess.Popen(words, stderr=self.log, env=self.env)
+        return self.processes[name]
+
+    def plan(self):
+        r = run("plan", "--cluster", self.address, "--json")
+        return json.loads(r.stdout)["replicas"]
+
+    def stop(self):
+        all_ = [*self.processes.values(), self.coordinator]
+        for p in all_:
+            p.send_signal(signal.SIGCONT)
             p.terminate()
-        for p in (*self.processes, self.coordinator):
-            p.wait(timeout=30)
         self.coordinator.stdout.close()
+        codes = [p.wait(timeout=30) for p in all_]
+        self.folder.cleanup()
+        return codes
 
 
 class SpreadCluster(Service):
@@ -230,7 +248,7 @@ class SpreadCluster(Service):
         self.network, self.prefix = network, network[client].prefix
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         here, self.processes = network["c"].address, {}
-        keys = dict(dict(model=model, workers=len(hosts), listen=here, metrics="false"), **keys)
+        keys = dict(dict(model=model, workers=len(hosts), listen=here, metrics="false", http="{serve: false}", split="even"), **keys)
         self.keys = Keys(hosts) if secure else None
         keys.update({"keys": self.keys.lists} if secure else {"plaintext": "true"})
         self.words = self.keys.words("client") if secure else ()
