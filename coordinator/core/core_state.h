@@ -219,7 +219,7 @@ struct request {
      */
     uint32_t n_issued, n_right;
     uint32_t n_found; /* positions found computed before its first token */
-    uint32_t *pages; /* room for all it can ever need */
+    uint32_t *pages;  /* room for all it can ever need */
     uint32_t n_pages;
     struct prefix walk; /* along its pages that are in the index, */
     uint32_t n_walked;  /* so many */
