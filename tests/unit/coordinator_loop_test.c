@@ -346,6 +346,7 @@ static struct config config(void)
     return (struct config){.model = (char *)(uintptr_t) "/m",
                            .listen = (char *)(uintptr_t) "127.0.0.1",
                            .kv = (char *)(uintptr_t) "f16",
+                           .policy = (char *)(uintptr_t) "auto",
                            .workers = 2,
                            .replicas = 1,
                            .chains = &chain,
