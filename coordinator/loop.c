@@ -219,6 +219,10 @@ void shell__event(struct shell *s, struct event *e)
             if (calls__tokens(s, a)) stops[n_stops++] = a->tokens.request;
             break;
         case ACT_END: calls__end(s, a); break;
+        case ACT_ANSWER:
+            s->answer = a->answer.status;
+            (void)snprintf(s->answer_text, sizeof s->answer_text, "%s", a->answer.text);
+            break;
         case ACT_NOTE: (a->loss ? log_warn : log_info)("%s", a->note); break;
         }
     }

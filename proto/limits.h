@@ -8,6 +8,7 @@
 #define LIMIT_STAGES 32u     /* workers of a replica */
 #define LIMIT_WORKERS 64u    /* known at once, or twice those that serve, if that is more */
 #define LIMIT_REPLICAS 1024u /* that a status tells of */
+#define LIMIT_SPARES 1024u   /* likewise; there may be more */
 #define LIMIT_WINDOW 64u     /* Steps of a replica in flight */
 #define LIMIT_STEP_ROWS 4096u
 #define LIMIT_STEP_RUNS 256u

@@ -47,6 +47,8 @@ int cmd_generate(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_status(int argc, char **argv);
+int cmd_drain(int argc, char **argv);
+int cmd_rebalance(int argc, char **argv);
 int cmd_keygen(int argc, char **argv);
 int cmd_up(int argc, char **argv);
 int cmd_bench(int argc, char **argv);

@@ -63,6 +63,7 @@ struct core *core_open(const struct core_config *config)
     c->replicas = mem_zalloc(config->n_replicas * sizeof *c->replicas);
     c->status = mem_zalloc(config->n_replicas * sizeof *c->status);
     c->staff = mem_zalloc((size_t)config->n_replicas * config->n_stages * sizeof *c->staff);
+    c->spares = mem_zalloc(config->max_workers * sizeof *c->spares);
     for (uint32_t i = 0; i < config->n_replicas; i++) replica__open(c, &c->replicas[i], i);
     return c;
 }
@@ -93,6 +94,7 @@ void core_close(struct core *c)
     mem_free(c->free_slots);
     mem_free(c->status);
     mem_free(c->staff);
+    mem_free(c->spares);
     mem_free(c->layer_bytes);
     mem_free(c->actions);
     mem_free(c->eog);
@@ -193,6 +195,8 @@ struct actions core_step(struct core *c, const struct event *e)
         request__by_id(c, e->request.request, STATUS_CANCELLED, FINISH_NONE, e->request.why);
         break;
     case EV_STOP: request__by_id(c, e->request.request, STATUS_OK, FINISH_STOP, ""); break;
+    case EV_DRAIN: order__drain(c, e->order.name, e->order.limit_ns); break;
+    case EV_REBALANCE: order__rebalance(c, e->order.name, e->order.limit_ns); break;
     case EV_TICK:
         replica__tick(c, e->tick.lost_ns);
         request__tick(c);
@@ -206,7 +210,8 @@ struct actions core_step(struct core *c, const struct event *e)
     return (struct actions){c->actions, c->n_actions};
 }
 
-static const char *const state_names[] = {"waiting", "loading", "linking", "probing", "ready"};
+static const char *const state_names[] = {"waiting", "loading", "linking",
+                                          "probing", "ready",   "draining"};
 
 /* What is waited for, and who is held down. */
 static const char *why_of(const struct core *c, struct replica *r)
@@ -218,22 +223,34 @@ static const char *why_of(const struct core *c, struct replica *r)
     return r->told;
 }
 
-static const char *worker_state(const struct replica *r, const struct worker *w)
+static const char *worker_state(const struct core *c, const struct worker *w)
 {
-    if (r->state == REPLICA_READY || r->state == REPLICA_PROBING) return "serving";
+    const struct replica *r = w->replica;
+    if (!r)
+        return w->leaves                                         ? "drained"
+               : w->suspect                                      ? "silent"
+               : c->now_ns < c->records[w->record].held_until_ns ? "held down"
+                                                                 : "spare";
+    if (w->leaves) return "draining";
+    if (r->state >= REPLICA_PROBING) return "serving";
     return w->linked ? "linked" : w->ready ? "loaded" : "loading";
 }
 
-static struct msg_worker_status worker_status(struct core *c, const struct replica *r, uint32_t i)
+/* Where it is a spare, the layers are those that it holds. */
+static struct msg_worker_status worker_status(struct core *c, const struct worker *w)
 {
-    const struct worker *w = replica__at(c, r, i);
+    const struct msg_hello *h = &w->hello;
+    struct msg_holding layers = h->holds ? h->holding : (struct msg_holding){.layer_first = 1};
+    if (w->replica)
+        layers = (struct msg_holding){.layer_first = w->replica->first[w->stage],
+                                      .layer_last = w->replica->last[w->stage]};
     return (struct msg_worker_status){.name = w->hello.name,
-                                      .state = worker_state(r, w),
+                                      .state = worker_state(c, w),
                                       .isa = w->hello.isa,
                                       .pid = w->hello.pid,
                                       .threads = w->hello.threads,
-                                      .layer_first = r->first[i],
-                                      .layer_last = r->last[i],
+                                      .layer_first = layers.layer_first,
+                                      .layer_last = layers.layer_last,
                                       .heartbeat = w->heartbeat,
                                       .load_done = w->load_done,
                                       .load_total = w->load_total,
@@ -256,6 +273,7 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                        .state = state_names[r->state],
                                        .why = why_of(c, r),
                                        .ready = r->state == REPLICA_READY,
+                                       .rebalancing = r->replans,
                                        .workers = workers,
                                        .generation = r->generation,
                                        .pages_total = r->n_pages,
@@ -275,7 +293,8 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                                  .evicted = pages.evicted,
                                                  .preemptions = r->preemptions}};
     if (r->state == REPLICA_WAITING) return;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) workers[i] = worker_status(c, r, i);
+    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+        workers[i] = worker_status(c, replica__at(c, r, i));
     ret->n_workers = c->cfg.n_stages;
 }
 
@@ -298,6 +317,10 @@ void core_status(struct core *c, struct msg_status *ret)
         ret->running += c->replicas[i].n_running;
         replica_status(c, &c->replicas[i], &c->status[i]);
     }
+    ret->spares = c->spares;
+    for (uint32_t i = 0; i < c->cfg.max_workers && ret->n_spares < LIMIT_SPARES; i++)
+        if (c->workers[i].used && !c->workers[i].replica)
+            c->spares[ret->n_spares++] = worker_status(c, &c->workers[i]);
 }
 
 uint32_t core_n_sequences(const struct core *c)

@@ -61,10 +61,12 @@ enum event_type {
     EV_LINK_LOST,   /* it broke */
     EV_RESULT,
     EV_SUBMIT,
-    EV_CANCEL,  /* by the client, or because the client is silent */
-    EV_STOP,    /* the text met a stop string */
-    EV_TICK,    /* time; lost_ns: time that the shell itself was not running */
-    EV_COMPOSE, /* form the next Steps: once a turn, after all else */
+    EV_CANCEL,    /* by the client, or because the client is silent */
+    EV_STOP,      /* the text met a stop string */
+    EV_DRAIN,     /* an admin's order: a worker is to leave; answered in the same step */
+    EV_REBALANCE, /* the same: one replica, or all, are to be planned anew */
+    EV_TICK,      /* time; lost_ns: time that the shell itself was not running */
+    EV_COMPOSE,   /* form the next Steps: once a turn, after all else */
 };
 
 struct event {
@@ -98,6 +100,10 @@ struct event {
             const char *why; /* of EV_CANCEL */
         } request;
         struct {
+            const char *name;  /* of a worker; of a replica, "": all of them */
+            uint64_t limit_ns; /* that requests which run have to end */
+        } order;
+        struct {
             uint64_t lost_ns;
         } tick;
     };
@@ -111,6 +117,7 @@ enum action_type {
     ACT_STEP,
     ACT_TOKENS, /* next tokens of a request: each once, in order */
     ACT_END,    /* the request's one last action */
+    ACT_ANSWER, /* what follows from an order */
     ACT_NOTE,   /* a change worth a line in the log */
 };
 
@@ -142,6 +149,10 @@ struct action {
             enum finish_reason finish_reason; /* with STATUS_OK */
             uint32_t retry_ms;
         } end;
+        struct {
+            enum status status; /* STATUS_OK or STATUS_NOT_FOUND */
+            const char *text;
+        } answer;
         const char *note;
     };
 };

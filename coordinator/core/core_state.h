@@ -10,7 +10,9 @@
  *     | all Linked    |
  *   PROBING --------->|
  *     | digest right  |
- *   READY ------------+                                                                      */
+ *   READY ----------->|
+ *     | ordered       |
+ *   DRAINING ---------+ also when its requests have ended, or have no more time                */
 #ifndef FLOTILLA_CORE_CORE_STATE_H
 #define FLOTILLA_CORE_CORE_STATE_H
 
@@ -31,7 +33,8 @@ enum replica_state {
     REPLICA_LOADING,
     REPLICA_LINKING,
     REPLICA_PROBING,
-    REPLICA_READY
+    REPLICA_READY,
+    REPLICA_DRAINING /* it computes what it has, and takes no requests */
 };
 
 /* What is remembered of the workers of one name, over their restarts. */
@@ -54,6 +57,8 @@ struct worker {
     bool ready, linked;      /* in that generation */
     bool knows;              /* it has spoken of that generation: its Assign arrived */
     bool suspect;            /* its data link broke, and it has said nothing since */
+    bool leaves;             /* as ordered: it is not planned with */
+    uint64_t told_ns;        /* when it was last told to leave; 0: it was not */
     uint32_t record;         /* index of its name's record */
     uint32_t doubt; /* record of the other end of its link that broke at doubted_ns, or NO_WORKER */
     uint64_t doubted_ns;
@@ -140,13 +145,16 @@ struct replica {
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
     bool link_up;
-    bool cramped;               /* no generation begins, since its workers have too little memory */
-    uint64_t began_ns;          /* when the present or last generation began; 0: none has */
-    uint64_t retry_ns;          /* no generation is begun before this time */
-    uint64_t pause_ns;          /* between failed beginnings; doubles */
-    uint64_t served_ns;         /* up to when its workers' service was counted */
-    uint64_t since_ns;          /* the state was entered, or something moved in it */
-    char why[LIMIT_TEXT_BYTES]; /* what it waits for */
+    bool cramped;             /* no generation begins, since its workers have too little memory */
+    uint64_t began_ns;        /* when the present or last generation began; 0: none has */
+    uint64_t retry_ns;        /* no generation is begun before this time */
+    uint64_t pause_ns;        /* between failed beginnings; doubles */
+    uint64_t served_ns;       /* up to when its workers' service was counted */
+    uint64_t since_ns;        /* the state was entered, or something moved in it */
+    uint64_t drained_ns;      /* while draining: when it ends at the latest */
+    bool replans;             /* as ordered: it is to be planned anew, or is and is not ready yet */
+    uint64_t replan_limit_ns; /* that its requests have to end then */
+    char why[LIMIT_TEXT_BYTES];  /* what it waits for */
     char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
     char told[LIMIT_TEXT_BYTES]; /* what core_status points to */
     /* ---- its KV pages ---- */
@@ -241,6 +249,7 @@ struct core {
     struct imap n_live;                /* requests of each client that has any */
     struct msg_replica_status *status; /* n_replicas: what core_status points to, */
     struct msg_worker_status *staff;   /* n_replicas x n_stages: and what those point to */
+    struct msg_worker_status *spares;  /* likewise, at most LIMIT_SPARES */
     uint64_t dropped; /* messages of no generation, results not in flight, Hellos without room */
     struct action *actions;
     size_t n_actions, cap_actions;
@@ -248,7 +257,7 @@ struct core {
 };
 
 /* core.c */
-/* Whether any replica serves. */
+/* Whether any replica takes requests. */
 bool core__ready(const struct core *c);
 /* Why there is no replica, for a client: what is waited for, and what was lost. */
 const char *core__no_replica(struct core *c);
@@ -314,6 +323,14 @@ void fleet__held(const struct core *c, const char *told, char *ret, size_t size)
 /* Moves a moment later by time in which the shell did not run, but never past now. */
 void fleet__forgive(const struct core *c, uint64_t *since_ns, uint64_t lost_ns);
 
+/* orders.c */
+/* Answers the order, and carries out what can be done at once. Requests that run where they must
+ * not go on running have limit_ns to end. */
+void order__drain(struct core *c, const char *worker, uint64_t limit_ns);
+void order__rebalance(struct core *c, const char *replica, uint64_t limit_ns);
+/* Goes on with what was ordered. */
+void order__tick(struct core *c);
+
 /* verdict.c */
 /* The probe of a replica's present generation computed this digest. NULL: it may serve; otherwise
  * why not, with the workers named and blamed. */
@@ -332,6 +349,16 @@ struct epoch replica__epoch(const struct core *c, const struct replica *r);
 struct replica *replica__of(struct core *c, struct epoch epoch);
 /* Ends the generation, if there is one. suspicious: as in request__generation_lost. */
 void replica__lose(struct core *c, struct replica *r, bool suspicious, const char *why);
+/* Ends the generation in order: nobody is to blame, and the next one may begin at once. */
+void replica__end(struct core *c, struct replica *r, const char *why);
+/* It takes no more requests, and those that wait for it go elsewhere if they can. Those that are
+ * left have limit_ns to end; where it drains already, the earlier limit counts. */
+void replica__drain(struct core *c, struct replica *r, uint64_t limit_ns, const char *why);
+/* Begins a generation of each replica that has none and for which there are workers. */
+void replica__begin_all(struct core *c);
+/* A message for a worker that concerns no generation. */
+struct msg_to_worker *replica__to_worker(struct core *c, struct instance instance,
+                                         enum to_worker type);
 /* A worker that has a stage is to blame, and nobody else: ends its generation. */
 void replica__lose_to(struct core *c, struct worker *w, const char *why);
 /* The link into a stage (n_stages: into the coordinator) failed: blames, and ends the generation.

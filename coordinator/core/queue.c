@@ -209,7 +209,7 @@ static struct request *next_in(struct core *c, struct replica *rep)
 
 void queue__admit(struct core *c, struct replica *rep)
 {
-    CHECK(rep->state == REPLICA_READY);
+    CHECK(rep->state >= REPLICA_READY);
     while (rep->n_queued) {
         struct request *r = next_in(c, rep);
         if (!r) return;

@@ -74,8 +74,8 @@ struct worker *replica__at(struct core *c, const struct replica *r, uint32_t sta
     return &c->workers[r->stage[stage]];
 }
 
-static struct msg_to_worker *to_worker(struct core *c, struct instance instance,
-                                       enum to_worker type)
+struct msg_to_worker *replica__to_worker(struct core *c, struct instance instance,
+                                         enum to_worker type)
 {
     struct msg_to_worker *m = core__alloc(c, sizeof *m);
     *m = (struct msg_to_worker){.version = PROTO_VERSION, .type = type};
@@ -88,7 +88,7 @@ static struct msg_to_worker *to_worker(struct core *c, struct instance instance,
 static struct msg_to_worker *to_stage(struct core *c, const struct replica *r, uint32_t stage,
                                       enum to_worker type)
 {
-    struct msg_to_worker *m = to_worker(c, replica__at(c, r, stage)->instance, type);
+    struct msg_to_worker *m = replica__to_worker(c, replica__at(c, r, stage)->instance, type);
     m->epoch = replica__epoch(c, r);
     return m;
 }
@@ -99,20 +99,22 @@ static const char *generation_of(struct core *c, const struct replica *r)
     return core__text(c, "%sgeneration %" PRIu32, core__of_replica(c, r), r->generation);
 }
 
+/* The only moves are those to the next state; an end leads back. */
+static void enter(const struct core *c, struct replica *r, enum replica_state state,
+                  const char *why)
+{
+    CHECK(state == r->state + 1);
+    r->state = state;
+    r->since_ns = c->now_ns;
+    (void)snprintf(r->why, sizeof r->why, "%s", why);
+}
+
 /* ---- the end of a generation ---- */
 
-void replica__lose(struct core *c, struct replica *r, bool suspicious, const char *why)
+static void end(struct core *c, struct replica *r, bool suspicious, const char *why)
 {
-    if (r->state == REPLICA_WAITING) return;
-    bool was_ready = r->state == REPLICA_READY;
     (void)snprintf(r->why, sizeof r->why, "%s", why);
     (void)snprintf(r->lost, sizeof r->lost, "%s", why);
-    core__note_loss(c, "%s ended: %s", generation_of(c, r), why);
-    if (was_ready || r->pause_ns == 0)
-        r->pause_ns = PAUSE_FIRST_NS;
-    else if (r->pause_ns < PAUSE_MOST_NS)
-        r->pause_ns *= 2;
-    r->retry_ns = c->now_ns + r->pause_ns;
     r->state = REPLICA_WAITING;
     r->link_up = false;
     fleet__dismiss(c, r);
@@ -120,6 +122,44 @@ void replica__lose(struct core *c, struct replica *r, bool suspicious, const cha
     core__act(c, ACT_LINK_CLOSE)->link.epoch = replica__epoch(c, r);
     request__generation_lost(c, r, suspicious, why);
     r->flight.n = 0;
+}
+
+void replica__lose(struct core *c, struct replica *r, bool suspicious, const char *why)
+{
+    if (r->state == REPLICA_WAITING) return;
+    core__note_loss(c, "%s ended: %s", generation_of(c, r), why);
+    if (r->state >= REPLICA_READY || r->pause_ns == 0)
+        r->pause_ns = PAUSE_FIRST_NS;
+    else if (r->pause_ns < PAUSE_MOST_NS)
+        r->pause_ns *= 2;
+    r->retry_ns = c->now_ns + r->pause_ns;
+    end(c, r, suspicious, why);
+}
+
+void replica__end(struct core *c, struct replica *r, const char *why)
+{
+    CHECK(r->state != REPLICA_WAITING);
+    core__note(c, "%s ended: %s", generation_of(c, r), why);
+    r->retry_ns = c->now_ns;
+    end(c, r, false, why);
+}
+
+void replica__drain(struct core *c, struct replica *r, uint64_t limit_ns, const char *why)
+{
+    uint64_t until_ns = c->now_ns + limit_ns;
+    CHECK(r->state >= REPLICA_READY);
+    if (r->state == REPLICA_DRAINING) {
+        if (until_ns < r->drained_ns) r->drained_ns = until_ns;
+        return;
+    }
+    enter(c, r, REPLICA_DRAINING, why);
+    r->drained_ns = until_ns;
+    core__note(c, "%s drains: %s", generation_of(c, r), why);
+    router__lost(c, r);
+    for (uint32_t i = 0, before; i < r->n_queued; i += r->n_queued == before) {
+        before = r->n_queued;
+        router__send(c, &c->requests[r->queued[i]]);
+    }
 }
 
 void replica__lose_to(struct core *c, struct worker *w, const char *why)
@@ -184,16 +224,6 @@ static void assign(struct core *c, const struct replica *r, uint32_t stage)
     send_assign(c, r, stage);
 }
 
-/* The only moves are those to the next state; a loss, which leads back, is replica__lose. */
-static void enter(const struct core *c, struct replica *r, enum replica_state state,
-                  const char *why)
-{
-    CHECK(state == r->state + 1);
-    r->state = state;
-    r->since_ns = c->now_ns;
-    (void)snprintf(r->why, sizeof r->why, "%s", why);
-}
-
 static void begin(struct core *c, struct replica *r)
 {
     if (r->state != REPLICA_WAITING || c->now_ns < r->retry_ns) return;
@@ -220,7 +250,7 @@ static bool settling(struct core *c)
 }
 
 /* First those that lost a worker. One that never ran begins only where spares suffice for all. */
-static void begin_all(struct core *c)
+void replica__begin_all(struct core *c)
 {
     uint32_t lost = 0;
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
@@ -334,6 +364,7 @@ void replica__probed(struct core *c, struct replica *r, uint64_t digest)
     enter(c, r, REPLICA_READY, "");
     r->pause_ns = 0;
     r->lost[0] = 0;
+    r->replans = false;
     fleet__ready(c, r);
     core__note(c, "%s is ready", generation_of(c, r));
     router__ready(c, r);
@@ -402,7 +433,7 @@ static void hello(struct core *c, const struct msg_from_worker *m, const char *a
                   const struct key *key)
 {
     if (fleet__hello(c, m, address, key))
-        begin_all(c);
+        replica__begin_all(c);
     else /* the table is full: it will say Hello again when it is asked who it is */
         c->dropped++;
 }
@@ -433,6 +464,8 @@ static void goodbye(struct core *c, struct worker *w)
     const char *text = core__text(c, "worker %s lost: it said goodbye", w->hello.name);
     if (w->replica)
         replica__lose(c, w->replica, false, text);
+    else if (w->leaves)
+        core__note(c, "worker %s has left, as ordered", w->hello.name);
     else
         core__note_loss(c, "%s", text);
     w->used = false;
@@ -476,7 +509,7 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
                           const struct key *key)
 {
     if (m->version != PROTO_VERSION) {
-        struct msg_to_worker *refuse = to_worker(c, m->instance, TO_REFUSE);
+        struct msg_to_worker *refuse = replica__to_worker(c, m->instance, TO_REFUSE);
         (void)snprintf(refuse->text, sizeof refuse->text,
                        "the coordinator speaks protocol version %u, this worker %" PRIu32,
                        PROTO_VERSION, m->version);
@@ -491,7 +524,7 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
     if (m->type == FROM_HELLO) {
         hello(c, m, address, key);
     } else if (!w) {
-        if (m->type != FROM_GOODBYE) (void)to_worker(c, m->instance, TO_WHO);
+        if (m->type != FROM_GOODBYE) (void)replica__to_worker(c, m->instance, TO_WHO);
     } else {
         w->heard_ns = c->now_ns;
         w->suspect = false;
@@ -515,5 +548,6 @@ void replica__tick(struct core *c, uint64_t lost_ns)
         check_beginning(c, r);
         fleet__served(c, r);
     }
-    begin_all(c);
+    order__tick(c);
+    replica__begin_all(c);
 }

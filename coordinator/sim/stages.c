@@ -179,6 +179,7 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
         break;
     case TO_WHO: say_hello(w, who); break;
     case TO_ALIVE: break; /* between the shells */
+    case TO_LEAVE: break;
     case TO_REFUSE: world__fail(w, "worker %" PRIu32 " was refused: %s", who, m->text); break;
     }
 }

@@ -160,6 +160,7 @@ static uint64_t fold(struct world *w, uint64_t digest, const struct action *a)
             digest = check__mix(digest, (uint64_t)a->tokens.tokens[i]);
         return check__mix(digest, a->tokens.queued_ns);
     case ACT_END: return check__mix(digest, a->end.request * 64 + (uint64_t)a->end.status);
+    case ACT_ANSWER: return check__mix(digest, (uint64_t)a->answer.status);
     case ACT_NOTE: break;
     }
     return check__mix(digest, a->loss);
@@ -189,6 +190,7 @@ static void carry_out(struct world *w, struct actions actions)
             }
             break;
         case ACT_END:
+        case ACT_ANSWER:
         case ACT_NOTE: break;
         }
     }
