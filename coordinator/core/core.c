@@ -293,9 +293,8 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                                  .evicted = pages.evicted,
                                                  .preemptions = r->preemptions}};
     if (r->state == REPLICA_WAITING) return;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
-        workers[i] = worker_status(c, replica__at(c, r, i));
-    ret->n_workers = c->cfg.n_stages;
+    for (uint32_t i = 0; i < r->n_stages; i++) workers[i] = worker_status(c, replica__at(c, r, i));
+    ret->n_workers = r->n_stages;
 }
 
 static uint32_t n_queued(const struct core *c)

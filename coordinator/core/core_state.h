@@ -141,6 +141,7 @@ struct replica {
     uint32_t id; /* index in core.replicas */
     char name[LIMIT_NAME_BYTES];
     enum replica_state state;
+    uint32_t n_stages;            /* of its chain, at most cfg.n_stages */
     uint32_t generation;          /* number of the present or the last one; 0: there was none */
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
@@ -312,9 +313,10 @@ void fleet__served(struct core *c, struct replica *r);
 uint32_t fleet__n_known(const struct core *c);
 /* Spares that may be planned with now. */
 uint32_t fleet__n_spares(const struct core *c);
-/* Gives each stage of a replica without workers one that is a spare; false, and nothing is given:
- * there are too few. */
-bool fleet__plan(struct core *c, struct replica *r);
+/* Whether a worker is a spare that may be planned with now. */
+bool fleet__may_serve(const struct core *c, const struct worker *w);
+/* How good it is to plan that replica with the worker: the lower, the better. */
+uint32_t fleet__rank(const struct core *c, const struct replica *r, const struct worker *w);
 /* Its workers are spares again. */
 void fleet__dismiss(struct core *c, struct replica *r);
 /* Which workers are held down; and why, unless that is `told`, which the reader is told anyway. ""
@@ -354,8 +356,6 @@ void replica__end(struct core *c, struct replica *r, const char *why);
 /* It takes no more requests, and those that wait for it go elsewhere if they can. Those that are
  * left have limit_ns to end; where it drains already, the earlier limit counts. */
 void replica__drain(struct core *c, struct replica *r, uint64_t limit_ns, const char *why);
-/* Begins a generation of each replica that has none and for which there are workers. */
-void replica__begin_all(struct core *c);
 /* A message for a worker that concerns no generation. */
 struct msg_to_worker *replica__to_worker(struct core *c, struct instance instance,
                                          enum to_worker type);
@@ -366,6 +366,13 @@ void replica__lose_to(struct core *c, struct worker *w, const char *why);
 void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, const char *why);
 /* The probe of a generation has come back with this digest of its logits. */
 void replica__probed(struct core *c, struct replica *r, uint64_t digest);
+
+/* The planned stages of a replica, which has no generation, begin one. */
+void replica__begin(struct core *c, struct replica *r);
+
+/* planner.c */
+/* Begins a generation of each replica that is without one, as far as there are workers. */
+void planner__begin(struct core *c);
 
 /* flight.c */
 /* Takes a result's Step out of flight. False: nothing in it counts for requests: it is a probe's,

@@ -1,5 +1,5 @@
 /* The workers that are known, when one is silent for too long, what is remembered of their names,
- * and whom a generation is planned with.
+ * and so who is planned with first.
  *
  * Faults belong to a worker's name: a worker that crashes and is started again is the same risk. A
  * certain fault counts two, a suspicion (one of the two ends of a link) one, and each minute of
@@ -129,7 +129,7 @@ static bool settle_doubt(struct core *c, struct worker *w, const char *why)
 void fleet__ready(struct core *c, struct replica *r)
 {
     r->served_ns = c->now_ns;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+    for (uint32_t i = 0; i < r->n_stages; i++)
         c->records[replica__at(c, r, i)->record].proven = true;
 }
 
@@ -137,7 +137,7 @@ void fleet__served(struct core *c, struct replica *r)
 {
     if (r->state < REPLICA_READY || c->now_ns - r->served_ns < SERVED_NS) return;
     r->served_ns = c->now_ns;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         struct record *x = &c->records[replica__at(c, r, i)->record];
         x->faults -= x->faults ? 1 + x->faults / 4 : 0;
         if (x->faults == 0) x->hold_ns = 0;
@@ -299,35 +299,16 @@ void fleet__tick(struct core *c, uint64_t lost_ns)
 
 /* ---- the plan ---- */
 
-static bool holds(const struct core *c, const struct worker *w, const struct replica *r,
-                  uint32_t stage)
-{
-    const struct msg_hello *h = &w->hello;
-    return h->holds && h->holding.model_digest == c->cfg.model_digest &&
-           h->holding.layer_first == r->first[stage] && h->holding.layer_last == r->last[stage];
-}
-
-/* A worker that may be planned with; the lower the rank, the better. */
-struct candidate {
-    uint32_t worker, rank;
-    bool taken;
-};
-
-static bool better(const struct core *c, const struct candidate *a, const struct candidate *b)
-{
-    if (a->rank != b->rank) return a->rank < b->rank;
-    return strcmp(c->workers[a->worker].hello.name, c->workers[b->worker].hello.name) < 0;
-}
-
 /* By faults; of equals, those come last that joined since the replica's last generation began and
  * hold nothing: one of them may be what ended it, started again under another name. */
-static uint32_t rank_of(const struct replica *r, const struct worker *w, const struct record *x)
+uint32_t fleet__rank(const struct core *c, const struct replica *r, const struct worker *w)
 {
+    const struct record *x = &c->records[w->record];
     bool new = r->began_ns && w->joined_ns > r->began_ns && !w->hello.holds;
     return 2 * (x->faults + !x->proven) + new;
 }
 
-static bool may_be_planned_with(const struct core *c, const struct worker *w)
+bool fleet__may_serve(const struct core *c, const struct worker *w)
 {
     return w->used && !w->replica && !w->suspect && !w->leaves &&
            c->now_ns >= c->records[w->record].held_until_ns;
@@ -343,68 +324,13 @@ uint32_t fleet__n_known(const struct core *c)
 uint32_t fleet__n_spares(const struct core *c)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += may_be_planned_with(c, &c->workers[i]);
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += fleet__may_serve(c, &c->workers[i]);
     return n;
-}
-
-/* The spares that may be planned with, the best first. */
-static uint32_t list_candidates(const struct core *c, const struct replica *r,
-                                struct candidate *list)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
-        const struct worker *w = &c->workers[i];
-        const struct record *x = &c->records[w->record];
-        if (!may_be_planned_with(c, w)) continue;
-        struct candidate new = {.worker = i, .rank = rank_of(r, w, x)};
-        uint32_t at = n++;
-        for (; at && better(c, &new, &list[at - 1]); at--) list[at] = list[at - 1];
-        list[at] = new;
-    }
-    return n;
-}
-
-static void give_stage(struct core *c, struct replica *r, uint32_t stage, struct candidate *x)
-{
-    struct worker *w = &c->workers[x->worker];
-    CHECK(!x->taken && !w->replica && r->stage[stage] == NO_WORKER);
-    x->taken = true;
-    r->stage[stage] = x->worker;
-    w->replica = r;
-    w->stage = stage;
-}
-
-bool fleet__plan(struct core *c, struct replica *r)
-{
-    struct candidate *list = core__alloc(c, c->cfg.max_workers * sizeof *list);
-    uint32_t n = list_candidates(c, r, list), left = c->cfg.n_stages, must = 0;
-    if (n < left) return false;
-    /* Those of a better rank than the last that is needed are all taken: `must` of them are left.
-     */
-    uint32_t last_rank = list[left - 1].rank;
-    for (uint32_t i = 0; i < n; i++) must += list[i].rank < last_rank;
-    for (uint32_t s = 0; s < c->cfg.n_stages; s++) { /* whoever holds a stage's layers keeps it */
-        for (uint32_t i = 0; i < n && list[i].rank <= last_rank; i++) {
-            struct candidate *x = &list[i];
-            if (x->taken || !holds(c, &c->workers[x->worker], r, s)) continue;
-            if (x->rank == last_rank && left == must) continue;
-            must -= x->rank < last_rank;
-            left--;
-            give_stage(c, r, s, x);
-            break;
-        }
-    }
-    for (uint32_t s = 0, i = 0; s < c->cfg.n_stages; s++) {
-        if (r->stage[s] != NO_WORKER) continue;
-        while (list[i].taken) i++;
-        give_stage(c, r, s, &list[i]);
-    }
-    return true;
 }
 
 void fleet__dismiss(struct core *c, struct replica *r)
 {
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         replica__at(c, r, i)->replica = NULL;
         r->stage[i] = NO_WORKER;
     }

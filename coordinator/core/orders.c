@@ -41,7 +41,7 @@ static uint32_t live_in(const struct core *c, const struct replica *r)
 static uint32_t n_leaving(struct core *c, const struct replica *r)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) n += replica__at(c, r, i)->leaves;
+    for (uint32_t i = 0; i < r->n_stages; i++) n += replica__at(c, r, i)->leaves;
     return n;
 }
 
@@ -102,7 +102,7 @@ void order__drain(struct core *c, const char *name, uint64_t limit_ns)
         return;
     }
     order__tick(c);
-    replica__begin_all(c);
+    planner__begin(c);
     const struct replica *r = last->replica;
     uint32_t live = r ? live_in(c, r) : 0;
     answer(c, STATUS_OK,
@@ -149,7 +149,7 @@ void order__rebalance(struct core *c, const char *name, uint64_t limit_ns)
         return;
     }
     order__tick(c);
-    replica__begin_all(c);
+    planner__begin(c);
     answer(c, STATUS_OK,
            core__text(c, "%" PRIu32 " replica%s planned anew%s", n_ready,
                       n_ready == 1 ? " is" : "s are", n_ready > 1 ? ", one after the other" : ""));

@@ -89,7 +89,7 @@ static uint64_t pages_for(const struct core *c, uint64_t positions)
 static uint32_t held_pages(struct core *c, const struct replica *r, const struct room_stage *stages)
 {
     uint32_t pages = 0;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         const struct worker *w = replica__at(c, r, i);
         const struct msg_holding *h = &w->hello.holding;
         if (!w->hello.holds || h->model_digest != c->cfg.model_digest ||
@@ -202,14 +202,14 @@ bool room__plan(struct core *c, struct replica *r)
     const struct room_costs *costs = &c->cfg.costs;
     struct room_stage stages[LIMIT_STAGES];
     if (!costs->layer_bytes) return true; /* the pool was opened with the core */
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         const struct worker *w = replica__at(c, r, i);
         stages[i] = (struct room_stage){r->first[i], r->last[i], w->hello.threads, w->memory};
         stages[i].memory.machine_free = part_of(c, r, w, false);
         stages[i].memory.group_free = part_of(c, r, w, true);
     }
-    struct room spare = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, true);
-    struct room close = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, false);
+    struct room spare = room_of(costs, c->cfg.n_layers, stages, r->n_stages, true);
+    struct room close = room_of(costs, c->cfg.n_layers, stages, r->n_stages, false);
     uint64_t tables = costs->table_bytes / c->cfg.n_replicas / pages_bytes(c->cfg.page);
     if (costs->table_bytes && tables < close.pages)
         close = (struct room){.pages = tables, .tightest = ROOM_TABLES};

@@ -95,7 +95,7 @@ static uint32_t steps_wanted(const struct core *c, const struct replica *rep)
 {
     uint32_t n = (uint32_t)(rep->flight.trips + 0.5);
     if (n > c->cfg.window) n = c->cfg.window;
-    return n > c->cfg.n_stages ? n : c->cfg.n_stages;
+    return n > rep->n_stages ? n : rep->n_stages;
 }
 
 /* Sequences that start together would otherwise clump into one Step and leave the rest of the
@@ -139,7 +139,7 @@ static void set_limits(const struct core *c, const struct replica *rep, const st
 {
     b->limit_ns = 0;
     b->chunk = c->cfg.rows_max;
-    if (l->n_decoding == 0 && c->cfg.n_stages > 1) {
+    if (l->n_decoding == 0 && rep->n_stages > 1) {
         uint32_t parts = 2 * steps_wanted(c, rep);
         uint64_t share = (l->prefill + parts - 1) / parts;
         if (share < SHARE_LEAST) share = SHARE_LEAST;
