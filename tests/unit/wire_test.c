@@ -404,18 +404,12 @@ static void test_status(void **state)
         {.name = "other", .state = "ready", .why = "", .n_workers = 1, .workers = workers + 1}};
     m.n_replicas = 2;
     m.replicas = replicas;
-    const struct msg_worker_status spare = distinct_worker(9000);
-    m.n_spares = 1;
-    m.spares = &spare;
     wire_put_status(&m, &out);
     if (wire_get_status(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
     assert_int_equal(r.n_replicas, 2);
     assert_string_equal(r.replicas[1].name, "other");
     assert_true(r.replicas[1].ready && !r.replicas[0].ready);
     assert_true(r.replicas[0].rebalancing && !r.replicas[1].rebalancing);
-    assert_int_equal(r.n_spares, 1);
-    assert_string_equal(r.spares[0].name, spare.name);
-    assert_true(r.spares[0].pid == spare.pid && r.spares[0].layer_last == spare.layer_last);
     assert_string_equal(r.replicas[1].workers[0].name, workers[1].name);
     const struct msg_replica_status *a = &m.replicas[0], *b = &r.replicas[0];
     assert_true(r.ready && r.running == m.running && r.queued == m.queued &&
@@ -441,6 +435,19 @@ static void test_status(void **state)
                     y->compute_ns == x->compute_ns && y->idle_ns == x->idle_ns);
         assert_memory_equal(&y->heartbeat, &x->heartbeat, sizeof x->heartbeat);
     }
+}
+
+static void test_spares(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    const struct msg_worker_status spare = distinct_worker(9000);
+    struct msg_status m = {.model = "m", .n_spares = 1, .spares = &spare}, r;
+    wire_put_status(&m, &out);
+    if (wire_get_status(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(r.n_spares, 1);
+    assert_string_equal(r.spares[0].name, spare.name);
+    assert_true(r.spares[0].pid == spare.pid && r.spares[0].layer_last == spare.layer_last);
 }
 
 /* What an admin orders, the answer, and what a worker is told. */
@@ -712,14 +719,23 @@ static void test_many_small(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step),          cmocka_unit_test(test_step_rules),
-        cmocka_unit_test(test_step_limits),   cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_control),       cmocka_unit_test(test_status),
-        cmocka_unit_test(test_assign),        cmocka_unit_test(test_assign_rules),
-        cmocka_unit_test(test_connect),       cmocka_unit_test(test_orders),
-        cmocka_unit_test(test_memory),        cmocka_unit_test(test_names_are_cleaned),
-        cmocka_unit_test(test_worker_status), cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_mutations),     cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_step),
+        cmocka_unit_test(test_step_rules),
+        cmocka_unit_test(test_step_limits),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_control),
+        cmocka_unit_test(test_status),
+        cmocka_unit_test(test_assign),
+        cmocka_unit_test(test_assign_rules),
+        cmocka_unit_test(test_connect),
+        cmocka_unit_test(test_spares),
+        cmocka_unit_test(test_orders),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_names_are_cleaned),
+        cmocka_unit_test(test_worker_status),
+        cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_gate),
         cmocka_unit_test(test_many_small),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);
