@@ -41,11 +41,13 @@ static struct index *open_index(const struct core_config *config)
 struct core *core_open(const struct core_config *config)
 {
     CHECK(config->n_replicas > 0 && config->n_stages > 0 && config->n_stages <= LIMIT_STAGES);
+    CHECK(config->n_wanted <= config->n_replicas);
     CHECK(config->max_workers / config->n_stages >= config->n_replicas);
     CHECK(config->window > 0 && config->window <= LIMIT_WINDOW && config->page > 0);
     struct core *c = mem_zalloc(sizeof *c);
     copy_config(c, config);
     c->workers = mem_zalloc(config->max_workers * sizeof *c->workers);
+    c->leaving = mem_zalloc(config->max_workers * sizeof *c->leaving);
     c->n_records = NAMES_A_WORKER * config->max_workers;
     c->records = mem_zalloc(c->n_records * sizeof *c->records);
     for (uint32_t i = 0; i < VERDICTS; i++)
@@ -85,6 +87,7 @@ void core_close(struct core *c)
     arena_close(&c->arena);
     mem_free(c->workers);
     mem_free(c->records);
+    mem_free(c->leaving);
     mem_free(c->replicas);
     mem_free(c->requests);
     mem_free(c->queued);
@@ -306,11 +309,14 @@ static uint32_t n_queued(const struct core *c)
 
 void core_status(struct core *c, struct msg_status *ret)
 {
+    uint32_t n = c->cfg.n_wanted ? c->cfg.n_wanted : c->cfg.n_replicas;
+    for (uint32_t i = n; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].generation) n = i + 1;
     *ret = (struct msg_status){.ready = core__ready(c),
                                .model = c->model_path,
                                .queued = n_queued(c),
                                .messages_dropped = c->dropped,
-                               .n_replicas = c->cfg.n_replicas,
+                               .n_replicas = n,
                                .replicas = c->status};
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         ret->running += c->replicas[i].n_running;

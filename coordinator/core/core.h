@@ -21,10 +21,12 @@
 #include <stdint.h>
 
 struct core_config {
-    uint64_t incarnation;            /* random, one for each process */
-    uint32_t n_replicas;             /* at least 1 */
-    uint32_t n_stages;               /* workers of a replica, 1..LIMIT_STAGES, at most n_layers */
-    uint32_t max_workers;            /* known at once; at least those of all replicas */
+    uint64_t incarnation; /* random, one for each process */
+    uint32_t n_replicas;  /* at least 1 */
+    uint32_t n_wanted;    /* of them, those that are waited for; others begin when there are workers
+                             for them, and are no word in a status before. 0: all */
+    uint32_t n_stages;    /* workers of a replica, 1..LIMIT_STAGES, at most n_layers */
+    uint32_t max_workers; /* known at once; at least those of all replicas */
     uint32_t n_layers, width, vocab; /* of the model */
     uint64_t model_digest;
     const char *model_path; /* copied, like all strings and arrays here */
@@ -49,6 +51,9 @@ struct core_config {
     uint32_t max_per_client;       /* live requests of one client, 1..max_live */
     uint64_t step_ns; /* limit of the predicted time of a Step with decodes; 0: the core's own */
     bool plaintext;
+    uint64_t replan_after_ns;   /* how long a replica that lacks workers waits for them before it is
+                                   cut   for fewer; 0: for ever */
+    uint32_t stages_least;      /* and for how few at the least; 0: one */
     uint64_t replica_wait_ns;   /* how long a request waits for a replica; 0: not at all */
     uint64_t deadline_ns;       /* of requests that name none */
     uint64_t worker_timeout_ns; /* silence after which a worker is lost */

@@ -141,8 +141,10 @@ struct replica {
     uint32_t id; /* index in core.replicas */
     char name[LIMIT_NAME_BYTES];
     enum replica_state state;
-    uint32_t n_stages;            /* of its chain, at most cfg.n_stages */
-    uint32_t generation;          /* number of the present or the last one; 0: there was none */
+    uint32_t stages_wanted; /* workers that it is to have */
+    uint32_t n_stages;      /* of its chain: fewer, if workers were missing for long */
+    uint64_t short_ns;      /* while it waits: since when there are too few; 0: there are not */
+    uint32_t generation;    /* number of the present or the last one; 0: there was none */
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
     bool link_up;
@@ -225,6 +227,8 @@ struct core {
     struct worker *workers; /* cfg.max_workers */
     struct record *records; /* n_records: more than there are workers */
     uint32_t n_records;
+    struct instance *leaving; /* those that were last ordered to leave: a ring of cfg.max_workers */
+    uint64_t n_leaving;       /* orders in all */
     struct verdict verdicts[VERDICTS];
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
@@ -330,6 +334,8 @@ void fleet__forgive(const struct core *c, uint64_t *since_ns, uint64_t lost_ns);
  * not go on running have limit_ns to end. */
 void order__drain(struct core *c, const char *worker, uint64_t limit_ns);
 void order__rebalance(struct core *c, const char *replica, uint64_t limit_ns);
+/* Whether this very process was ordered to leave, though it may have been lost since. */
+bool order__leaves(const struct core *c, struct instance instance);
 /* Goes on with what was ordered. */
 void order__tick(struct core *c);
 
@@ -373,6 +379,9 @@ void replica__begin(struct core *c, struct replica *r);
 /* planner.c */
 /* Begins a generation of each replica that is without one, as far as there are workers. */
 void planner__begin(struct core *c);
+/* Whether a replica that serves would be made of other workers, or of more, if it were planned now.
+ */
+bool planner__gains(const struct core *c, const struct replica *r);
 
 /* flight.c */
 /* Takes a result's Step out of flight. False: nothing in it counts for requests: it is a probe's,

@@ -203,7 +203,10 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     if (!w) return NULL;
     if (known && w->replica) w->knows = false; /* it may have missed something */
     if (!known)
-        *w = (struct worker){.doubt = NO_WORKER, .joined_ns = c->now_ns, .moved_ns = c->now_ns};
+        *w = (struct worker){.doubt = NO_WORKER,
+                             .leaves = order__leaves(c, m->instance),
+                             .joined_ns = c->now_ns,
+                             .moved_ns = c->now_ns};
     w->instance = m->instance;
     w->key = *key;
     w->hello = m->hello;

@@ -79,6 +79,7 @@ static void tell_to_leave(struct core *c, struct worker *w)
 static void drain(struct core *c, struct worker *w, uint64_t limit_ns)
 {
     struct replica *r = w->replica;
+    if (!w->leaves) c->leaving[c->n_leaving++ % c->cfg.max_workers] = w->instance;
     w->leaves = true;
     if (!r) return;
     const char *why = core__text(c, "worker %s is to leave", w->hello.name);
@@ -86,6 +87,13 @@ static void drain(struct core *c, struct worker *w, uint64_t limit_ns)
         replica__end(c, r, why);
     else
         replica__drain(c, r, limit_ns, why);
+}
+
+bool order__leaves(const struct core *c, struct instance instance)
+{
+    for (uint32_t i = 0; i < c->cfg.max_workers && i < c->n_leaving; i++)
+        if (instance_eq(c->leaving[i], instance)) return true;
+    return false;
 }
 
 void order__drain(struct core *c, const char *name, uint64_t limit_ns)
@@ -128,19 +136,25 @@ static void replan_next(struct core *c)
         if (!next) next = r;
     }
     if (!next) return;
+    if (!planner__gains(c, next)) {
+        next->replans = false;
+        core__note(c, "%snothing is gained by planning it anew", core__of_replica(c, next));
+        return;
+    }
     replica__drain(c, next, next->replan_limit_ns, "it is planned anew, as ordered");
     go_on(c, next);
 }
 
 void order__rebalance(struct core *c, const char *name, uint64_t limit_ns)
 {
-    uint32_t n = 0, n_ready = 0;
+    uint32_t n = 0, n_gain = 0;
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         struct replica *r = &c->replicas[i];
         if (name[0] && strcmp(r->name, name) != 0) continue;
         n++;
         if (r->state < REPLICA_READY) continue; /* it is planned anyway */
-        n_ready++;
+        if (r->state == REPLICA_READY && !planner__gains(c, r)) continue;
+        n_gain++;
         r->replans = true;
         r->replan_limit_ns = limit_ns;
     }
@@ -151,8 +165,10 @@ void order__rebalance(struct core *c, const char *name, uint64_t limit_ns)
     order__tick(c);
     planner__begin(c);
     answer(c, STATUS_OK,
-           core__text(c, "%" PRIu32 " replica%s planned anew%s", n_ready,
-                      n_ready == 1 ? " is" : "s are", n_ready > 1 ? ", one after the other" : ""));
+           n_gain ? core__text(c, "%" PRIu32 " replica%s planned anew%s", n_gain,
+                               n_gain == 1 ? " is" : "s are",
+                               n_gain > 1 ? ", one after the other" : "")
+                  : "nothing is gained by planning anew: all stays as it is");
 }
 
 void order__tick(struct core *c)

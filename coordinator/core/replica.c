@@ -35,7 +35,7 @@ void replica__open(struct core *c, struct replica *r, uint32_t id)
     const struct core_config *cfg = &c->cfg;
     r->id = id;
     make_name(id, r->name);
-    r->n_stages = cfg->n_stages;
+    r->n_stages = r->stages_wanted = cfg->n_stages;
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) r->stage[i] = NO_WORKER;
     r->running = mem_zalloc(cfg->max_live * sizeof *r->running);
     r->queued = mem_zalloc(cfg->max_live * sizeof *r->queued);
@@ -118,6 +118,7 @@ static void end(struct core *c, struct replica *r, bool suspicious, const char *
     r->state = REPLICA_WAITING;
     r->link_up = false;
     fleet__dismiss(c, r);
+    r->n_stages = r->stages_wanted;
     router__lost(c, r);
     core__act(c, ACT_LINK_CLOSE)->link.epoch = replica__epoch(c, r);
     request__generation_lost(c, r, suspicious, why);

@@ -94,7 +94,7 @@ MUTANTS = [
          why="a result may have runs that nobody asked for"),
     # ---- generations
     dict(name="no-growing-pauses", file="coordinator/core/replica.c",
-         old="    if (was_ready || r->pause_ns == 0)", new="    if (true)", tests=GENERATION,
+         old="    if (r->state >= REPLICA_READY || r->pause_ns == 0)", new="    if (true)", tests=GENERATION,
          why="pauses between failed beginnings do not grow"),
     dict(name="no-pause", file="coordinator/core/planner.c",
          old="    if (r->state != REPLICA_WAITING || c->now_ns < r->retry_ns) return;",
