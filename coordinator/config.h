@@ -20,18 +20,20 @@ struct config {
     uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
     bool plaintext;
     uint32_t workers;        /* of a replica's chain */
-    uint32_t replicas;       /* chains, each of the whole model */
+    uint32_t replicas;       /* chains, each of the whole model, that are waited for */
+    uint32_t max_replicas;   /* that there are at most, as workers come; 0: replicas */
     uint32_t ctx, kv_tokens; /* positions of a sequence, and of the KV pool; 0: not given */
     uint32_t chunk, window;  /* rows of a Step; Steps in flight, 0: not given */
     uint32_t step_ms;        /* what a Step with decodes may take; 0: the core's choice */
     uint32_t max_requests, max_sequences, max_per_client; /* the last two 0: max_requests */
     bool prefix_cache, metrics;
     uint32_t replica_wait_s, deadline_s, client_stall_s, worker_timeout_ms, step_timeout_ms;
-    uint32_t drain_s;     /* what running answers have when it is told to stop */
-    uint32_t hwm;         /* messages that a client's connection may have waiting */
-    uint32_t connections; /* of clients at once */
-    const char *path;     /* of the file itself, borrowed; NULL: it has none */
-    char *key_file;       /* NULL: plaintext */
+    uint32_t drain_s;        /* what running answers have when it, or their worker, is to stop */
+    uint32_t replan_after_s; /* that missing workers are waited for; 0: for ever */
+    uint32_t hwm;            /* messages that a client's connection may have waiting */
+    uint32_t connections;    /* of clients at once */
+    const char *path;        /* of the file itself, borrowed; NULL: it has none */
+    char *key_file;          /* NULL: plaintext */
     struct conf_list key_texts[CONFIG_KEY_LISTS];
     struct key_list allowed; /* of key_texts */
     struct key_pair own;     /* of key_file; config_read alone reads it */

@@ -392,8 +392,8 @@ static void tell_reachable(char *endpoint, size_t size)
 static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em)
 {
     const struct config *c = s->config;
-    uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * c->replicas;
-    uint32_t serve = c->replicas * c->workers;
+    uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * setup_max_replicas(c);
+    uint32_t serve = setup_max_replicas(c) * c->workers;
     uint64_t most = PEERS_A_WORKER * setup_max_workers(c);
     if (c->metrics) fixed += HTTP_CONNECTIONS;
     uint64_t least = serve + WORKER_PEERS_LEAST;
@@ -441,25 +441,13 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
                                      .kind = NET_PULL,
                                      .limits = {.hwm = (int)LIMIT_WINDOW + 2,
                                                 .frame_max = LIMIT_RESULT_BYTES,
-                                                .peers_max = RESULT_PEERS * c->replicas},
+                                                .peers_max = RESULT_PEERS * setup_max_replicas(c)},
                                      .port = c->result_port,
                                      .roles = KEY_WORKER};
     if (rc == 0) rc = bind_one(s, &clients, &s->clients, s->client_endpoint, em);
     if (rc == 0) rc = bind_one(s, &workers, &s->workers, ret_worker, em);
     if (rc == 0) rc = bind_one(s, &results, &s->results, ret_results, em);
     return rc;
-}
-
-/* The first slice and the last are the largest. */
-static int check_slices(const struct config *c, const struct model_file *m, struct errmsg *em)
-{
-    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = m->dims.n_layers;
-    uint32_t most = (layers + c->workers - 1) / c->workers;
-    int rc = eng_slice_tensors(m->weights, &m->dims, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
-    if (rc == 0)
-        rc = eng_slice_tensors(m->weights, &m->dims, layers - most, layers - 1, idx,
-                               LIMIT_SLICE_TENSORS, &n, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
 }
 
 int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em)
@@ -476,7 +464,9 @@ int loop_check(const struct config *config, const struct model_file *model, stru
                        config->workers, model->dims.n_layers);
     /* Also finds a missing tensor or an unsupported type before any worker is asked. */
     int rc = eng_slice_bytes(model->weights, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : check_slices(config, model, em);
+    if (rc < 0) return err_wrap(em, ERR_CONF, "%s", model->path);
+    rc = setup_check_slices(model->weights, &model->dims, config->workers, em);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
 }
 
 static int open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation,

@@ -23,10 +23,15 @@ uint32_t setup_context(const struct config *c, const struct arch_dims *d)
     return c->ctx && c->ctx < most ? c->ctx : most;
 }
 
+uint32_t setup_max_replicas(const struct config *c)
+{
+    return c->max_replicas > c->replicas ? c->max_replicas : c->replicas;
+}
+
 /* As many as serve, and as many spares and strangers. */
 uint32_t setup_max_workers(const struct config *c)
 {
-    uint32_t twice = 2 * c->replicas * c->workers;
+    uint32_t twice = 2 * setup_max_replicas(c) * c->workers;
     return twice > LIMIT_WORKERS ? twice : LIMIT_WORKERS;
 }
 
@@ -58,6 +63,27 @@ static enum kv_type kv_of(const struct config *c)
     return kv;
 }
 
+/* The first slice and the last are the largest. */
+int setup_check_slices(const struct weights *weights, const struct arch_dims *dims, uint32_t stages,
+                       struct errmsg *em)
+{
+    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = dims->n_layers;
+    uint32_t most = (layers + stages - 1) / stages;
+    int rc = eng_slice_tensors(weights, dims, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
+    if (rc == 0)
+        rc = eng_slice_tensors(weights, dims, layers - most, layers - 1, idx, LIMIT_SLICE_TENSORS,
+                               &n, em);
+    return rc;
+}
+
+static uint32_t least_stages(const struct config *c, const struct weights *weights,
+                             const struct arch_dims *dims)
+{
+    uint32_t n = 1;
+    while (n < c->workers && setup_check_slices(weights, dims, n, NULL) < 0) n++;
+    return n;
+}
+
 int setup_costs(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
                 const struct machine_memory *here, struct room_costs *ret, struct errmsg *em)
 {
@@ -77,6 +103,7 @@ int setup_costs(const struct config *c, const struct weights *weights, const str
     uint64_t free = machine_free(here);
     *ret = (struct room_costs){.layer_bytes = layers,
                                .tied_bytes = sum > whole ? sum - whole : 0,
+                               .stages_least = least_stages(c, weights, dims),
                                .page_layer_bytes = eng_page_bytes(dims, kv_of(c), 1),
                                .page_bytes = LIMIT_PAGE * sizeof(int32_t),
                                .worker_bytes = s.step_bytes + PROCESS_BYTES,
@@ -92,7 +119,8 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
     uint32_t ctx = setup_context(c, m->dims), sequences = sequences_of(c);
     return (struct core_config){
         .incarnation = incarnation,
-        .n_replicas = c->replicas,
+        .n_replicas = setup_max_replicas(c),
+        .n_wanted = c->replicas,
         .n_stages = c->workers,
         .max_workers = setup_max_workers(c),
         .n_layers = m->dims->n_layers,
@@ -122,6 +150,7 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
         .hash_mask = UINT64_MAX,
         .plaintext = c->plaintext,
         .key = c->own.public,
+        .replan_after_ns = c->replan_after_s * NS_PER_S,
         .replica_wait_ns = c->replica_wait_s * NS_PER_S,
         .deadline_ns = c->deadline_s * NS_PER_S,
         .worker_timeout_ns = c->worker_timeout_ms * NS_PER_MS,

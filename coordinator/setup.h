@@ -24,8 +24,16 @@ struct setup_model {
 int setup_costs(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
                 const struct machine_memory *here, struct room_costs *ret, struct errmsg *em);
 
+/* Whether an Assign can name all tensors of a slice, where the layers are cut evenly for so many
+ * stages. em may be NULL. */
+int setup_check_slices(const struct weights *weights, const struct arch_dims *dims, uint32_t stages,
+                       struct errmsg *em);
+
 /* The longest sequence, in tokens, that the model and the file allow; the pool may allow less. */
 uint32_t setup_context(const struct config *c, const struct arch_dims *dims);
+
+/* How many replicas there may be. */
+uint32_t setup_max_replicas(const struct config *c);
 
 /* How many workers the core may know at once. */
 uint32_t setup_max_workers(const struct config *c);

@@ -53,7 +53,6 @@ struct core_config {
     bool plaintext;
     uint64_t replan_after_ns;   /* how long a replica that lacks workers waits for them before it is
                                    cut   for fewer; 0: for ever */
-    uint32_t stages_least;      /* and for how few at the least; 0: one */
     uint64_t replica_wait_ns;   /* how long a request waits for a replica; 0: not at all */
     uint64_t deadline_ns;       /* of requests that name none */
     uint64_t worker_timeout_ns; /* silence after which a worker is lost */

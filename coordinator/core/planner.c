@@ -85,7 +85,8 @@ static bool is_given_up(const struct core *c, const struct replica *r)
  * up, as many as there are. */
 static uint32_t stages_now(const struct core *c, const struct replica *r)
 {
-    uint32_t n = fleet__n_spares(c), least = c->cfg.stages_least ? c->cfg.stages_least : 1;
+    uint32_t n = fleet__n_spares(c),
+             least = c->cfg.costs.stages_least ? c->cfg.costs.stages_least : 1;
     return n < r->stages_wanted && n >= least && is_given_up(c, r) ? n : r->stages_wanted;
 }
 

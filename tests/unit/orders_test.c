@@ -670,7 +670,7 @@ static void test_never_complete(void **state)
     for (uint32_t least = 0; least <= 2; least += 2) {
         struct core_config k = config();
         k.replan_after_ns = 60 * NS_PER_S;
-        k.stages_least = least;
+        k.costs.stages_least = least;
         open_with(k);
         wait_ms(100000); /* nobody is there: nothing is counted */
         join(1);
