@@ -393,7 +393,7 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
 {
     const struct config *c = s->config;
     uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * setup_max_replicas(c);
-    uint32_t serve = setup_max_replicas(c) * c->workers;
+    uint32_t serve = c->serving;
     uint64_t most = PEERS_A_WORKER * setup_max_workers(c);
     if (c->metrics) fixed += HTTP_CONNECTIONS;
     uint64_t least = serve + WORKER_PEERS_LEAST;
@@ -450,32 +450,16 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
     return rc;
 }
 
-int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em)
-{
-    enum kv_type kv;
-    uint64_t bytes;
-    if (!eng_kv_parse(config->kv, &kv))
-        return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16, q8_0, q4_0)",
-                       config->kv);
-    int fits = eng_kv_check(&model->dims, kv, em);
-    if (fits < 0) return err_wrap(em, ERR_CONF, "key 'kv'");
-    if (config->workers > model->dims.n_layers)
-        return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
-                       config->workers, model->dims.n_layers);
-    /* Also finds a missing tensor or an unsupported type before any worker is asked. */
-    int rc = eng_slice_bytes(model->weights, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
-    if (rc < 0) return err_wrap(em, ERR_CONF, "%s", model->path);
-    rc = setup_check_slices(model->weights, &model->dims, config->workers, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
-}
-
 static int open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation,
                      struct errmsg *em)
 {
     const struct model_file *m = s->model;
     struct machine_memory here = machine_memory("");
-    struct setup_model model = {.dims = &m->dims, .path = m->path, .digest = s->manifest.identity};
-    int rc = setup_costs(s->config, m->weights, &m->dims, &here, &model.costs, em);
+    struct setup_model model = {.dims = &m->dims,
+                                .path = m->path,
+                                .digest = s->manifest.identity,
+                                .header = s->manifest.header};
+    int rc = setup_costs(s->config, m->weights, &here, &model, em);
     if (rc < 0) return rc;
     uint32_t n = vocab_size(m->vocab);
     int32_t *eog = mem_alloc(n * sizeof *eog);
@@ -486,7 +470,7 @@ static int open_core(struct shell *s, const char *results_endpoint, uint64_t inc
     shell__open_tables(s, k.n_replicas, k.max_workers);
     s->core = core_open(&k);
     mem_free(eog);
-    mem_free((void *)(uintptr_t)model.costs.layer_bytes);
+    setup_close(&k, &model);
     return 0;
 }
 

@@ -15,6 +15,7 @@ static const struct {
     {"up", cmd_up, "a whole cluster on this machine, until ^C"},
     {"generate", cmd_generate, "continue a prompt, on a cluster or with a model file alone"},
     {"status", cmd_status, "a cluster's replicas, workers and requests"},
+    {"plan", cmd_plan, "which worker has which layers, and how fast that is"},
     {"drain", cmd_drain, "have a worker leave, without losing a request"},
     {"rebalance", cmd_rebalance, "plan a cluster's replicas anew, one after the other"},
     {"keygen", cmd_keygen, "make a key for a program, or show its public half"},

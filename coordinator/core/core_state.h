@@ -20,6 +20,7 @@
 #include "common/base/hash.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/cost.h"
+#include "coordinator/core/speed.h"
 
 #define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
 #define NO_WORKER UINT32_MAX
@@ -64,7 +65,11 @@ struct worker {
     uint64_t doubted_ns;
     struct instance instance;
     struct msg_hello hello;
-    struct msg_memory memory; /* as it told last */
+    struct msg_memory memory;     /* as it told last */
+    const struct core_wish *wish; /* of its name, or NULL */
+    struct msg_speed speed;       /* what it measured; no points: nothing, or not yet */
+    bool answered;                /* it has said so */
+    uint64_t asked_ns;            /* when it was last asked */
     struct key key; /* of its connection: what it may say for itself, others may not say for it */
     char address[LIMIT_NAME_BYTES];
     char endpoint[LIMIT_TEXT_BYTES];
@@ -76,7 +81,8 @@ struct worker {
     uint64_t waited_ns, beat_ns; /* its threads' waiting for CPU, and when that was heard */
     double waiting;              /* share of the time that a thread of it waits for CPU, of late */
     struct msg_heartbeat heartbeat; /* of its generation, like the next two */
-    uint64_t compute_ns, idle_ns;
+    uint64_t compute_ns, idle_ns, predicted_ns;
+    uint64_t timed_steps; /* of which these are the sums */
     uint64_t load_done, load_total;
 };
 
@@ -157,6 +163,8 @@ struct replica {
     uint64_t drained_ns;      /* while draining: when it ends at the latest */
     bool replans;             /* as ordered: it is to be planned anew, or is and is not ready yet */
     uint64_t replan_limit_ns; /* that its requests have to end then */
+    uint64_t waits_ns;        /* since when it is without a generation; 0: it was never asked */
+    bool named;               /* the cluster file names its workers */
     char why[LIMIT_TEXT_BYTES];  /* what it waits for */
     char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
     char told[LIMIT_TEXT_BYTES]; /* what core_status points to */
@@ -222,7 +230,9 @@ struct core {
     struct core_config cfg;
     char model_path[LIMIT_PATH_BYTES], results_endpoint[LIMIT_TEXT_BYTES];
     int32_t *eog;
-    uint64_t *layer_bytes;
+    uint64_t *layer_bytes, *layer_work;
+    uint32_t *chains, *given;
+    struct core_wish *wishes;
     uint64_t now_ns;
     struct worker *workers; /* cfg.max_workers */
     struct record *records; /* n_records: more than there are workers */
@@ -315,8 +325,14 @@ void fleet__ready(struct core *c, struct replica *r);
 void fleet__served(struct core *c, struct replica *r);
 /* Workers that are known. */
 uint32_t fleet__n_known(const struct core *c);
-/* Spares that may be planned with now. */
-uint32_t fleet__n_spares(const struct core *c);
+/* What a stage of it has of memory, as far as its worker and the cluster file tell; its layers are
+ * not filled in. */
+struct room_stage fleet__memory(const struct worker *w);
+/* Threads that it may use. */
+uint32_t fleet__threads(const struct worker *w);
+/* Whether there is no use in waiting for what it measures: it has told, or takes too long. */
+bool fleet__is_measured(const struct core *c, const struct worker *w);
+void fleet__speed(struct core *c, struct worker *w, const struct msg_from_worker *m);
 /* Whether a worker is a spare that may be planned with now. */
 bool fleet__may_serve(const struct core *c, const struct worker *w);
 /* How good it is to plan that replica with the worker: the lower, the better. */
@@ -343,6 +359,11 @@ void order__tick(struct core *c);
 /* The probe of a replica's present generation computed this digest. NULL: it may serve; otherwise
  * why not, with the workers named and blamed. */
 const char *verdict__probe(struct core *c, const struct replica *r, uint64_t digest);
+
+/* planner.c */
+/* What layers first..last are for the worker, by which its Steps' times are predicted. */
+struct speed_stage planner__stage(const struct core *c, const struct worker *w, uint32_t first,
+                                  uint32_t last);
 
 /* replica.c */
 void replica__open(struct core *c, struct replica *r, uint32_t id);
@@ -381,7 +402,9 @@ void replica__begin(struct core *c, struct replica *r);
 void planner__begin(struct core *c);
 /* Whether a replica that serves would be made of other workers, or of more, if it were planned now.
  */
-bool planner__gains(const struct core *c, const struct replica *r);
+bool planner__gains(struct core *c, const struct replica *r);
+/* Spares that it may be planned with now. */
+uint32_t planner__n_spares(const struct core *c, const struct replica *r);
 
 /* flight.c */
 /* Takes a result's Step out of flight. False: nothing in it counts for requests: it is a probe's,

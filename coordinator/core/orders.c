@@ -51,7 +51,7 @@ static bool ends_at_once(struct core *c, const struct replica *r)
     bool others = core__ready(c);
     uint32_t leaving = n_leaving(c, r);
     if (!others && c->cfg.replica_wait_ns == 0) return false;
-    return leaving ? fleet__n_spares(c) >= leaving : !others;
+    return leaving ? planner__n_spares(c, r) >= leaving : !others;
 }
 
 static void go_on(struct core *c, struct replica *r)

@@ -35,7 +35,8 @@ void replica__open(struct core *c, struct replica *r, uint32_t id)
     const struct core_config *cfg = &c->cfg;
     r->id = id;
     make_name(id, r->name);
-    r->n_stages = r->stages_wanted = cfg->n_stages;
+    r->n_stages = r->stages_wanted = cfg->chains ? cfg->chains[id] : cfg->n_stages;
+    for (uint32_t i = 0; i < cfg->n_wishes; i++) r->named |= cfg->wishes[i].replica == id;
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) r->stage[i] = NO_WORKER;
     r->running = mem_zalloc(cfg->max_live * sizeof *r->running);
     r->queued = mem_zalloc(cfg->max_live * sizeof *r->queued);
@@ -116,6 +117,7 @@ static void end(struct core *c, struct replica *r, bool suspicious, const char *
     (void)snprintf(r->why, sizeof r->why, "%s", why);
     (void)snprintf(r->lost, sizeof r->lost, "%s", why);
     r->state = REPLICA_WAITING;
+    r->waits_ns = c->now_ns;
     r->link_up = false;
     fleet__dismiss(c, r);
     r->n_stages = r->stages_wanted;
@@ -143,6 +145,7 @@ void replica__end(struct core *c, struct replica *r, const char *why)
     core__note(c, "%s ended: %s", generation_of(c, r), why);
     r->retry_ns = c->now_ns;
     end(c, r, false, why);
+    r->waits_ns = 1; /* nobody was lost: spares need not wait for those whom the file names */
 }
 
 void replica__drain(struct core *c, struct replica *r, uint64_t limit_ns, const char *why)
@@ -197,6 +200,7 @@ static void send_assign(struct core *c, const struct replica *r, uint32_t stage)
     a->kv_type = c->cfg.kv_type;
     a->n_pages = r->n_pages;
     a->ctx = r->ctx;
+    a->threads = replica__at(c, r, stage)->wish ? replica__at(c, r, stage)->wish->threads : 0;
     a->rows_max = c->cfg.rows_max;
     a->logits_max = c->cfg.logits_max;
     a->window = c->cfg.window;
@@ -210,6 +214,7 @@ static void assign(struct core *c, const struct replica *r, uint32_t stage)
     w->ready = w->linked = w->knows = false;
     w->heartbeat = (struct msg_heartbeat){0};
     w->load_done = w->load_total = w->compute_ns = w->idle_ns = 0;
+    w->predicted_ns = w->timed_steps = 0;
     w->loaded_ns = w->passed_ns = c->now_ns;
     w->doubt = NO_WORKER;
     send_assign(c, r, stage);
@@ -493,6 +498,7 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
         switch (m->type) {
         case FROM_HEARTBEAT: fleet__heartbeat(c, w, m); break;
         case FROM_FAULT: fault(c, w, m); break;
+        case FROM_SPEED: fleet__speed(c, w, m); break;
         case FROM_GOODBYE: goodbye(c, w); break;
         default: of_this_epoch(c, w, m); break;
         }

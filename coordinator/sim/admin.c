@@ -107,6 +107,7 @@ static void check_cut(struct world *w, const struct msg_status *s, uint32_t repl
 {
     const struct msg_replica_status *r = &s->replicas[replica];
     uint32_t next = 0, spares = 0;
+    uint32_t wanted = w->cfg.chains ? w->cfg.chains[replica] : w->cfg.n_stages;
     if (r->n_workers == 0 || r->generation == w->replicas[replica].was_generation) return;
     w->replicas[replica].was_generation = r->generation;
     for (uint32_t i = 0; i < r->n_workers; i++) {
@@ -119,12 +120,11 @@ static void check_cut(struct world *w, const struct msg_status *s, uint32_t repl
     for (uint32_t i = 0; i < s->n_spares; i++) spares += strcmp(s->spares[i].state, "spare") == 0;
     if (next != w->cfg.n_layers)
         world__fail(w, "a generation has %" PRIu32 " of %" PRIu32 " layers", next, w->cfg.n_layers);
-    if (r->n_workers < w->cfg.n_stages &&
-        (w->cfg.replan_after_ns == 0 || r->n_workers + spares >= w->cfg.n_stages))
+    if (r->n_workers < wanted && (w->cfg.replan_after_ns == 0 || r->n_workers + spares >= wanted))
         world__fail(w, "a generation has %" PRIu32 " stages although there are %" PRIu32 " spares",
                     r->n_workers, spares);
     w->report->replanned += r->rebalancing;
-    w->report->cut_shorter += r->n_workers < w->cfg.n_stages;
+    w->report->cut_shorter += r->n_workers < wanted;
 }
 
 void admin__state(struct world *w, const struct msg_status *s)
