@@ -472,7 +472,6 @@ static void test_status(void **state)
         {.name = "r",
          .state = "s",
          .why = "because",
-         .rebalancing = true,
          .generation = ++n,
          .n_workers = 2,
          .workers = workers,
@@ -501,7 +500,6 @@ static void test_status(void **state)
     assert_int_equal(r.n_replicas, 2);
     assert_string_equal(r.replicas[1].name, "other");
     assert_true(r.replicas[1].ready && !r.replicas[0].ready);
-    assert_true(r.replicas[0].rebalancing && !r.replicas[1].rebalancing);
     assert_string_equal(r.replicas[1].workers[0].name, workers[1].name);
     const struct msg_replica_status *a = &m.replicas[0], *b = &r.replicas[0];
     assert_true(r.ready && r.running == m.running && r.queued == m.queued &&
@@ -537,9 +535,19 @@ static void test_spares(void **state)
     (void)state;
     struct errmsg em = {0};
     const struct msg_worker_status spare = distinct_worker(9000);
-    struct msg_status m = {.model = "m", .n_spares = 1, .spares = &spare}, r;
+    const struct msg_replica_status replicas[] = {
+        {.name = "a", .state = "ready", .why = "", .rebalancing = true},
+        {.name = "b", .state = "draining", .why = ""}};
+    struct msg_status m = {.model = "m",
+                           .n_replicas = 2,
+                           .replicas = replicas,
+                           .n_spares = 1,
+                           .spares = &spare},
+                      r;
     wire_put_status(&m, &out);
     if (wire_get_status(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_true(r.replicas[0].rebalancing && !r.replicas[1].rebalancing);
+    assert_true(r.replicas[0].ready && !r.replicas[1].ready);
     assert_int_equal(r.n_spares, 1);
     assert_string_equal(r.spares[0].name, spare.name);
     assert_true(r.spares[0].pid == spare.pid && r.spares[0].layer_last == spare.layer_last);
