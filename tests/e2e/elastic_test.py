@@ -101,12 +101,6 @@ def busy(n):
 
 
 class Elastic(unittest.TestCase):
-    def setUp(self):
-        self.begun = time.monotonic()
-
-    def tearDown(self):
-        print(f"{time.monotonic() - self.begun:.1f} s")
-
     def names(self, s):
         return [[w["name"] for w in r["workers"]] for r in s["replicas"]]
 
