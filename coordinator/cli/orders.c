@@ -7,6 +7,7 @@
 #include "common/text/json.h"
 #include "proto/limits.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -78,25 +79,37 @@ static void print_json(const char *what, const char *name, const char *state)
 
 /* ---- drain ---- */
 
-static const char *state_in(const struct msg_worker_status *list, uint32_t n, const char *name)
+static const struct msg_worker_status *find(const struct msg_worker_status *list, uint32_t n,
+                                            const char *name)
 {
     for (uint32_t i = 0; i < n; i++)
-        if (strcmp(list[i].name, name) == 0) return list[i].state;
+        if (strcmp(list[i].name, name) == 0) return &list[i];
     return NULL;
 }
 
 /* NULL: the cluster does not know the worker. */
-static const char *worker_state(const struct msg_status *s, const char *name)
+static const struct msg_worker_status *find_worker(const struct msg_status *s, const char *name)
 {
-    const char *state = state_in(s->spares, s->n_spares, name);
-    for (uint32_t i = 0; i < s->n_replicas && !state; i++)
-        state = state_in(s->replicas[i].workers, s->replicas[i].n_workers, name);
-    return state;
+    const struct msg_worker_status *w = find(s->spares, s->n_spares, name);
+    for (uint32_t i = 0; i < s->n_replicas && !w; i++)
+        w = find(s->replicas[i].workers, s->replicas[i].n_workers, name);
+    return w;
 }
 
-/* Until the worker is gone. One that goes on is another process of that name, or the coordinator
- * was started again and knows nothing of the order: it is given again. */
-static int wait_drained(struct orders *o, struct client *c, struct errmsg *em)
+/* Gives the order; *ret_pid: of the worker's process before, 0: there was none. */
+static int order_drain(struct orders *o, struct client *c, uint32_t *ret_pid, struct errmsg *em)
+{
+    struct msg_status s;
+    int rc = client_status(c, &s, em);
+    if (rc < 0) return rc;
+    const struct msg_worker_status *w = find_worker(&s, o->order.name);
+    *ret_pid = w ? w->pid : 0;
+    return order(o, c, "Drain", em);
+}
+
+/* Until the worker's process is gone, or another one has its name. Where it goes on, the
+ * coordinator was started again and knows nothing of the order: it is given again. */
+static int wait_drained(struct orders *o, struct client *c, uint32_t pid, struct errmsg *em)
 {
     uint64_t seen_ns = clock_ns();
     bool told = false; /* to leave */
@@ -105,15 +118,16 @@ static int wait_drained(struct orders *o, struct client *c, struct errmsg *em)
         char line[sizeof o->said];
         int rc = client_status(c, &s, em);
         if (rc < 0) return rc;
-        const char *state = worker_state(&s, o->order.name);
-        if (!state && (told || clock_ns() - seen_ns >= GONE_NS)) return 0;
-        if (state) {
+        const struct msg_worker_status *w = find_worker(&s, o->order.name);
+        if (!w && (told || clock_ns() - seen_ns >= GONE_NS)) return 0;
+        if (w && w->pid != pid) return 0;
+        if (w) {
             seen_ns = clock_ns();
-            told = strcmp(state, "drained") == 0;
-            (void)snprintf(line, sizeof line, "worker %.64s: %.32s, %u requests run", o->order.name,
-                           state, s.running);
+            told = strcmp(w->state, "drained") == 0;
+            (void)snprintf(line, sizeof line, "worker %.64s: %.32s, %" PRIu32 " requests run",
+                           w->name, w->state, s.running);
             say(o, line);
-            if (!told && strcmp(state, "draining") != 0) rc = order(o, c, "Drain", em);
+            if (!told && strcmp(w->state, "draining") != 0) rc = order(o, c, "Drain", em);
         }
         if (rc < 0) return rc;
         (void)usleep(LOOK_MS * 1000);
@@ -138,8 +152,9 @@ int cmd_drain(int argc, char **argv)
     struct client *c = NULL;
     int rc = n == 1 ? 0 : err_set(&em, ERR_CONF, "needs the name of a worker");
     if (rc == 0) rc = open_client(&o, name[0], &c, &em);
-    if (rc == 0) rc = order(&o, c, "Drain", &em);
-    if (rc == 0 && !o.no_wait) rc = wait_drained(&o, c, &em);
+    uint32_t pid = 0;
+    if (rc == 0) rc = order_drain(&o, c, &pid, &em);
+    if (rc == 0 && !o.no_wait) rc = wait_drained(&o, c, pid, &em);
     client_close(c);
     if (rc < 0) return cmd_fail("drain", rc, &em);
     const char *state = o.no_wait ? "draining" : "gone";
