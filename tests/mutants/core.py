@@ -314,4 +314,10 @@ MUTANTS = [
     dict(name="max-replicas-unread", file="coordinator/setup.c",
          old="    return c->max_replicas > c->replicas ? c->max_replicas : c->replicas;", new="    return c->replicas;",
          tests="config_test", why="max_replicas is read by nobody"),
+    dict(name="rebalance-ignores-speeds", file="coordinator/core/planner.c",
+         old=" || (slowest > 0.0 && slowest * GAIN_FACTOR < now);", new=";", tests="planner_test",
+         why="an order plans nothing anew although the slowest stage could be far faster"),
+    dict(name="rebalance-keeps-what-is-loaded", file="coordinator/core/planner.c",
+         old=".holds = w->hello.holds && !r->replans &&", new=".holds = w->hello.holds &&", tests="planner_test",
+         why="an ordered plan keeps the cut that was to be replaced"),
 ]
