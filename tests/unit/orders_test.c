@@ -681,6 +681,28 @@ static void test_never_complete(void **state)
     }
 }
 
+/* A chain that was cut for one worker and is lost is to have two again: a replica that never ran
+ * takes nothing from it. */
+static void test_whole_again(void **state)
+{
+    (void)state;
+    struct core_config k = config();
+    k.n_replicas = 2;
+    k.replan_after_ns = 60 * NS_PER_S;
+    open_with(k);
+    join(1);
+    wait_ms(62000);
+    assert_string_equal(state_of(0), "ready");
+    assert_int_equal(status().replicas[0].n_workers, 1);
+    say(1, w.epoch[1], (struct msg_from_worker){.type = FROM_FAULT});
+    join(2);
+    join(3);
+    assert_int_equal(status().replicas[1].generation, 0);
+    wait_ms(200);
+    assert_string_equal(state_of(0), "ready");
+    assert_int_equal(status().replicas[0].n_workers, 2);
+}
+
 /* ---- replicas for which workers come ---- */
 
 /* One is wanted, and at most three: each time that there are workers for one more, it begins.
@@ -755,6 +777,7 @@ int main(void)
         cmocka_unit_test_teardown(test_survivors, close_world),
         cmocka_unit_test_teardown(test_who_returns, close_world),
         cmocka_unit_test_teardown(test_never_complete, close_world),
+        cmocka_unit_test_teardown(test_whole_again, close_world),
         cmocka_unit_test_teardown(test_more_replicas, close_world),
         cmocka_unit_test_teardown(test_process_before, close_world),
     };
