@@ -229,6 +229,7 @@ struct actions core_step(struct core *c, const struct event *e)
         router__tick(c);
         break;
     case EV_COMPOSE:
+        router__balance(c);
         for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
             if (c->loads[i].live) sched__compose(c, &c->replicas[i]);
         break;

@@ -239,6 +239,7 @@ struct core {
     struct request *requests; /* max_live slots */
     uint32_t *free_slots, n_free_slots;
     uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */
+    uint32_t n_waiting;         /* requests in the queues of all replicas */
     uint32_t n_trials;          /* live requests that are on trial */
     /* ---- routing ---- */
     struct route_load *loads; /* of each replica */
@@ -410,6 +411,8 @@ void router__lost(struct core *c, const struct replica *rep);
 void router__due(struct core *c, struct request *r, uint32_t rows);
 /* The request is with this replica (NULL: with none) from now on. */
 void router__set(struct core *c, struct request *r, struct replica *rep);
+/* Moves requests that wait to replicas that have less to do. */
+void router__balance(struct core *c);
 /* Looks again for requests that have waited: another replica may serve them sooner. */
 void router__tick(struct core *c);
 /* A Step took so long on a replica's slowest stage; a request ended. */

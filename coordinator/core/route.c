@@ -86,6 +86,16 @@ static struct all look(const struct route_ask *a)
     return all;
 }
 
+double route_row_ns(const struct route_ask *a, uint32_t replica)
+{
+    return row_ns(a, &a->loads[replica]);
+}
+
+double route_backlog(const struct route_ask *a, uint32_t replica)
+{
+    return backlog_ns(a, &a->loads[replica]);
+}
+
 double route_ttft(const struct route_ask *a, uint32_t replica)
 {
     const struct route_load *x = &a->loads[replica];

@@ -9,6 +9,12 @@
 #define AGAIN_NS (1 * NS_PER_S) /* how long a request waits before it is routed again */
 #define AGAIN_MOST 32u          /* requests that are, in a tick */
 #define AGAIN_FACTOR 2.0        /* it must be so much sooner elsewhere */
+/* Before Steps are composed: */
+#define STARVED_MOST 8u    /* replicas with nothing to do that are given a request */
+#define LOOKED_AT 32u      /* the last requests of the longest queue */
+#define STARVED_PRICE 1.25 /* of a row that is computed again where nothing else would be, */
+#define EVEN_PRICE 10.0    /* and where other requests wait for it */
+#define EVEN_LEAST 0.15    /* of the mean backlog: queues that differ by less are even */
 
 /* ---- what is counted ---- */
 
@@ -93,12 +99,9 @@ static uint32_t whole_pages(const struct core *c, const struct request *r)
     return (r->n_tokens - 1) / c->cfg.page;
 }
 
-/* What route.c is asked of a request. */
-static struct route_ask ask_of(struct core *c, const struct request *r,
-                               struct index_found *ret_found)
+/* What route.c is told of the replicas, whatever the request. */
+static struct route_ask ask_of_all(const struct core *c)
 {
-    bool known = knows_prefixes(c);
-    if (known) *ret_found = index_match(c->index, r->tenant, r->tokens, whole_pages(c, r), c->held);
     return (struct route_ask){.policy = c->cfg.policy,
                               .weight = c->cfg.route_weight,
                               .n_replicas = c->cfg.n_replicas,
@@ -106,13 +109,23 @@ static struct route_ask ask_of(struct core *c, const struct request *r,
                               .answer_ns = mean(&c->answers, 0.0),
                               .row_ns = mean(&c->prompts, ROW_NS),
                               .loads = c->loads,
-                              .positions = r->n_prompt + r->max_new,
-                              .n_tokens = r->n_tokens,
-                              .page_size = c->cfg.page,
-                              .held = known ? c->held : NULL,
                               .costs = c->costs,
-                              .draw = r->arrival,
+                              .page_size = c->cfg.page,
                               .turn = c->turn};
+}
+
+/* And of a request. */
+static struct route_ask ask_of(struct core *c, const struct request *r,
+                               struct index_found *ret_found)
+{
+    struct route_ask ask = ask_of_all(c);
+    ask.positions = r->n_prompt + r->max_new;
+    ask.n_tokens = r->n_tokens;
+    ask.draw = r->arrival;
+    if (!knows_prefixes(c)) return ask;
+    *ret_found = index_match(c->index, r->tenant, r->tokens, whole_pages(c, r), c->held);
+    ask.held = c->held;
+    return ask;
 }
 
 static void send_to(struct core *c, struct request *r, const struct route_ask *ask,
@@ -145,6 +158,107 @@ void router__send_all(struct core *c)
     }
 }
 
+/* ---- queues that are evened out ---- */
+
+/* Takes r and what came after it out of the load of its replica. */
+static void leave_out(struct route_load *x, const struct request *r)
+{
+    x->rows -= r->due;
+    x->prompts -= r->due > 0;
+    x->live--;
+    x->queued--;
+}
+
+/* What a request gains that moves to another replica, in ns of its own time to the first token.
+ * Rows that it has to compute there, and would not have to where it is, cost `price` times what
+ * they take. */
+static double gain_of(const struct route_ask *a, const struct request *r, uint32_t to, double price)
+{
+    uint32_t from = r->replica->id, rows = route_rows(a, to);
+    double here = route_backlog(a, from) + r->due * route_row_ns(a, from);
+    double more = rows > r->due ? (rows - r->due) * route_row_ns(a, to) : 0.0;
+    return here - route_ttft(a, to) - (price - 1.0) * more;
+}
+
+/* Moves to another replica the request of a queue with which all gain most: itself, and those
+ * behind it, which no longer wait for it. It must gain more than least_ns itself, since it comes
+ * last there: so nobody waits longer for the sake of others. */
+static bool take_one(struct core *c, const struct replica *from, uint32_t to, double price,
+                     double least_ns)
+{
+    struct route_load *ahead = &c->loads[from->id], all = *ahead;
+    struct index_found found;
+    struct request *chosen = NULL;
+    double most_ns = 0.0;
+    uint32_t n = from->n_queued;
+    for (uint32_t behind = 0; behind < n && behind < LOOKED_AT; behind++) {
+        struct request *r = &c->requests[from->queued[n - 1 - behind]];
+        leave_out(ahead, r);
+        struct route_ask ask = ask_of(c, r, &found);
+        double gain_ns = gain_of(&ask, r, to, price);
+        if (request__on_trial(r) || gain_ns <= least_ns || ask.positions > c->loads[to].ctx)
+            continue;
+        gain_ns += (double)behind * r->due * route_row_ns(&ask, from->id);
+        if (gain_ns <= most_ns) continue;
+        most_ns = gain_ns;
+        chosen = r;
+    }
+    *ahead = all;
+    if (!chosen) return false;
+    struct route_ask ask = ask_of(c, chosen, &found);
+    send_to(c, chosen, &ask, &found, to);
+    return true;
+}
+
+/* The replicas that serve, by their backlogs. */
+struct backlogs {
+    uint32_t longest, shortest; /* longest: of those for which requests wait; or ROUTE_NONE */
+    double longest_ns, shortest_ns, mean_ns;
+};
+
+static struct backlogs backlogs_of(const struct core *c)
+{
+    struct route_ask ask = ask_of_all(c);
+    struct backlogs b = {.longest = ROUTE_NONE, .shortest = ROUTE_NONE};
+    double sum_ns = 0.0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        if (!c->loads[i].ctx) continue;
+        double ns = route_backlog(&ask, i);
+        if (c->loads[i].queued && (b.longest == ROUTE_NONE || ns > b.longest_ns)) {
+            b.longest = i;
+            b.longest_ns = ns;
+        }
+        if (b.shortest == ROUTE_NONE || ns < b.shortest_ns) {
+            b.shortest = i;
+            b.shortest_ns = ns;
+        }
+        sum_ns += ns;
+        n++;
+    }
+    b.mean_ns = n ? sum_ns / n : 0.0;
+    return b;
+}
+
+/* A replica that has nothing to do takes a request out of the longest queue; and where queues are
+ * uneven, the shortest one takes a request from the longest. */
+void router__balance(struct core *c)
+{
+    uint32_t n = 0;
+    if (c->cfg.policy != ROUTE_AUTO || c->cfg.n_replicas == 1 || c->n_waiting == 0) return;
+    for (uint32_t i = 0; i < c->cfg.n_replicas && n < STARVED_MOST; i++) {
+        if (!c->loads[i].ctx || c->loads[i].live) continue;
+        uint32_t longest = backlogs_of(c).longest;
+        if (longest == ROUTE_NONE) return;
+        (void)take_one(c, &c->replicas[longest], i, STARVED_PRICE, 0.0);
+        n++;
+    }
+    struct backlogs b = backlogs_of(c);
+    double least_ns = EVEN_LEAST * b.mean_ns;
+    if (b.longest == ROUTE_NONE || b.longest_ns - b.shortest_ns <= least_ns) return;
+    (void)take_one(c, &c->replicas[b.longest], b.shortest, EVEN_PRICE, least_ns);
+}
+
 /* ---- routes that are looked at again ---- */
 
 /* The load of r's replica without r and those that came after it. */
@@ -155,9 +269,7 @@ static struct route_load ahead_of(const struct core *c, const struct request *r)
     for (uint32_t i = rep->n_queued; i-- > 0;) {
         const struct request *y = &c->requests[rep->queued[i]];
         if (y->arrival < r->arrival) break;
-        x.rows -= y->due;
-        x.prompts -= y->due > 0;
-        x.live--;
+        leave_out(&x, y);
     }
     return x;
 }
