@@ -76,6 +76,7 @@ struct core *core_open(const struct core_config *config)
     for (uint32_t i = 0; i < VERDICTS; i++)
         c->verdicts[i].names = mem_zalloc(c->n_records * sizeof *c->verdicts[i].names);
     c->standing = VERDICTS;
+    c->work_unit = 1.0;
     c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
     c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
     c->loads = mem_zalloc(config->n_replicas * sizeof *c->loads);

@@ -246,6 +246,10 @@ struct core {
     uint32_t *held;           /* of each replica: pages of the prompt that is being routed, */
     double *costs;            /* and what route.c makes of it */
     uint32_t turn;            /* ROUTE_ROUND_ROBIN */
+    double work_unit;         /* of a row that is given now, in loads[].work, */
+    double work_all;          /* and the sum of those */
+    uint32_t balance_from;    /* the replica whose turn it is to be given a request that waits */
+    uint32_t looked;          /* at so many requests that wait, since the last tick */
     struct pace prompts;      /* as of a replica, of all */
     struct pace answers;      /* ended requests, and what Steps without prompts took */
     uint64_t arrivals;
@@ -411,7 +415,8 @@ void router__lost(struct core *c, const struct replica *rep);
 void router__due(struct core *c, struct request *r, uint32_t rows);
 /* The request is with this replica (NULL: with none) from now on. */
 void router__set(struct core *c, struct request *r, struct replica *rep);
-/* Moves requests that wait to replicas that have less to do. */
+/* Before Steps are composed: moves requests that wait for a place to replicas that have less to
+ * do. */
 void router__balance(struct core *c);
 /* Looks again for requests that have waited: another replica may serve them sooner. */
 void router__tick(struct core *c);

@@ -373,6 +373,21 @@ struct index_found index_match(const struct index *x, uint64_t tenant, const int
     return found;
 }
 
+uint32_t index_held(const struct index *x, uint32_t replica, uint64_t tenant, const int32_t *tokens,
+                    uint32_t n_pages)
+{
+    struct prefix walk = index_root(x, tenant);
+    uint32_t n = 0;
+    for (; n < n_pages; n++) {
+        const struct index_node *e = find(x, &walk, tokens + (size_t)n * x->cfg.page_size);
+        if (!e) break;
+        uint32_t at = place_of(e, replica);
+        if (at == e->n_holders || e->holders[at].replica != replica) break;
+        follow(&walk, e);
+    }
+    return n;
+}
+
 struct index_entry index_entry_of(const struct index *x, uint32_t replica, uint32_t page)
 {
     const struct holding *h = &x->pools[replica][page];

@@ -34,6 +34,7 @@ struct route_load {
     uint32_t queued;  /* and those that wait for it */
     uint32_t ctx;     /* positions of a sequence that it takes; 0: it takes no request now */
     double row_ns;    /* of its time for a row of a prompt; 0: unknown */
+    double work;      /* rows that it was given of late, in a unit of the caller's */
 };
 
 struct route_ask {
@@ -42,6 +43,7 @@ struct route_ask {
     uint32_t n_replicas;  /* entries of loads, and of held */
     uint32_t max_running; /* sequences that a replica computes at once, at least 1 */
     double row_ns;        /* of a replica of which nothing is known */
+    double work_all;      /* sum of the loads' work; 0: nothing is known of it */
     double answer_ns;     /* of a replica's time for what follows a prompt, each request */
     const struct route_load *loads;
     /* The request: */
