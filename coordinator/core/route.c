@@ -36,7 +36,7 @@ struct all {
     uint64_t rows_least; /* that wait in one */
     double backlog_ns;   /* on average */
     double care;         /* later requests that one delays, for each ns of backlog before it */
-    double work;         /* on average; 0: unknown */
+    double per_work;     /* 1 / the work on average; 0: unknown */
 };
 
 static bool may_take(const struct route_ask *a, uint32_t i)
@@ -61,8 +61,8 @@ static double backlog_ns(const struct route_ask *a, const struct route_load *x)
 {
     double rows = (double)x->rows * row_ns(a, x);
     if (x->live == 0 || !(a->answer_ns > 0.0)) return rows;
-    return rows + a->answer_ns * (x->live < a->max_running ? (double)x->live / a->max_running
-                                                           : x->live + 1.0 - a->max_running);
+    if (x->live >= a->max_running) return rows + a->answer_ns * (x->live + 1.0 - a->max_running);
+    return rows + a->answer_ns * ((double)x->live / a->max_running);
 }
 
 /* By Little's law as many prompts wait in a replica, n on average, as come to it in the time that
@@ -84,7 +84,7 @@ static struct all look(const struct route_ask *a)
         if (x->rows < all.rows_least) all.rows_least = x->rows;
     }
     if (all.n) all.backlog_ns = backlog / all.n;
-    if (all.n) all.work = a->work_all / all.n;
+    if (a->work_all > 0.0) all.per_work = all.n / a->work_all;
     if (backlog > 0.0) all.care = waiting / backlog * (1.0 + waiting / all.n);
     return all;
 }
@@ -119,8 +119,8 @@ static double auto_cost(const struct all *all, double wait_ns, double prompt_ns)
  * begin alike, and one replica is the first to hold how. */
 static double with_work(const struct all *all, const struct route_load *x, double cost)
 {
-    if (!(all->work > 0.0)) return cost;
-    double share = x->work / all->work;
+    if (!(all->per_work > 0.0)) return cost;
+    double share = x->work * all->per_work;
     return cost * (1.0 + WORK_MOST * ((share < 2.0 ? share : 2.0) - 1.0));
 }
 
