@@ -78,6 +78,7 @@ struct core *core_open(const struct core_config *config)
     for (uint32_t i = 0; i < VERDICTS; i++)
         c->verdicts[i].names = mem_zalloc(c->n_records * sizeof *c->verdicts[i].names);
     c->standing = VERDICTS;
+    c->work_unit = 1.0;
     c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
     c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
     c->loads = mem_zalloc(config->n_replicas * sizeof *c->loads);
@@ -236,6 +237,7 @@ struct actions core_step(struct core *c, const struct event *e)
         router__tick(c);
         break;
     case EV_COMPOSE:
+        router__balance(c);
         for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
             if (c->loads[i].live) sched__compose(c, &c->replicas[i]);
         break;

@@ -252,12 +252,17 @@ struct core {
     struct request *requests; /* max_live slots */
     uint32_t *free_slots, n_free_slots;
     uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */
+    uint32_t n_waiting;         /* requests in the queues of all replicas */
     uint32_t n_trials;          /* live requests that are on trial */
     /* ---- routing ---- */
     struct route_load *loads; /* of each replica */
     uint32_t *held;           /* of each replica: pages of the prompt that is being routed, */
     double *costs;            /* and what route.c makes of it */
     uint32_t turn;            /* ROUTE_ROUND_ROBIN */
+    double work_unit;         /* of a row that is given now, in loads[].work, */
+    double work_all;          /* and the sum of those */
+    uint32_t balance_from;    /* the replica whose turn it is to be given a request that waits */
+    uint32_t looked;          /* at so many requests that wait, since the last tick */
     struct pace prompts;      /* as of a replica, of all */
     struct pace answers;      /* ended requests, and what Steps without prompts took */
     uint64_t arrivals;
@@ -445,6 +450,9 @@ void router__lost(struct core *c, const struct replica *rep);
 void router__due(struct core *c, struct request *r, uint32_t rows);
 /* The request is with this replica (NULL: with none) from now on. */
 void router__set(struct core *c, struct request *r, struct replica *rep);
+/* Before Steps are composed: moves requests that wait for a place to replicas that have less to
+ * do. */
+void router__balance(struct core *c);
 /* Looks again for requests that have waited: another replica may serve them sooner. */
 void router__tick(struct core *c);
 /* A Step took so long on a replica's slowest stage; a request ended. */
