@@ -116,8 +116,9 @@ struct value attr_get(struct interp *in, struct value of, struct value name);  /
 struct value attr_item(struct interp *in, struct value of, struct value item); /* of[item] */
 struct value attr_slice(struct interp *in, struct value of, struct value start, struct value stop,
                         struct value step);
-/* "a.b.0" walked from v, as filters take it: a string, an integer, or V_NONE for v itself. */
-struct value attr_path(struct interp *in, struct value v, struct value path);
+/* "a.b.0" walked from v, as filters take it: a string, an integer, or V_NONE for v itself. What is
+ * undefined on the way becomes `missing`, unless that is V_NONE or V_MISSING. */
+struct value attr_path(struct interp *in, struct value v, struct value path, struct value missing);
 
 /* ---- ops.c ---- */
 
