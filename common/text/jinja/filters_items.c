@@ -167,7 +167,7 @@ static struct value chosen(struct interp *in, struct value v, const struct call_
     }
     const struct list *from = list_walk(in, v);
     if (in->rc < 0) return v;
-    rest.pos += skip;
+    if (skip) rest.pos += skip;
     rest.n_pos -= skip;
     for (size_t i = 0; from && i < from->n && interp_step(in, 1); i++) {
         struct value x =

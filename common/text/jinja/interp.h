@@ -44,6 +44,7 @@ struct interp {
     struct scope *scope;
     struct str_builder *out; /* where text goes that is printed */
     enum flow flow;
+    uint64_t macros; /* that were made so far */
     uint32_t loop_depth;
     struct value block;  /* the text that the filters of a block get */
     struct list no_list; /* what there is in place of memory after an error: empty, and stays so */
