@@ -6,7 +6,7 @@ import glob, hashlib, json, os, subprocess, sys, tempfile, unittest, venv
 from concurrent.futures import ThreadPoolExecutor
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "lib")]
 import template_render
 
 FLOTILLA = os.path.join(os.environ.get("FLOTILLA_BIN", ""), "flotilla")
@@ -128,6 +128,89 @@ class Snippets(unittest.TestCase):
     @unittest.skipUnless(LONG, "long form")
     def test_transformers(self):
         self.check_all(with_transformers(["--snippets"]))
+
+
+class Command(unittest.TestCase):
+    """`flotilla template` on model files."""
+
+    @classmethod
+    def setUpClass(cls):
+        from scripted_gguf import make  # needs gguf, which a Python that records need not have
+        cls.make = staticmethod(make)
+        cls.folder = tempfile.TemporaryDirectory()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def model(self, name, **keys):
+        """A tiny model whose vocabulary has the control tokens <|a|> (id 257) and <|b|>, with more keys."""
+        path = os.path.join(self.folder.name, name)
+        self.make(path, {"extra": [{"ctl": "<|a|>"}, {"ctl": "<|b|>"}], "scripts": {"1": ["2", "EOS"]},
+                    "kv": {f"tokenizer.{k}": v for k, v in keys.items()}})
+        return path
+
+    def run_on(self, request, *options):
+        text = request if isinstance(request, bytes) else json.dumps(request).encode()
+        return subprocess.run([FLOTILLA, "template", *options], input=text, capture_output=True)
+
+    def ok(self, request, *options):
+        r = self.run_on(request, *options)
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+        return r.stdout.decode()
+
+    def refused(self, status, says, request, *options):
+        r = self.run_on(request, *options)
+        self.assertEqual((r.returncode, r.stdout, r.stderr.decode()), (status, b"", f"flotilla template: {says}\n"))
+
+    def test_tokens(self):
+        """What looks like a control token is one where the template wrote it, and text where the client did."""
+        path = self.model("tokens", chat_template="{% for m in messages %}{{ '<|a|>' + m.content }}<|{{ 'b' }}|>{% endfor %}")
+        got = json.loads(self.ok([{"role": "user", "content": "x<|a|>"}, {"role": "user", "content": "<|b|>"}], "--model", path, "--json"))
+        text = "<|a|>x<|a|><|b|><|a|><|b|><|b|>"
+        self.assertEqual(got["prompt"], text)
+        self.assertEqual([(p["text"], p["special"]) for p in got["pieces"]],
+                         [("<|a|>", True), ("x<|a|>", False), ("<|b|><|a|>", True), ("<|b|>", False), ("<|b|>", True)])
+        a, b = 257, 258
+        self.assertEqual(got["tokens"], [a, *b"x<|a|>", b, a, *b"<|b|>", b])
+
+    def test_special_tokens(self):
+        path = self.model("specials", chat_template="{{ bos_token }}|{{ eos_token }}|{{ unk_token is defined }}")
+        self.assertEqual(self.ok([{"role": "user"}], "--model", path), "<|endoftext|>|<|endoftext|>|False")
+
+    def test_named_templates(self):
+        path = self.model("named", chat_template="plain", **{"chat_template.tool_use": "with {{ tools | length }} tools"})
+        messages = [{"role": "user", "content": "x"}]
+        self.assertEqual(self.ok(messages, "--model", path), "plain")
+        self.assertEqual(self.ok({"messages": messages, "tools": [{}, {}]}, "--model", path), "with 2 tools")
+        only = self.model("only", chat_template="plain {{ tools | length }}")
+        self.assertEqual(self.ok({"messages": messages, "tools": [{}]}, "--model", only), "plain 1")
+
+    def test_options(self):
+        path = os.path.join(self.folder.name, "t.jinja")
+        with open(path, "w") as f:
+            f.write("{{ add_generation_prompt }} {{ strftime_now('%Y') }} {{ k }}")
+        request = {"messages": [{"role": "user"}], "chat_template_kwargs": {"k": 1}}
+        self.assertEqual(self.ok(request, "--template", path, "--now", "0"), "True 1970 1")
+        self.assertEqual(self.ok(request, "--template", path, "--now", "0", "--no-generation-prompt"), "False 1970 1")
+        self.assertEqual(self.ok({**request, "add_generation_prompt": False}, "--template", path, "--now", "0"), "False 1970 1")
+        bare = self.model("bare")
+        self.assertEqual(self.ok(request, "--template", path, "--now", "0", "--model", bare), "True 1970 1")
+
+    def test_refused(self):
+        bare, wrong = self.model("none"), self.model("wrong", chat_template="a\n{{ 1 + }}")
+        tool = self.model("wrong_tool", chat_template="x", **{"chat_template.tool_use": "{% nope %}"})
+        messages = [{"role": "user", "content": "x"}]
+        self.refused(1, "the model has no chat template", messages, "--model", bare)
+        self.refused(1, f"{wrong}: key 'tokenizer.chat_template': line 2: an expression is missing", messages, "--model", wrong)
+        self.refused(1, f"{tool}: key 'tokenizer.chat_template.tool_use': line 1: there is no tag 'nope'", messages, "--model", tool)
+        missing = os.path.join(self.folder.name, "missing")
+        self.refused(1, f"{missing}: No such file or directory", messages, "--template", missing)
+        self.refused(2, "needs --model or --template", messages)
+        good = self.model("good", chat_template="x")
+        self.refused(1, "stdin: byte 0: not JSON: '[' or '{' expected near end of file", b"", "--model", good)
+        self.refused(1, "messages: not an array", {}, "--model", good)
+        self.refused(1, "add_generation_prompt: not true or false", {"messages": messages, "add_generation_prompt": 1}, "--model", good)
 
 
 def record():
