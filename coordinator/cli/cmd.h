@@ -48,7 +48,9 @@ int cmd_tokenize(int argc, char **argv);
 int cmd_template(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_status(int argc, char **argv);
+int cmd_gateway(int argc, char **argv);
 int cmd_keygen(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
 int cmd_up(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_load(int argc, char **argv); /* bench --cluster */

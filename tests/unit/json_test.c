@@ -40,6 +40,44 @@ static void test_values(void **state)
     json_free(j);
 }
 
+static void test_write(void **state)
+{
+    (void)state;
+    struct json *j = read_text("{\"t\": \"h\\u00e9\", \"n\": null, \"r\": 2.5, \"o\": {}}");
+    struct buf out = {0};
+    json_write(j, &out);
+    assert_string_equal(out.data, "{\"t\":\"h\xc3\xa9\",\"n\":null,\"r\":2.5,\"o\":{}}");
+    buf_close(&out);
+    json_free(j);
+}
+
+/* The key that an error's byte lies in. */
+static void test_key_of_an_error(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *key;
+    } cases[] = {
+        {"{\"a\": 1, \"seed\": 9223372036854775808}", "seed"},
+        {"{\"logit_bias\": {\"35\": 1e400}, \"b\": 2}", "logit_bias"},
+        {"{\"temperature\": NaN}", "temperature"},
+        {"{\"a\": \"b\\\"c:{\", \"d\": [1, x]}", "d"},
+        {"[NaN]", ""},
+        {"{\"a\" 1}", ""},
+        {"{", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct json *j = NULL;
+        size_t at = 0;
+        char key[32];
+        assert_int_equal(json_read_at(cases[i].text, strlen(cases[i].text), &j, &at, NULL),
+                         ERR_FORMAT);
+        assert_true(at <= strlen(cases[i].text));
+        json_key_at(cases[i].text, at, key, sizeof key);
+        assert_string_equal(key, cases[i].key);
+    }
+}
+
 /* Every kind, and only as what it is. */
 static void test_kinds(void **state)
 {
@@ -104,8 +142,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_values),          cmocka_unit_test(test_write),
+        cmocka_unit_test(test_key_of_an_error), cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
