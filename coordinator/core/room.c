@@ -201,15 +201,15 @@ static void refuse(struct core *c, struct replica *r, const struct room *room)
     uint64_t wanted = c->cfg.n_pages ? c->cfg.n_pages : c->cfg.pages_least;
     double missing = (double)room->taken_bytes + (double)wanted * (double)room->page_bytes -
                      (double)room->have_bytes;
+    const char *more = room->page_bytes && missing > 0
+                           ? core__text(c, " %.0f MiB more are needed;", missing / MIB + 0.5)
+                           : "";
     (void)snprintf(r->why, sizeof r->why,
                    "no room for '%s' of %" PRIu64
-                   ": the largest 'kv_tokens' or 'ctx' that fits is %" PRIu64
-                   "; the tightest: %s%s",
-                   c->cfg.n_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page,
-                   room->pages * c->cfg.page, place_text(c, r, room),
-                   room->page_bytes && missing > 0
-                       ? core__text(c, "; %.0f MiB are missing", missing / MIB + 0.5)
-                       : "");
+                   ":%s the largest 'kv_tokens' or 'ctx' that fits is %" PRIu64
+                   "; the tightest: %s",
+                   c->cfg.n_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page, more,
+                   room->pages * c->cfg.page, place_text(c, r, room));
     if (!r->cramped) core__note(c, "%sno generation can begin: %s", core__of_replica(c, r), r->why);
     r->cramped = true;
     r->retry_ns = c->now_ns + RETRY_NS;

@@ -276,7 +276,7 @@ static void test_refused(void **state)
         assert_int_equal(s.n_workers, 0);
         const char *const words[] = {
             fixed ? "no room for 'kv_tokens' of 3200:" : "no room for 'ctx' of 3200:",
-            "'kv_tokens' or 'ctx' that fits is ", "worker w1 and 1 more", " MiB are missing"};
+            "'kv_tokens' or 'ctx' that fits is ", "worker w1 and 1 more", " MiB more are needed;"};
         for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
             if (!strstr(s.why, words[i])) fail_msg("'%s' is not in '%s'", words[i], s.why);
         for (int i = 0; i < 140; i++) {
