@@ -263,7 +263,7 @@ static struct msg_worker_status worker_status(struct core *c, const struct repli
         .state = worker_state(r, w),
         .isa = w->hello.isa,
         .pid = w->hello.pid,
-        .threads = w->hello.threads,
+        .threads = fleet__threads(w),
         .layer_first = r->first[i],
         .layer_last = r->last[i],
         .heartbeat = w->heartbeat,
