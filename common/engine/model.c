@@ -16,7 +16,7 @@
 struct piece {
     const struct weights_tensor *tensor;
     uint32_t rows, k;
-    bool vector; /* a norm: kept as f32, not packed */
+    bool vector; /* a norm or a bias: kept as f32, not packed */
     size_t at;   /* bytes from the start of the weights */
     size_t bytes;
     struct mat *mat;
@@ -76,14 +76,14 @@ static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t lay
     int rc = 0;
     for (int v = 0; v < N_VECS && rc == 0; v++) {
         if (!arch_has(block, (enum arch_vec)v)) continue;
-        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", layer,
+        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s", layer,
                        arch_vec_name((enum arch_vec)v));
         rc = bind_tensor(b, name, 1, arch_vec_width(d, (enum arch_vec)v), NULL, &l->vecs[v], em);
     }
     for (int m = 0; m < N_MATS && rc == 0; m++) {
         uint32_t rows, k;
         arch_mat_shape(d, (enum arch_mat)m, &rows, &k);
-        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", layer,
+        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s", layer,
                        arch_mat_name((enum arch_mat)m));
         rc = bind_tensor(b, name, rows, k, &l->mats[m], NULL, em);
     }
