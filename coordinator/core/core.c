@@ -286,7 +286,7 @@ static struct msg_worker_status worker_status(struct core *c, const struct worke
         .state = worker_state(c, w),
         .isa = w->hello.isa,
         .pid = w->hello.pid,
-        .threads = w->hello.threads,
+        .threads = fleet__threads(w),
         .layer_first = layers.layer_first,
         .layer_last = layers.layer_last,
         .heartbeat = w->heartbeat,

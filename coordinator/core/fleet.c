@@ -29,9 +29,8 @@
 #define UNHEARD_NS (500 * NS_PER_MS) /* two heartbeats: such a stranger may lose its entry */
 /* A worker that dies is heard of once more at the most: a heartbeat that was on its way. */
 #define LAST_WORDS_NS (500 * NS_PER_MS)
-#define ASK_AGAIN_NS (5 * NS_PER_S) /* a Calibrate that nobody answers is sent again */
-#define SPEED_MOST_NS                                                                              \
-    (15 * NS_PER_S) /* since it joined: then a worker is planned with unmeasured */
+#define ASK_AGAIN_NS (5 * NS_PER_S)   /* a Calibrate that nobody answers is sent again */
+#define SPEED_MOST_NS (30 * NS_PER_S) /* since it joined: then it is planned with unmeasured */
 
 /* ---- names ---- */
 

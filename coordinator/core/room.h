@@ -50,6 +50,8 @@ struct room {
     enum room_place place; /* what bounds it */
     uint64_t have_bytes;   /* for those stages together */
     uint64_t rest_bytes;   /* of that, weights and buffers */
+    uint64_t taken_bytes;  /* these, and what stays free */
+    uint64_t page_bytes;   /* of a page, for those stages together */
 };
 
 /* spare: as much stays free as when this program chooses the pool's size (machine_reserve); else

@@ -130,7 +130,7 @@ static void test_speeds(void **state)
     assert_int_equal(status(0)->workers[0].row_ns, 8 * MS);
 }
 
-/* One that does not answer is asked again each five seconds, and after fifteen planned with all the
+/* One that does not answer is asked again each five seconds, and after thirty planned with all the
  * same; so is one that could not measure, at once. */
 static void test_silence(void **state)
 {
@@ -143,7 +143,7 @@ static void test_silence(void **state)
     assert_int_equal(told[2].n_asked, 1);
     pass(500, 1, 2);
     assert_true(told[2].n_asked == 2 && told[1].n_asked == 1);
-    pass(9250, 1, 2);
+    pass(24250, 1, 2);
     assert_false(told[2].assigned);
     pass(1000, 1, 2);
     expect_layers(1, 0, 4); /* as if it were as fast as the other */
