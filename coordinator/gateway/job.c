@@ -241,7 +241,11 @@ static void on_reply(void *arg, struct client_call *call, const struct client_re
     (void)call;
     if (reply->sample >= j->ask.best_of) return;
     struct choice *c = &j->choices[p->first + reply->sample];
-    if (reply->has_usage) p->n_prompt = reply->n_prompt_tokens;
+    if (reply->has_usage) {
+        p->n_prompt = reply->n_prompt_tokens;
+        for (uint32_t i = 0; i < j->ask.best_of && reply->open_thought; i++)
+            choice_open_thought(&j->choices[p->first + i]);
+    }
     if (!reply->n_tokens && !reply->text[0] && !reply->finish_reason) return; /* it lives */
     if (reply->n_tokens && reply->sample == 0 && reply->first_index == 0) p->cached = reply->cached;
     if (reply->n_tokens && !c->begun) stats_record(&j->e.g->count.first, clock_ns() - j->begun_ns);
@@ -320,6 +324,8 @@ static struct job *new_job(struct gateway *g, struct httpd_request *r, const str
     (void)snprintf(j->id, sizeof j->id, "%s-%016" PRIx64, a->kind == ASK_CHAT ? "chatcmpl" : "cmpl",
                    g->ids++);
     (void)snprintf(j->alone, sizeof j->alone, "uncached %.40s", j->id);
+    for (uint32_t i = 0; i < n && a->kind == ASK_CHAT; i++)
+        choice_split(&j->choices[i], &j->ask, g->ids * ASK_CHOICES_MAX + i);
     for (uint32_t i = 0; i < a->n_prompts; i++)
         j->parts[i] = (struct part){.job = j, .first = i * a->best_of};
     if (g->jobs) g->jobs->at = &j->next;

@@ -108,6 +108,15 @@ static void test_refused(void **state)
     refused(ASK_COMPLETION, "[1]", "", "no JSON object");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"top_p\": 1e999}", "top_p", "not JSON");
     refused(ASK_CHAT, "{\"messages\": {}}", "messages", "array");
+    refused(ASK_CHAT, "{\"messages\": [1], \"tools\": [{\"type\": \"x\"}]}", "tools", "tool 0");
+    refused(ASK_CHAT, "{\"messages\": [1], \"tools\": [{\"type\": \"function\"}]}", "tools",
+            "name");
+    refused(ASK_CHAT, "{\"messages\": [1], \"tool_choice\": \"required\"}", "tool_choice",
+            "not supported");
+    refused(ASK_CHAT, "{\"messages\": [1], \"tool_choice\": {\"type\": \"function\"}}",
+            "tool_choice", "not supported");
+    refused(ASK_CHAT, "{\"messages\": [1], \"parallel_tool_calls\": false}", "parallel_tool_calls",
+            "not supported");
     refused(ASK_CHAT, "{\"messages\": [1], \"response_format\": {\"type\": \"json_object\"}}",
             "response_format", "json_object");
     char many[4096] = "{\"prompt\": [";
@@ -209,6 +218,159 @@ static void test_logprobs(void **state)
                 "\"logprob\":-9999.0,\"bytes\":[255],\"top_logprobs\":[{\"token\":\"\","
                 "\"logprob\":-1.0,\"bytes\":[]}]}],\"refusal\":null},\"finish_reason\":null}");
     choice_close(&c);
+}
+
+/* ---- reasoning and calls of tools ---- */
+
+#define TOOLS                                                                                      \
+    "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"                                      \
+    "{\"type\":\"function\",\"function\":{\"name\":\"g_2\"}}]"
+
+/* What an answer becomes: "reasoning|content|name(arguments)...". `step` bytes come at a time. */
+static void said(const char *text, size_t step, bool open, const char *tools, char *ret)
+{
+    struct split s;
+    struct json *j = NULL;
+    if (tools) assert_int_equal(json_read(tools, strlen(tools), &j, NULL), 0);
+    split_init(&s, true, open, j);
+    for (size_t i = 0, n = strlen(text); i < n; i += step)
+        split_push(&s, text + i, n - i < step ? n - i : step);
+    split_finish(&s);
+    int at = sprintf(ret, "%.*s|%.*s", (int)s.reasoning.len, s.reasoning.data, (int)s.content.len,
+                     s.content.data);
+    for (uint32_t i = 0; i < s.n_calls; i++)
+        at += sprintf(ret + at, "|%s(%.*s)", s.calls[i].name.data, (int)s.calls[i].arguments.len,
+                      s.calls[i].arguments.data);
+    split_close(&s);
+    json_free(j);
+}
+
+static void test_split(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *want;
+        bool tools, open;
+    } cases[] = {
+        {"Hello <tool_call> {x", "|Hello <tool_call> {x", false, false},
+        {"<think>\nwhy\n</think>\n\nso", "why\n|so", false, false},
+        {"<think></think>so", "|so", false, false},
+        {"\n<think>\n\n</think>\n\nso\n", "|so\n", false, false},
+        {"why</think>so", "why|so", false, true},
+        {"\nwhy <think> </think>so</think>", "why <think> |so</think>", false, true},
+        {"<think>cut </thi", "cut </thi|", false, false},
+        {"so <think>x</think>", "|so <think>x</think>", false, false},
+        {"<thin", "|<thin", false, false},
+        {"", "|", true, false},
+        {" \n", "| \n", true, false},
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
+         "||f({\"a\": [1, \"}\\\"\"]})", true, false},
+        {"Let me see. \n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n"
+         "{\"name\": \"other\", \"arguments\": {\"b\": {}}, \"x\": \"}\"}</tool_call>\n",
+         "|Let me see.|f({})|other({\"b\": {}})", true, false},
+        {"<think>x</think>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call> done",
+         "x| done|f({})", true, false},
+        {"<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", "||f({\"a\":1})",
+         true, false},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>",
+         "||f({\"a\": 1})", true, false},
+        {"<tool_call>{\"name\": \"f\"}</tool_call>", "||f({})", true, false},
+        {"<tool_call>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": {}}]"
+         "</tool_call>",
+         "||f({})|f({})", true, false},
+        {"<tool_call>{\"name\": \"f\", \"argu", "|<tool_call>{\"name\": \"f\", \"argu", true,
+         false},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cut", "||f({\"a\": \"cut)", true,
+         false},
+        {"<tool_call>not JSON</tool_call>", "|<tool_call>not JSON</tool_call>", true, false},
+        {"<tool_call>{oops}</tool_call>", "|<tool_call>{oops}</tool_call>", true, false},
+        {"a <tool_cal", "|a <tool_cal", true, false},
+        {"{\"name\": \"g_2\", \"parameters\": {\"x\": 1}}", "||g_2({\"x\": 1})", true, false},
+        {" {\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g_2\", \"parameters\": {}}",
+         "||f({})|g_2({})", true, false},
+        {"{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"x\": 1}}", "||f({\"x\":1})",
+         true, false},
+        {"[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g_2\", \"arguments\": {\"y\": []}}]",
+         "||f({})|g_2({\"y\": []})", true, false},
+        {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```", "||f({})", true, false},
+        {"```\n[{\"name\": \"f\", \"arguments\": {}}]\n```\n", "||f({})", true, false},
+        /* Answers that look alike. */
+        {"{\"name\": \"h\", \"arguments\": {}}", "|{\"name\": \"h\", \"arguments\": {}}", true,
+         false},
+        {"{\"answer\": 42}", "|{\"answer\": 42}", true, false},
+        {"[1, 2]", "|[1, 2]", true, false},
+        {"[{\"a\": 1}]", "|[{\"a\": 1}]", true, false},
+        {"```json\n{\"a\": 1}\n```", "|```json\n{\"a\": 1}\n```", true, false},
+        {"```python\nx\n```", "|```python\nx\n```", true, false},
+        {"``", "|``", true, false},
+        {"```json", "|```json", true, false},
+        {"[", "|[", true, false},
+        {"{\"name\": \"f\", \"arguments\": {}}", "|{\"name\": \"f\", \"arguments\": {}}", false,
+         false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (size_t step = 1; step < 200; step = step < 4 ? step + 1 : step * 3) {
+            char got[1024];
+            said(cases[i].text, step, cases[i].open, cases[i].tools ? TOOLS : NULL, got);
+            if (strcmp(got, cases[i].want) != 0)
+                fail_msg("'%s' by %zu is '%s', not '%s'", cases[i].text, step, got, cases[i].want);
+        }
+}
+
+static void test_call_chunks(void **state)
+{
+    (void)state;
+    struct ask a = taken(ASK_CHAT, "{\"messages\": [1], \"tools\": " TOOLS "}");
+    struct choice c = {.begun = false};
+    choice_split(&c, &a, 5);
+    struct client_reply r = {.n_tokens = 1,
+                             .text = "<think>w</think>x <tool_call>{\"name\": \"f\", "
+                                     "\"arguments\": {\"a\""};
+    choice_take(&c, &r, false);
+    r.text = ": 1}}</tool_call>";
+    r.finish_reason = FINISH_STOP;
+    static const char *const want[] = {
+        "{\"role\":\"assistant\",\"content\":\"\"}",
+        "{\"reasoning_content\":\"w\"}",
+        "{\"content\":\"x\"}",
+        "{\"tool_calls\":[{\"index\":0,\"id\":\"*********\",\"type\":\"function\",\"function\":{"
+        "\"name\":\"f\",\"arguments\":\"\"}}]}",
+        "{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\\\"a\\\"\"}}]}",
+        "{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\": 1}\"}}]}",
+        "{}"};
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct buf b = {0};
+        if (i == 5) choice_take(&c, &r, false);
+        assert_true(choice_has_news(&c, ASK_CHAT));
+        struct json *j = choice_chunk(&c, ASK_CHAT, 0, false);
+        json_write(json_get(j, "delta"), &b);
+        char *id = strstr(b.data, "\"id\":\"");
+        for (int k = 0; id && k < 9; k++) {
+            assert_non_null(strchr("0123456789abcdefghijklmnopqrstuvwxyz", id[6 + k]));
+            id[6 + k] = '*';
+        }
+        assert_string_equal(b.data, want[i]);
+        if (i == 6) assert_non_null(json_get(j, "finish_reason"));
+        buf_close(&b);
+        json_free(j);
+    }
+    assert_false(choice_has_news(&c, ASK_CHAT));
+    choice_close(&c);
+    choice_split(&c, &a, 5);
+    choice_take(&c,
+                &(struct client_reply){.text = "{\"name\":\"f\",\"parameters\":{}}",
+                                       .finish_reason = FINISH_STOP},
+                false);
+    struct json *j = choice_whole(&c, ASK_CHAT, 0, false);
+    const struct json *m = json_get(j, "message");
+    struct buf b = {0};
+    assert_int_equal(json_kind(json_get(m, "content")), JSON_KIND_NULL);
+    json_write(json_get(json_at(json_get(m, "tool_calls"), 0), "function"), &b);
+    assert_string_equal(b.data, "{\"name\":\"f\",\"arguments\":\"{}\"}");
+    buf_close(&b);
+    json_free(j);
+    choice_close(&c);
+    ask_close(&a);
 }
 
 static void test_events(void **state)
@@ -326,10 +488,11 @@ static void test_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_events),
-        cmocka_unit_test(test_faults),   cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_logprobs),    cmocka_unit_test(test_split),
+        cmocka_unit_test(test_call_chunks), cmocka_unit_test(test_events),
+        cmocka_unit_test(test_faults),      cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
