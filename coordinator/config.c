@@ -1,4 +1,5 @@
 #include "coordinator/config.h"
+#include "coordinator/config_workers.h"
 
 #include "common/base/addr.h"
 #include "common/base/buf.h"
@@ -12,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 46
+#define N_KEYS 47
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -45,8 +46,9 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"http.read", CONF_U32, &c->http_read_s, 1, 3600, false},
         {"http.stall", CONF_U32, &c->http_stall_s, 1, 3600, false},
         {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
-        {"workers", CONF_U32, &c->workers, 1, LIMIT_STAGES, true},
-        {"replicas", CONF_U32, &c->replicas, 1, LIMIT_REPLICAS, false},
+        {"workers", CONF_NODE, &c->workers_node, 0, CONFIG_NODES_MAX, false},
+        {"replicas", CONF_NODE, &c->replicas_node, 0, CONFIG_NODES_MAX, false},
+        {"split", CONF_NODE, &c->split_node, 0, LIMIT_STAGES + 2, false},
         {"kv", CONF_STRING, &c->kv, 0, 0, false},
         {"pre", CONF_STRING, &c->pre, 0, 0, false},
         {"chat_template", CONF_STRING, &c->chat_template, 0, 0, false},
@@ -181,7 +183,6 @@ static struct config defaults(void)
                            .http_read_s = 30,
                            .http_stall_s = 60,
                            .metrics = true,
-                           .replicas = 1,
                            .chunk = 512,
                            .prefix_cache = true,
                            .max_requests = 256,
@@ -202,6 +203,7 @@ int config_read(const char *path, const char *model, struct config *ret, struct 
     fill_table(&c, model != NULL, table);
     int rc = conf_read(path, table, em);
     if (rc == 0) rc = take_model(path, model, &c, em);
+    if (rc == 0) rc = config__take_workers(path, &c, em);
     if (rc == 0) rc = resolve_listen(path, &c, em);
     if (rc == 0) rc = take_keys(path, &c, em);
     if (rc == 0) rc = check(path, &c, em);
@@ -242,6 +244,7 @@ int config_parse(const char *name, const char *text, size_t len, struct config *
     fill_table(&c, false, table);
     int rc = conf_parse(name, text, len, table, em);
     if (rc == 0) rc = take_model(name, NULL, &c, em);
+    if (rc == 0) rc = config__take_workers(name, &c, em);
     if (rc == 0) rc = take_keys(name, &c, em);
     if (rc == 0) rc = check(name, &c, em);
     if (rc < 0)
@@ -265,6 +268,8 @@ void config_close(struct config *c)
     fill_table(c, false, table);
     conf_free(table);
     key_list_close(&c->allowed);
+    mem_free(c->chains);
+    mem_free(c->wishes);
     explicit_bzero(&c->own, sizeof c->own);
 }
 

@@ -5,12 +5,27 @@
 #include "common/base/err.h"
 #include "common/base/key.h"
 #include "common/io/conf.h"
+#include "proto/limits.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define CONFIG_KEY_LISTS 4u /* a role each */
+#define CONFIG_ANY UINT32_MAX
+
+enum config_prefer { CONFIG_ANYWHERE, CONFIG_FIRST, CONFIG_LAST };
+enum config_split { CONFIG_MEASURED, CONFIG_EVEN, CONFIG_GIVEN };
+
+/* What the file wishes of the worker of a name. */
+struct config_worker {
+    const char *name;      /* borrowed from the file's nodes */
+    uint64_t memory_bytes; /* 0: any */
+    uint32_t layers_max;   /* 0: any */
+    uint32_t threads;      /* 0: any */
+    enum config_prefer prefer;
+    uint32_t replica, stage; /* that it is for; or CONFIG_ANY, both */
+};
 
 struct config {
     char *model;              /* absolute */
@@ -20,11 +35,19 @@ struct config {
     char *chat_template;      /* a file with one, in place of the model's; or NULL */
     uint32_t client_port, worker_port, result_port, metrics_port, http_port; /* 0: any free one */
     bool plaintext;
-    uint32_t workers;        /* of a replica's chain */
-    uint32_t replicas;       /* chains, each of the whole model */
-    uint32_t ctx, kv_tokens; /* positions of a sequence, and of the KV pool; 0: not given */
-    uint32_t chunk, window;  /* rows of a Step; Steps in flight, 0: not given */
-    uint32_t step_ms;        /* what a Step with decodes may take; 0: the core's choice */
+    struct conf_node workers_node, replicas_node,
+        split_node;               /* the next ones as they are written */
+    uint32_t workers;             /* of the longest chain */
+    uint32_t replicas;            /* chains, each of the whole model */
+    uint32_t *chains;             /* workers of each */
+    uint32_t serving;             /* of all chains together */
+    struct config_worker *wishes; /* n_wishes, each of another name */
+    uint32_t n_wishes;
+    enum config_split split;
+    uint32_t given[LIMIT_STAGES]; /* CONFIG_GIVEN: layers of each of the `workers` stages */
+    uint32_t ctx, kv_tokens;      /* positions of a sequence, and of the KV pool; 0: not given */
+    uint32_t chunk, window;       /* rows of a Step; Steps in flight, 0: not given */
+    uint32_t step_ms;             /* what a Step with decodes may take; 0: the core's choice */
     uint32_t max_requests, max_sequences, max_per_client; /* the last two 0: max_requests */
     bool prefix_cache, metrics;
     uint32_t replica_wait_s, deadline_s, client_stall_s, worker_timeout_ms, step_timeout_ms;

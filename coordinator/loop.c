@@ -392,7 +392,7 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
 {
     const struct config *c = s->config;
     uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * c->replicas;
-    uint32_t serve = c->replicas * c->workers;
+    uint32_t serve = c->serving;
     uint64_t most = PEERS_A_WORKER * setup_max_workers(c);
     if (c->metrics) fixed += HTTP_CONNECTIONS;
     if (c->http) fixed += c->http_connections + GATEWAY_FILES;
@@ -450,18 +450,6 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
     return rc;
 }
 
-/* The first slice and the last are the largest. */
-static int check_slices(const struct config *c, const struct model_file *m, struct errmsg *em)
-{
-    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = m->dims.n_layers;
-    uint32_t most = (layers + c->workers - 1) / c->workers;
-    int rc = eng_slice_tensors(m->weights, &m->dims, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
-    if (rc == 0)
-        rc = eng_slice_tensors(m->weights, &m->dims, layers - most, layers - 1, idx,
-                               LIMIT_SLICE_TENSORS, &n, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
-}
-
 /* The model's chat templates, or the one that the cluster file names. */
 static int open_templates(const struct config *c, const struct model_file *m, struct chat *ret,
                           struct errmsg *em)
@@ -489,34 +477,16 @@ static int open_chat(struct shell *s, struct errmsg *em)
     return 0;
 }
 
-int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em)
-{
-    enum kv_type kv;
-    uint64_t bytes;
-    if (!eng_kv_parse(config->kv, &kv))
-        return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16, q8_0, q4_0)",
-                       config->kv);
-    int fits = eng_kv_check(&model->dims, kv, em);
-    if (fits < 0) return err_wrap(em, ERR_CONF, "key 'kv'");
-    if (config->workers > model->dims.n_layers)
-        return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
-                       config->workers, model->dims.n_layers);
-    struct chat chat = {.plain = NULL};
-    int rc = config->chat_template ? open_templates(config, model, &chat, em) : 0;
-    chat_close(&chat);
-    if (rc < 0) return rc;
-    /* Also finds a missing tensor or an unsupported type before any worker is asked. */
-    rc = eng_slice_bytes(model->weights, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : check_slices(config, model, em);
-}
-
 static int open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation,
                      struct errmsg *em)
 {
     const struct model_file *m = s->model;
     struct machine_memory here = machine_memory("");
-    struct setup_model model = {.dims = &m->dims, .path = m->path, .digest = s->manifest.identity};
-    int rc = setup_costs(s->config, m->weights, &m->dims, &here, &model.costs, em);
+    struct setup_model model = {.dims = &m->dims,
+                                .path = m->path,
+                                .digest = s->manifest.identity,
+                                .header = s->manifest.header};
+    int rc = setup_costs(s->config, m->weights, &here, &model, em);
     if (rc < 0) return rc;
     uint32_t n = vocab_size(m->vocab);
     int32_t *eog = mem_alloc(n * sizeof *eog);
@@ -527,7 +497,7 @@ static int open_core(struct shell *s, const char *results_endpoint, uint64_t inc
     shell__open_tables(s, k.n_replicas, k.max_workers);
     s->core = core_open(&k);
     mem_free(eog);
-    mem_free((void *)(uintptr_t)model.costs.layer_bytes);
+    setup_close(&k, &model);
     return 0;
 }
 

@@ -7,10 +7,6 @@
 #include "coordinator/config.h"
 #include "coordinator/model_file.h"
 
-/* Whether the model can do what the file asks for: workers, KV type, and all its tensors. ERR_CONF
- * names the key. */
-int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em);
-
 /* Runs until SIGTERM or SIGINT; 0 after an orderly end. Reads the model's content first, unless its
  * hashes are kept in the folder `manifests` (NULL: nowhere) from an earlier start. Prints
  * "listening client=ADDR worker=ADDR" and, each time a replica has become ready, "ready

@@ -1,10 +1,12 @@
 /* flotilla-coordinator: the cluster file, then the loop. */
 #include "coordinator/loop.h"
+#include "coordinator/setup.h"
 
 #include "common/base/log.h"
 #include "common/base/opts.h"
 #include "common/base/process.h"
 #include "common/base/version.h"
+#include "coordinator/chat.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +30,17 @@ static bool manifest_folder(char *ret, size_t size)
     return n > 0 && (size_t)n < size;
 }
 
+/* The one that the file names, in place of the model's. */
+static int check_template(const struct config *c, const struct model_file *m, struct errmsg *em)
+{
+    struct chat chat;
+    if (!c->chat_template) return 0;
+    int rc = chat_open_file(m, c->chat_template, &chat, em);
+    if (rc < 0) return err_wrap(em, ERR_CONF, "key 'chat_template'");
+    chat_close(&chat);
+    return 0;
+}
+
 static int run(const char *path, const char *model_path, bool check_only, struct errmsg *em)
 {
     char folder[4096];
@@ -42,7 +55,8 @@ static int run(const char *path, const char *model_path, bool check_only, struct
     }
     if (config.model_relative) log_info("the model is %s", config.model);
     if (model.warning[0]) log_warn("%s", model.warning);
-    rc = loop_check(&config, &model, em);
+    rc = setup_check(&config, model.weights, &model.dims, model.path, em);
+    if (rc == 0) rc = check_template(&config, &model, em);
     if (rc == 0 && check_only)
         log_stdout("%s: in order", path);
     else if (rc == 0)

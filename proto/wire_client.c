@@ -532,6 +532,11 @@ static void set_worker(PbWorker *p, const struct msg_worker_status *w)
     SET(p, load_total, w->load_total);
     SET(p, cpu_waiting, w->cpu_waiting);
     SET(p, faults, w->faults);
+    SET(p, predicted_ns, w->predicted_ns);
+    SET(p, timed_steps, w->timed_steps);
+    SET(p, row_ns, w->row_ns);
+    SET(p, streams_ns, w->streams_ns);
+    SET(p, chunk_ns, w->chunk_ns);
 }
 
 /* A replica's status as protobuf-c wants it; its arrays are on the heap. */
@@ -551,6 +556,7 @@ static void set_replica(struct replica_out *out, const struct msg_replica_status
     r.why = (char *)(uintptr_t)x->why;
     SET(&r, generation, x->generation);
     SET(&r, pages_total, x->pages_total);
+    SET(&r, ctx, x->ctx);
     SET(&r, pages_free, x->pages_free);
     SET(&r, steps, x->steps);
     SET(&r, steps_mixed, x->steps_mixed);
@@ -623,6 +629,11 @@ static void get_worker(const PbWorker *p, struct msg_worker_status *w)
         .idle_ns = p->idle_ns,
         .cpu_waiting = p->cpu_waiting,
         .faults = p->faults,
+        .predicted_ns = p->predicted_ns,
+        .timed_steps = p->timed_steps,
+        .row_ns = p->row_ns,
+        .streams_ns = p->streams_ns,
+        .chunk_ns = p->chunk_ns,
     };
 }
 
@@ -641,6 +652,7 @@ static int get_replica(const PbReplica *r, struct arena *a, struct msg_replica_s
                                        .n_workers = (uint32_t)r->n_workers,
                                        .workers = workers,
                                        .pages_total = r->pages_total,
+                                       .ctx = r->ctx,
                                        .pages_free = r->pages_free,
                                        .steps = r->steps,
                                        .steps_mixed = r->steps_mixed,

@@ -50,6 +50,7 @@ int cmd_inspect(int argc, char **argv);
 int cmd_status(int argc, char **argv);
 int cmd_gateway(int argc, char **argv);
 int cmd_keygen(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
 int cmd_up(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_load(int argc, char **argv); /* bench --cluster */

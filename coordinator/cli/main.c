@@ -16,6 +16,7 @@ static const struct {
     {"generate", cmd_generate, "continue a prompt, on a cluster or with a model file alone"},
     {"status", cmd_status, "a cluster's replicas, workers and requests"},
     {"gateway", cmd_gateway, "OpenAI's API in front of a cluster, in a process of its own"},
+    {"plan", cmd_plan, "which worker has which layers, and how fast that is"},
     {"keygen", cmd_keygen, "make a key for a program, or show its public half"},
     {"inspect", cmd_inspect, "show what a GGUF file holds"},
     {"tokenize", cmd_tokenize, "text on stdin to token ids"},

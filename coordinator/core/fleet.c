@@ -29,6 +29,9 @@
 #define UNHEARD_NS (500 * NS_PER_MS) /* two heartbeats: such a stranger may lose its entry */
 /* A worker that dies is heard of once more at the most: a heartbeat that was on its way. */
 #define LAST_WORDS_NS (500 * NS_PER_MS)
+#define ASK_AGAIN_NS (5 * NS_PER_S) /* a Calibrate that nobody answers is sent again */
+#define SPEED_MOST_NS                                                                              \
+    (15 * NS_PER_S) /* since it joined: then a worker is planned with unmeasured */
 
 /* ---- names ---- */
 
@@ -194,6 +197,60 @@ static struct worker *entry_for(struct core *c, const char *name)
     return victim;
 }
 
+/* ---- what a layer takes them ---- */
+
+static const struct core_wish *wish_of(const struct core *c, const char *name)
+{
+    for (uint32_t i = 0; i < c->cfg.n_wishes; i++)
+        if (strcmp(c->wishes[i].name, name) == 0) return &c->wishes[i];
+    return NULL;
+}
+
+static void ask_speed(struct core *c, struct worker *w)
+{
+    if (!c->cfg.header_digest) return;
+    struct msg_calibrate *m = &replica__to_worker(c, w->instance, TO_CALIBRATE)->calibrate;
+    (void)snprintf(m->model_path, sizeof m->model_path, "%s", c->model_path);
+    m->header_digest = c->cfg.header_digest;
+    m->kv_type = c->cfg.kv_type;
+    m->threads = w->wish ? w->wish->threads : 0;
+    w->asked_ns = c->now_ns;
+}
+
+void fleet__speed(struct core *c, struct worker *w, const struct msg_from_worker *m)
+{
+    const struct msg_speed *s = &m->speed;
+    if (s->header_digest != c->cfg.header_digest || s->kv_type != c->cfg.kv_type ||
+        s->threads != (w->wish ? w->wish->threads : 0)) {
+        c->dropped++; /* of another coordinator's model */
+        return;
+    }
+    if (s->n_layer == 0 && !w->answered)
+        core__note(c, "worker %s could not measure a layer: %s", w->hello.name, m->text);
+    w->answered = true;
+    w->speed = *s;
+}
+
+bool fleet__is_measured(const struct core *c, const struct worker *w)
+{
+    return !c->cfg.header_digest || w->answered || c->now_ns - w->joined_ns >= SPEED_MOST_NS;
+}
+
+uint32_t fleet__threads(const struct worker *w)
+{
+    uint32_t most = w->wish ? w->wish->threads : 0;
+    return most && most < w->hello.threads ? most : w->hello.threads;
+}
+
+struct room_stage fleet__memory(const struct worker *w)
+{
+    return (struct room_stage){.threads = fleet__threads(w),
+                               .memory = w->memory,
+                               .most_bytes = w->wish ? w->wish->memory_bytes : 0};
+}
+
+/* ---- Hello ---- */
+
 struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, const char *address,
                             const struct key *key)
 {
@@ -208,6 +265,7 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     w->key = *key;
     w->hello = m->hello;
     w->memory = m->memory;
+    w->wish = wish_of(c, m->hello.name);
     w->record = record_of(c, m->hello.name);
     w->used = true;
     w->suspect = false;
@@ -215,6 +273,7 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     c->records[w->record].seen_ns = c->now_ns;
     (void)snprintf(w->address, sizeof w->address, "%s", address);
     if (!known) core__note(c, "worker %s joined from %s", w->hello.name, w->address);
+    if (!w->answered) ask_speed(c, w);
     return w;
 }
 
@@ -280,7 +339,12 @@ void fleet__tick(struct core *c, uint64_t lost_ns)
         fleet__forgive(c, &w->passed_ns, lost_ns);
         fleet__forgive(c, &w->loaded_ns, lost_ns);
     }
-    for (uint32_t i = 0; i < c->cfg.max_workers; i++) check_silence(c, &c->workers[i]);
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+        struct worker *w = &c->workers[i];
+        check_silence(c, w);
+        if (w->used && !fleet__is_measured(c, w) && c->now_ns - w->asked_ns >= ASK_AGAIN_NS)
+            ask_speed(c, w);
+    }
 }
 
 /* ---- the plan ---- */
@@ -304,13 +368,6 @@ uint32_t fleet__n_known(const struct core *c)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += c->workers[i].used;
-    return n;
-}
-
-uint32_t fleet__n_spares(const struct core *c)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += fleet__may_serve(c, &c->workers[i]);
     return n;
 }
 

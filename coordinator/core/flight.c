@@ -128,15 +128,20 @@ struct took {
 };
 
 static struct took take_timings(struct core *c, const struct replica *r, const struct msg_result *m,
-                                bool first)
+                                const struct in_flight *step)
 {
     struct took took = {0, 0};
     for (uint32_t i = 0; i < m->n_timings; i++) {
         if (m->timings[i].stage >= r->n_stages) continue;
-        struct worker *w = replica__at(c, r, m->timings[i].stage);
+        uint32_t stage = m->timings[i].stage;
+        struct worker *w = replica__at(c, r, stage);
         w->heard_ns = w->moved_ns = c->now_ns; /* it has just computed: it lives */
         w->compute_ns += m->timings[i].compute_ns;
-        if (!first) w->idle_ns += m->timings[i].idle_ns;
+        if (!step->first) w->idle_ns += m->timings[i].idle_ns;
+        w->timed_steps++;
+        w->predicted_ns +=
+            (uint64_t)speed_step(&w->speed, planner__stage(c, w, r->first[stage], r->last[stage]),
+                                 step->work.rows, step->work.logits);
         if (m->timings[i].compute_ns > took.slowest_ns) took.slowest_ns = m->timings[i].compute_ns;
         took.all_ns += m->timings[i].compute_ns;
     }
@@ -232,7 +237,7 @@ bool flight__result(struct core *c, const struct msg_result *m, const struct key
     bool probe = r->state == REPLICA_PROBING;
     learn_speed(f, c->now_ns - begun_ns(f, &step), step.work.rows);
     f->moved_ns = c->now_ns;
-    struct took took = take_timings(c, r, m, step.first);
+    struct took took = take_timings(c, r, m, &step);
     if (!probe) learn_cost(c, r, &step, took);
     f->n--;
     memmove(&f->steps[0], &f->steps[1], f->n * sizeof f->steps[0]);

@@ -35,7 +35,8 @@ void replica__open(struct core *c, struct replica *r, uint32_t id)
     const struct core_config *cfg = &c->cfg;
     r->id = id;
     make_name(id, r->name);
-    r->n_stages = cfg->n_stages;
+    r->n_stages = cfg->chains ? cfg->chains[id] : cfg->n_stages;
+    for (uint32_t i = 0; i < cfg->n_wishes; i++) r->named |= cfg->wishes[i].replica == id;
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) r->stage[i] = NO_WORKER;
     r->running = mem_zalloc(cfg->max_live * sizeof *r->running);
     r->queued = mem_zalloc(cfg->max_live * sizeof *r->queued);
@@ -74,8 +75,8 @@ struct worker *replica__at(struct core *c, const struct replica *r, uint32_t sta
     return &c->workers[r->stage[stage]];
 }
 
-static struct msg_to_worker *to_worker(struct core *c, struct instance instance,
-                                       enum to_worker type)
+struct msg_to_worker *replica__to_worker(struct core *c, struct instance instance,
+                                         enum to_worker type)
 {
     struct msg_to_worker *m = core__alloc(c, sizeof *m);
     *m = (struct msg_to_worker){.version = PROTO_VERSION, .type = type};
@@ -88,7 +89,7 @@ static struct msg_to_worker *to_worker(struct core *c, struct instance instance,
 static struct msg_to_worker *to_stage(struct core *c, const struct replica *r, uint32_t stage,
                                       enum to_worker type)
 {
-    struct msg_to_worker *m = to_worker(c, replica__at(c, r, stage)->instance, type);
+    struct msg_to_worker *m = replica__to_worker(c, replica__at(c, r, stage)->instance, type);
     m->epoch = replica__epoch(c, r);
     return m;
 }
@@ -114,6 +115,7 @@ void replica__lose(struct core *c, struct replica *r, bool suspicious, const cha
         r->pause_ns *= 2;
     r->retry_ns = c->now_ns + r->pause_ns;
     r->state = REPLICA_WAITING;
+    r->waits_ns = c->now_ns;
     r->link_up = false;
     fleet__dismiss(c, r);
     router__lost(c, r);
@@ -156,6 +158,7 @@ static void send_assign(struct core *c, const struct replica *r, uint32_t stage)
     a->kv_type = c->cfg.kv_type;
     a->n_pages = r->n_pages;
     a->ctx = r->ctx;
+    a->threads = replica__at(c, r, stage)->wish ? replica__at(c, r, stage)->wish->threads : 0;
     a->rows_max = c->cfg.rows_max;
     a->logits_max = c->cfg.logits_max;
     a->window = c->cfg.window;
@@ -169,6 +172,7 @@ static void assign(struct core *c, const struct replica *r, uint32_t stage)
     w->ready = w->linked = w->knows = false;
     w->heartbeat = (struct msg_heartbeat){0};
     w->load_done = w->load_total = w->compute_ns = w->idle_ns = 0;
+    w->predicted_ns = w->timed_steps = 0;
     w->loaded_ns = w->passed_ns = c->now_ns;
     w->doubt = NO_WORKER;
     send_assign(c, r, stage);
@@ -437,7 +441,7 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
                           const struct key *key)
 {
     if (m->version != PROTO_VERSION) {
-        struct msg_to_worker *refuse = to_worker(c, m->instance, TO_REFUSE);
+        struct msg_to_worker *refuse = replica__to_worker(c, m->instance, TO_REFUSE);
         (void)snprintf(refuse->text, sizeof refuse->text,
                        "the coordinator speaks protocol version %u, this worker %" PRIu32,
                        PROTO_VERSION, m->version);
@@ -452,13 +456,14 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
     if (m->type == FROM_HELLO) {
         hello(c, m, address, key);
     } else if (!w) {
-        if (m->type != FROM_GOODBYE) (void)to_worker(c, m->instance, TO_WHO);
+        if (m->type != FROM_GOODBYE) (void)replica__to_worker(c, m->instance, TO_WHO);
     } else {
         w->heard_ns = c->now_ns;
         w->suspect = false;
         switch (m->type) {
         case FROM_HEARTBEAT: fleet__heartbeat(c, w, m); break;
         case FROM_FAULT: fault(c, w, m); break;
+        case FROM_SPEED: fleet__speed(c, w, m); break;
         case FROM_GOODBYE: goodbye(c, w); break;
         default: of_this_epoch(c, w, m); break;
         }

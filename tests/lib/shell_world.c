@@ -496,6 +496,7 @@ static void open_shell(struct world *w)
     w->message_bytes = methods__message_bytes(s, w->core.ctx);
     shell__open_tables(s, w->core.n_replicas, w->core.max_workers);
     s->core = core_open(&w->core);
+    setup_close(&w->core, &m);
     calls__open(s);
     assert_int_equal(texts_open(s->net, &s->texts, &em), 0);
 }

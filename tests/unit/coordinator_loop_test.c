@@ -342,11 +342,14 @@ static void on_poll(void)
 
 static struct config config(void)
 {
+    static uint32_t chain = 2;
     return (struct config){.model = (char *)(uintptr_t) "/m",
                            .listen = (char *)(uintptr_t) "127.0.0.1",
                            .kv = (char *)(uintptr_t) "f16",
                            .workers = 2,
                            .replicas = 1,
+                           .chains = &chain,
+                           .serving = 2,
                            .chunk = 16,
                            .prefix_cache = true,
                            .max_requests = 8,
@@ -356,19 +359,16 @@ static struct config config(void)
 }
 
 int __wrap_setup_costs(const struct config *c, const struct weights *weights,
-                       const struct arch_dims *dims, const struct machine_memory *here,
-                       struct room_costs *ret, struct errmsg *em);
+                       const struct machine_memory *here, struct setup_model *m, struct errmsg *em);
 
 int __wrap_setup_costs(const struct config *c, const struct weights *weights,
-                       const struct arch_dims *dims, const struct machine_memory *here,
-                       struct room_costs *ret, struct errmsg *em)
+                       const struct machine_memory *here, struct setup_model *m, struct errmsg *em)
 {
     (void)c;
     (void)weights;
-    (void)dims;
     (void)here;
     (void)em;
-    *ret = (struct room_costs){.layer_bytes = NULL};
+    m->costs = (struct room_costs){.layer_bytes = NULL};
     return 0;
 }
 
