@@ -51,16 +51,40 @@ def short(result):
     return digest(result["text"]) if "text" in result else result if "refused" in result else None
 
 
-def with_transformers(paths):
-    """The results of transformers for template files."""
+def with_transformers(arguments):
+    """The results of transformers, by template_render.py."""
     python = os.environ.get("FLOTILLA_TRANSFORMERS")
     with tempfile.TemporaryDirectory() as folder:
         if not python:
             venv.create(folder, with_pip=True)
             python = os.path.join(folder, "bin", "python")
             subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-        out = subprocess.run([python, os.path.join(HERE, "template_render.py"), *paths], check=True, capture_output=True).stdout
+        out = subprocess.run([python, os.path.join(HERE, "template_render.py"), *arguments], check=True, capture_output=True).stdout
     return json.loads(out)
+
+
+def wrong(where, path, chat, want):
+    """None, or how the command's result differs from what is wanted: a result, or one as short() makes it."""
+    r = render(path, chat)
+    text, says = r.stdout.decode(), r.stderr.decode()
+    if want is None or isinstance(want, dict) and "failed" in want:
+        if r.returncode != 1 or text or not says.startswith("flotilla template: "):
+            return f"{where}: was to be refused, is {text!r} {says} {want}"
+    elif isinstance(want, dict) and "refused" in want:
+        if r.returncode != 1 or text or says != "flotilla template: " + want["refused"].replace("\n", "?") + "\n":
+            return f"{where}: was to be refused with '{want['refused']}', is {text!r} {says}"
+    elif isinstance(want, str):
+        if r.returncode != 0 or digest(text) != want:
+            return f"{where}: another text, or none: {says}"
+    elif r.returncode != 0 or text != want["text"]:
+        return f"{where}: {says}\nis    {text!r}\nnot   {want['text']!r}"
+    return None
+
+
+def check_all(test, jobs):
+    with ThreadPoolExecutor(2) as pool:
+        found = [w for w in pool.map(lambda job: wrong(*job), jobs) if w]
+    test.assertEqual(found, [], f"{len(found)} of {len(jobs)}:\n" + "\n".join(found[:50]))
 
 
 class Templates(unittest.TestCase):
@@ -68,29 +92,11 @@ class Templates(unittest.TestCase):
     def setUpClass(cls):
         cls.paths, cls.chats = templates(), template_render.chats()
 
-    def check(self, name, chat, want):
-        """want: as short() makes it; or the whole result, whose text is shown where it differs."""
-        r = render(self.paths[name], chat)
-        where, says = f"{name}, '{chat['name']}'", r.stderr.decode()
-        if want is None or isinstance(want, dict) and "failed" in want:
-            if r.returncode != 1 or r.stdout or not says.startswith("flotilla template: "):
-                return f"{where}: was to be refused, is {r.stdout!r} {says} {want}"
-        elif isinstance(want, dict) and "refused" in want:
-            if r.returncode != 1 or r.stdout or says.rstrip("\n") != "flotilla template: " + want["refused"].replace("\n", "?"):
-                return f"{where}: was to be refused with '{want['refused']}', is {r.stdout!r} {says}"
-        elif isinstance(want, str):
-            if r.returncode != 0 or digest(r.stdout.decode()) != want:
-                return f"{where}: another text, or none: {says}"
-        elif r.returncode != 0 or r.stdout.decode() != want["text"]:
-            return f"{where}: {says}\nis    {r.stdout.decode()!r}\nnot   {want['text']!r}"
-
     def check_all(self, wanted):
         self.assertGreaterEqual(len(self.paths), 71)
         self.assertEqual(sorted(wanted), sorted(self.paths))
-        jobs = [(name, chat, want) for name in wanted for chat, want in zip(self.chats, wanted[name], strict=True)]
-        with ThreadPoolExecutor(2) as pool:
-            wrong = [w for w in pool.map(lambda job: self.check(*job), jobs) if w]
-        self.assertEqual(wrong, [], f"{len(wrong)} of {len(jobs)}:\n" + "\n".join(wrong[:20]))
+        check_all(self, [(f"{name}, '{chat['name']}'", self.paths[name], chat, want)
+                         for name in wanted for chat, want in zip(self.chats, wanted[name], strict=True)])
 
     def test_recorded(self):
         with open(DIGESTS) as f:
@@ -102,11 +108,41 @@ class Templates(unittest.TestCase):
         self.check_all({names[file]: results for file, results in with_transformers(self.paths.values()).items()})
 
 
+class Snippets(unittest.TestCase):
+    """Every statement, operator, filter, test and method, alone."""
+
+    def check_all(self, results):
+        with tempfile.TemporaryDirectory() as folder:
+            jobs = []
+            for i, ((template, _), want) in enumerate(zip(template_render.snippets(), results, strict=True)):
+                path = os.path.join(folder, str(i))
+                with open(path, "w", encoding="utf-8", newline="") as f:
+                    f.write(template)
+                jobs.append((repr(template), path, template_render.SNIPPET_CHAT, want))
+            self.assertGreater(len(jobs), 200)
+            check_all(self, jobs)
+
+    def test_recorded(self):
+        self.check_all([result for _, result in template_render.snippets()])
+
+    @unittest.skipUnless(LONG, "long form")
+    def test_transformers(self):
+        self.check_all(with_transformers(["--snippets"]))
+
+
+def record():
+    results = with_transformers(templates().values())
+    lines = [f'{json.dumps(n)}: [{", ".join(json.dumps(short(x)) for x in results[n])}]' for n in sorted(results)]
+    with open(DIGESTS, "w") as f:
+        f.write("{\n" + ",\n".join(lines) + "\n}\n")
+    lines = [json.dumps([template, result if "failed" not in result else {"failed": True}])
+             for (template, _), result in zip(template_render.snippets(), with_transformers(["--snippets"]))]
+    with open(os.path.join(HERE, "snippets.json"), "w") as f:
+        f.write("[\n" + ",\n".join(lines) + "\n]\n")
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["--record"]:
-        results = with_transformers(templates().values())
-        lines = [f'{json.dumps(n)}: [{", ".join(json.dumps(short(x)) for x in results[n])}]' for n in sorted(results)]
-        with open(DIGESTS, "w") as f:
-            f.write("{\n" + ",\n".join(lines) + "\n}\n")
+        record()
     else:
         unittest.main(verbosity=2)

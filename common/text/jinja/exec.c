@@ -92,8 +92,15 @@ void exec_loop(struct interp *in, const struct node *n, struct list *items, stru
     if (!l || in->rc < 0) return;
     *l = (struct loop){.items = items, .node = n->recursive ? n : NULL, .scope = scope};
     l->depth = n->recursive ? ++in->loop_depth : 1;
+    struct scope *s = NULL;
+    uint64_t macros = in->macros;
     for (; l->at < items->n && interp_step(in, 1); l->at++) {
-        struct scope *s = scope_new(in, scope);
+        /* A scope that no macro was defined in is of no use any more. */
+        if (s && in->macros == macros)
+            s->n = 0;
+        else
+            s = scope_new(in, scope);
+        macros = in->macros;
         if (!s) break;
         assign(in, s, n->a, items->items[l->at]);
         scope_set(in, s, NAME_LOOP, (struct value){.type = V_LOOP, .loop = l});
@@ -152,6 +159,7 @@ static struct value macro_value(struct interp *in, const struct node *n)
     struct macro *m = interp_alloc(in, sizeof *m);
     if (!m) return value_none();
     *m = (struct macro){n, in->scope};
+    in->macros++;
     return (struct value){.type = V_MACRO, .macro = m};
 }
 

@@ -218,7 +218,7 @@ FILTER(join)
     str_begin(&b, in);
     for (size_t i = 0; l && i < l->n && interp_step(in, 1); i++) {
         if (i > 0) str_add_value(&b, sep);
-        str_add_value(&b, repr_str(in, attr_path(in, l->items[i], p[1])));
+        str_add_value(&b, repr_str(in, attr_path(in, l->items[i], p[1], value_none())));
     }
     return str_end(&b);
 }

@@ -44,6 +44,7 @@ struct interp {
     struct scope *scope;
     struct str_builder *out; /* where text goes that is printed */
     enum flow flow;
+    uint64_t macros; /* that were made so far */
     uint32_t loop_depth;
     struct value block;  /* the text that the filters of a block get */
     struct list no_list; /* what there is in place of memory after an error: empty, and stays so */
@@ -116,8 +117,9 @@ struct value attr_get(struct interp *in, struct value of, struct value name);  /
 struct value attr_item(struct interp *in, struct value of, struct value item); /* of[item] */
 struct value attr_slice(struct interp *in, struct value of, struct value start, struct value stop,
                         struct value step);
-/* "a.b.0" walked from v, as filters take it: a string, an integer, or V_NONE for v itself. */
-struct value attr_path(struct interp *in, struct value v, struct value path);
+/* "a.b.0" walked from v, as filters take it: a string, an integer, or V_NONE for v itself. What is
+ * undefined on the way becomes `missing`, unless that is V_NONE or V_MISSING. */
+struct value attr_path(struct interp *in, struct value v, struct value path, struct value missing);
 
 /* ---- ops.c ---- */
 
