@@ -95,6 +95,25 @@ static void test_parameters(void **state)
     ask_close(&a);
 }
 
+/* Tools are shown to the model, unless none may be called. */
+static void test_tools(void **state)
+{
+    (void)state;
+    static const char tools[] = "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]";
+    char body[256];
+    for (int none = 0; none < 2; none++) {
+        (void)snprintf(body, sizeof body, "{\"messages\":[7],\"tool_choice\":\"%s\",%s}",
+                       none ? "none" : "auto", tools);
+        struct ask a = taken(ASK_CHAT, body);
+        assert_int_equal(strstr(a.request.chat, tools) == NULL, none);
+        assert_int_equal(a.tools == NULL, none);
+        ask_close(&a);
+    }
+    struct ask a = taken(ASK_CHAT, "{\"messages\":[7],\"tools\":[]}");
+    assert_null(a.tools);
+    ask_close(&a);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -103,6 +122,8 @@ static void test_refused(void **state)
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"messages\": []}", "messages", "no parameter");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"temprature\": 1}", "temprature", "no parameter");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"n\": 17}", "n", "from 1 to 16");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"top_p\": 1.1}", "top_p", "from 0 to 1");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"min_p\": -0.1}", "min_p", "from 0 to 1");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"stop\": [1]}", "stop", "string");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"echo\": true}", "echo", "not supported");
     refused(ASK_COMPLETION, "[1]", "", "no JSON object");
@@ -488,11 +509,12 @@ static void test_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_refused),     cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_logprobs),    cmocka_unit_test(test_split),
-        cmocka_unit_test(test_call_chunks), cmocka_unit_test(test_events),
-        cmocka_unit_test(test_faults),      cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_tools),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_chunks),   cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_split),    cmocka_unit_test(test_call_chunks),
+        cmocka_unit_test(test_events),   cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
