@@ -243,14 +243,13 @@ static void put_finish(struct json *o, const struct choice *c, enum finish_reaso
 }
 
 /* Nine letters and digits, as some models' templates want them. */
-static void put_id(struct json *o, const struct choice *c, uint32_t i)
+void choice_put_call_id(struct json *o, const struct choice *c, uint32_t i)
 {
     static const char digits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
     char id[10] = {0};
     uint64_t words[2] = {c->seed, i}, x = hash_bytes(words, sizeof words, 3);
     for (size_t k = 0; k < 9; k++, x /= 36) id[k] = digits[x % 36];
     json_put_string(o, "id", id, 9);
-    json_put_string(o, "type", "function", 8);
 }
 
 /* A call, or what is new of it. */
@@ -259,7 +258,8 @@ static struct json *call_json(struct choice *c, uint32_t i, bool index, bool beg
     struct split_call *call = &c->split.calls[i];
     struct json *o = json_new_object(), *function = json_new_object();
     if (index) json_put_int(o, "index", i);
-    if (begins) put_id(o, c, i);
+    if (begins) choice_put_call_id(o, c, i);
+    if (begins) json_put_string(o, "type", "function", 8);
     if (begins) json_put_string(function, "name", call->name.data, call->name.len);
     json_put_string(function, "arguments", arguments ? call->arguments.data : "",
                     arguments ? call->arguments.len : 0);

@@ -44,6 +44,9 @@ void choice_take(struct choice *c, const struct client_reply *reply, bool keep_t
 size_t choice_bytes(const struct choice *c);
 bool choice_has_news(const struct choice *c, enum ask_kind kind);
 
+/* The `id` of a call of a tool. */
+void choice_put_call_id(struct json *o, const struct choice *c, uint32_t i);
+
 /* The whole answer, for `choices` of a reply. */
 struct json *choice_whole(struct choice *c, enum ask_kind kind, uint32_t index, bool logprobs);
 /* The next of its news as an item for `choices` of a chunk; there must be some. It is forgotten. */
