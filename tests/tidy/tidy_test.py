@@ -30,7 +30,7 @@ SYSTEM = {
     "arpa/inet.h", "ctype.h", "dirent.h", "errno.h", "execinfo.h", "float.h", "fcntl.h", "ifaddrs.h", "inttypes.h", "limits.h", "linux/futex.h",
     "linux/sockios.h", "linux/tcp.h", "math.h", "net/if.h", "netdb.h", "netinet/in.h", "poll.h", "pthread.h",
     "sched.h", "signal.h", "stdarg.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h",
-    "string.h", "sys/epoll.h", "sys/eventfd.h", "sys/ioctl.h", "sys/mman.h", "sys/prctl.h", "sys/random.h",
+    "string.h", "strings.h", "sys/epoll.h", "sys/eventfd.h", "sys/ioctl.h", "sys/mman.h", "sys/prctl.h", "sys/random.h",
     "sys/resource.h", "sys/signalfd.h", "sys/socket.h", "sys/stat.h", "sys/syscall.h", "sys/time.h", "sys/un.h", "sys/wait.h", "time.h",
     "unistd.h",
 }
