@@ -220,7 +220,7 @@ struct msg_generate {
     size_t prompt_len;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
-    const char *chat; /* a conversation in JSON, or NULL */
+    const char *chat;        /* a conversation in JSON, or NULL */
     const char *unsupported; /* name of a field that was set and is not served yet, or NULL */
     const char *model;       /* "" or a name */
     bool special, ignore_eos, has_seed, pieces;
@@ -270,6 +270,7 @@ struct msg_generate_reply {
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
     uint64_t seed;
+    bool open_thought; /* the conversation's prompt ends within <think> */
 };
 
 /* An admin's. */

@@ -289,6 +289,7 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
         u.n_prompt_tokens = m->n_prompt_tokens;
         u.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
         SET(&u, seed, m->seed);
+        if (m->open_thought) SET(&u, open_thought, true);
         r.usage = &u;
     }
     wire__pack(&r.base, to);
@@ -333,6 +334,7 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
         ret->prompt_tokens = r->usage->prompt_tokens;
         ret->n_prompt_tokens = (uint32_t)r->usage->n_prompt_tokens;
         ret->seed = r->usage->seed;
+        ret->open_thought = r->usage->open_thought;
     }
     return 0;
 }

@@ -182,7 +182,7 @@ class HandCluster(Service):
         self.folder = tempfile.TemporaryDirectory(prefix="flotilla-cache-")
         self.env = {**os.environ, "XDG_CACHE_HOME": self.folder.name}
         self.processes = {}
-        text = f"model: {model}\nports: {{clients: 0, workers: 0, results: 0}}\nmetrics: false\n{keys}\n"
+        text = f"model: {model}\nports: {{clients: 0, workers: 0, results: 0}}\nmetrics: false\nhttp: {{serve: false}}\n{keys}\n"
         self.coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
                                             stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.env)
         self.coordinator.stdin.write(text)

@@ -632,6 +632,85 @@ static void test_names_are_cleaned(void **state)
     assert_string_equal(r.hello.name, "?????????.");
 }
 
+/* What gateways ask for, and what they are told. */
+static void test_gateway_fields(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    char long_user[LIMIT_USER_BYTES + 1] = {0};
+    struct msg_generate g = {.chat = "{}", .user = "u", .pieces = true, .sampling = SAMPLING_PLAIN},
+                        r;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    assert_true(r.pieces && strcmp(r.chat, "{}") == 0 && strcmp(r.user, "u") == 0);
+    memset(long_user, 'u', LIMIT_USER_BYTES);
+    g.user = long_user;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "user"));
+    static const int32_t two[] = {1, 2}, top_ids[] = {3, 4};
+    static const float p[] = {-1, -2};
+    uint32_t bytes[] = {1, 0, 2, 1};
+    struct msg_generate_reply reply = {.n_tokens = 2,
+                                       .tokens = two,
+                                       .text = "",
+                                       .logprobs = {p, 1, top_ids, p},
+                                       .cached = 16,
+                                       .pieces = "abcd",
+                                       .n_pieces = 4,
+                                       .piece_bytes = bytes,
+                                       .has_usage = true,
+                                       .open_thought = true},
+                              got;
+    wire_put_generate_reply(&reply, &out);
+    assert_int_equal(wire_get_generate_reply(out.data, out.len, &arena, &got, &em), 0);
+    assert_true(got.cached == 16 && got.n_pieces == 4 && got.open_thought);
+    assert_memory_equal(got.pieces, "abcd", 4);
+    assert_memory_equal(got.piece_bytes, bytes, sizeof bytes);
+    reply.n_pieces = 3; /* not one for each token and alternative */
+    wire_put_generate_reply(&reply, &out);
+    assert_int_equal(wire_get_generate_reply(out.data, out.len, &arena, &got, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "piece_bytes"));
+    reply.n_pieces = 4;
+    wire_put_generate_reply(&reply, &out);
+    const char from[] = {0x6a, 4, 1, 0, 2, 1}; /* field 13: the lengths */
+    char *at = memmem(out.data, out.len, from, sizeof from);
+    assert_non_null(at);
+    at[2] = 2; /* more bytes than there are */
+    assert_int_equal(wire_get_generate_reply(out.data, out.len, &arena, &got, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "pieces"));
+}
+
+static void test_texts(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    static const int32_t ids[] = {5, 6};
+    struct msg_tokenize t = {.chat = "[]"}, t2;
+    struct msg_tokens k = {ids, 2, "p"}, k2;
+    const int32_t *back;
+    const char *text;
+    uint32_t n;
+    size_t bytes;
+    wire_put_tokenize(&t, &out);
+    assert_int_equal(wire_get_tokenize(out.data, out.len, &arena, &t2, &em), 0);
+    assert_true(strcmp(t2.chat, "[]") == 0 && !t2.text[0]);
+    wire_put_tokenize(&(struct msg_tokenize){.text = "x", .special = true}, &out);
+    assert_int_equal(wire_get_tokenize(out.data, out.len, &arena, &t2, &em), 0);
+    assert_true(!t2.chat && strcmp(t2.text, "x") == 0 && t2.special);
+    wire_put_tokens(&k, &out);
+    assert_int_equal(wire_get_tokens(out.data, out.len, &arena, &k2, &em), 0);
+    assert_true(k2.n == 2 && k2.tokens[1] == 6 && strcmp(k2.prompt, "p") == 0);
+    wire_put_detokenize(ids, 2, &out);
+    assert_int_equal(wire_get_detokenize(out.data, out.len, &arena, &back, &n, &em), 0);
+    assert_true(n == 2 && back[0] == 5);
+    wire_put_bytes("\xff\0x", 3, &out);
+    assert_int_equal(wire_get_bytes(out.data, out.len, &arena, &text, &bytes, &em), 0);
+    assert_true(bytes == 3 && memcmp(text, "\xff\0x", 3) == 0);
+    assert_int_equal(wire_get_bytes("", 0, &arena, &text, &bytes, &em), 0);
+    assert_int_equal(bytes, 0);
+}
+
 static void test_generate(void **state)
 {
     (void)state;
@@ -839,6 +918,8 @@ int main(void)
         cmocka_unit_test(test_speed),
         cmocka_unit_test(test_calibrate),
         cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_gateway_fields),
+        cmocka_unit_test(test_texts),
         cmocka_unit_test(test_mutations),
         cmocka_unit_test(test_gate),
         cmocka_unit_test(test_many_small),
