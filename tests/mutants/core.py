@@ -263,7 +263,7 @@ MUTANTS = [
          why="a replica's queue stays longer than another's"),
     dict(name="queued-counted-twice", file="coordinator/core/queue.c", old="        count_queued(c, r, -1);\n", new="",
          tests="replicas_test", why="requests that were admitted count as waiting for ever"),
-    dict(name="work-goes-to-nobody", file="coordinator/core/router.c", old="    c->loads[replica].work += work;\n", new="",
+    dict(name="work-goes-to-nobody", file="coordinator/core/router.c", old="    c->loads[replica].work += work;\n", new="    c->loads[replica].work += 0.0 * work;\n",
          tests="simulate_test", why="one of two idle replicas serves all prompts that begin alike"),
     dict(name="route-first-of-equals", file="coordinator/core/route.c",
          old="x->live < y->live : x->draw < y->draw;", new="x->live < y->live : x->replica < y->replica;", tests="route_test",
