@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 36
+#define N_KEYS 47
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -34,13 +34,24 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"ports.workers", CONF_U32, &c->worker_port, 0, 65535, false},
         {"ports.results", CONF_U32, &c->result_port, 0, 65535, false},
         {"ports.metrics", CONF_U32, &c->metrics_port, 0, 65535, false},
+        {"ports.http", CONF_U32, &c->http_port, 0, 65535, false},
         {"metrics", CONF_BOOL, &c->metrics, 0, 0, false},
+        {"http.serve", CONF_BOOL, &c->http, 0, 0, false},
+        {"http.connections", CONF_U32, &c->http_connections, 1, 100000, false},
+        {"http.body_kib", CONF_U32, &c->http_body_kib, 1, LIMIT_CLIENT_BYTES >> 10, false},
+        {"http.api_keys", CONF_STRING, &c->http_api_keys, 0, 0, false},
+        {"http.certificate", CONF_STRING, &c->http_certificate, 0, 0, false},
+        {"http.key", CONF_STRING, &c->http_key, 0, 0, false},
+        {"http.cors", CONF_STRING, &c->http_cors, 0, 0, false},
+        {"http.read", CONF_U32, &c->http_read_s, 1, 3600, false},
+        {"http.stall", CONF_U32, &c->http_stall_s, 1, 3600, false},
         {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
         {"workers", CONF_NODE, &c->workers_node, 0, CONFIG_NODES_MAX, false},
         {"replicas", CONF_NODE, &c->replicas_node, 0, CONFIG_NODES_MAX, false},
         {"split", CONF_NODE, &c->split_node, 0, LIMIT_STAGES + 2, false},
         {"kv", CONF_STRING, &c->kv, 0, 0, false},
         {"pre", CONF_STRING, &c->pre, 0, 0, false},
+        {"chat_template", CONF_STRING, &c->chat_template, 0, 0, false},
         {"ctx", CONF_U32, &c->ctx, 1, LIMIT_CONTEXT, false},
         {"kv_tokens", CONF_U32, &c->kv_tokens, LIMIT_PAGE, 1u << 30, false},
         {"chunk", CONF_U32, &c->chunk, 1, LIMIT_STEP_ROWS, false},
@@ -147,6 +158,10 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
                        "links is encrypted or authenticated: set 'plaintext: true' if the network "
                        "is yours alone",
                        path, c->listen);
+    if (!c->http_certificate != !c->http_key)
+        return err_set(em, ERR_CONF,
+                       "%s: keys 'http.certificate' and 'http.key' go together: one is missing",
+                       path);
     if (c->name && strlen(c->name) >= LIMIT_NAME_BYTES)
         return err_set(em, ERR_CONF, "%s: key 'name': longer than %u bytes", path,
                        LIMIT_NAME_BYTES - 1);
@@ -161,6 +176,12 @@ static struct config defaults(void)
                            .worker_port = 7071,
                            .result_port = 7072,
                            .metrics_port = 7073,
+                           .http_port = 8080,
+                           .http = true,
+                           .http_connections = 1024,
+                           .http_body_kib = 4096,
+                           .http_read_s = 30,
+                           .http_stall_s = 60,
                            .metrics = true,
                            .chunk = 512,
                            .prefix_cache = true,

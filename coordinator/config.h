@@ -32,7 +32,8 @@ struct config {
     bool model_relative;      /* it was not, and stands for a file under this process's folder */
     char *name, *listen, *kv; /* listen: an address of this machine, as in an endpoint */
     char *pre;                /* pre-tokeniser in place of the file's, or NULL */
-    uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
+    char *chat_template;      /* a file with one, in place of the model's; or NULL */
+    uint32_t client_port, worker_port, result_port, metrics_port, http_port; /* 0: any free one */
     bool plaintext;
     struct conf_node workers_node, replicas_node,
         split_node;               /* the next ones as they are written */
@@ -53,8 +54,12 @@ struct config {
     uint32_t drain_s;     /* what running answers have when it is told to stop */
     uint32_t hwm;         /* messages that a client's connection may have waiting */
     uint32_t connections; /* of clients at once */
-    const char *path;     /* of the file itself, borrowed; NULL: it has none */
-    char *key_file;       /* NULL: plaintext */
+    bool http;            /* the gateway runs in this process, with these limits: */
+    char *http_api_keys, *http_certificate, *http_key,
+        *http_cors; /* files, and an origin; or NULL */
+    uint32_t http_connections, http_body_kib, http_read_s, http_stall_s;
+    const char *path; /* of the file itself, borrowed; NULL: it has none */
+    char *key_file;   /* NULL: plaintext */
     struct conf_list key_texts[CONFIG_KEY_LISTS];
     struct key_list allowed; /* of key_texts */
     struct key_pair own;     /* of key_file; config_read alone reads it */

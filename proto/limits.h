@@ -27,10 +27,12 @@
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_FIELDS 1024u /* of a Generate or Tokenize */
 #define LIMIT_NAME_BYTES 64u
+#define LIMIT_USER_BYTES 256u
 #define LIMIT_TEXT_BYTES 512u /* of an error's text, of an endpoint */
 #define LIMIT_PATH_BYTES 1024u
 #define LIMIT_SLICE_TENSORS 4096u /* whose hashes an Assign carries: 32 KiB */
 #define LIMIT_PROMPT_BYTES (16u << 20)
+#define LIMIT_CHAT_BYTES (8u << 20) /* of a conversation in JSON */
 #define LIMIT_MAX_TOKENS LIMIT_CONTEXT
 
 #define LIMIT_CONTROL_BYTES (64u << 10) /* a control message */

@@ -220,9 +220,10 @@ struct msg_generate {
     size_t prompt_len;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
+    const char *chat; /* a conversation in JSON, or NULL */
     const char *unsupported; /* name of a field that was set and is not served yet, or NULL */
     const char *model;       /* "" or a name */
-    bool special, ignore_eos, has_seed;
+    bool special, ignore_eos, has_seed, pieces;
     uint32_t max_tokens;
     struct sampling sampling;
     const char *stops[LIMIT_STOPS];
@@ -230,6 +231,7 @@ struct msg_generate {
     uint32_t n_received, from_index;
     const int32_t *received;
     const char *tenant; /* "" or a name */
+    const char *user;   /* "" or a name */
     bool has_priority;
     enum priority priority; /* normal without */
     uint32_t samples;       /* 1 to LIMIT_SAMPLES; when encoded, 0 means 1 */
@@ -241,13 +243,29 @@ struct msg_generate_size {
     size_t n_prompt_tokens, n_received;
 };
 
+struct msg_tokenize {
+    const char *text; /* "" where there is a chat */
+    bool special;
+    const char *chat; /* a conversation in JSON, or NULL */
+};
+
+struct msg_tokens {
+    const int32_t *tokens;
+    uint32_t n;
+    const char *prompt; /* the conversation, rendered; or NULL */
+};
+
 struct msg_generate_reply {
     uint32_t sample, first_index, n_tokens;
     const int32_t *tokens;
     const char *text;                 /* NUL-terminated */
     enum finish_reason finish_reason; /* in the last reply */
     struct msg_logprobs logprobs;
-    uint64_t queued_us; /* from submission to the first row; with the first token */
+    uint64_t queued_us; /* from submission to the first row; with the first token, like the next */
+    uint32_t cached;    /* positions of the prompt that were found computed */
+    const char *pieces; /* bytes of the tokens, then of logprobs.top_ids, one behind the other; */
+    uint32_t n_pieces;  /* all of those, or 0: they were not asked for */
+    const uint32_t *piece_bytes; /* n_pieces */
     bool has_usage;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;

@@ -154,6 +154,7 @@ struct action {
             const int32_t *tokens;
             struct msg_logprobs logprobs; /* of the n tokens */
             uint64_t queued_ns;           /* from submission to the first row */
+            uint32_t cached;              /* positions of the prompt that were found computed */
         } tokens;
         struct {
             uint64_t request;

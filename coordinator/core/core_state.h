@@ -207,6 +207,7 @@ struct request {
      * of them are known to hold the right token. Both are equal while no guessed token is issued.
      */
     uint32_t n_issued, n_right;
+    uint32_t n_found; /* positions found computed before its first token */
     uint32_t *pages; /* room for all it can ever need */
     uint32_t n_pages;
     struct prefix walk; /* along its pages that are in the index, */

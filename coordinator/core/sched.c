@@ -320,6 +320,10 @@ static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
     rep->prefix_lookups += !r->looked;
     rep->prefix_hits += !r->looked && n_hits;
     rep->tokens_saved += (uint64_t)n_hits * page;
+    if (r->n_tokens == r->n_prompt) {
+        bool first = r->n_issued == n_hits * page; /* of this admission */
+        r->n_found = n_hits * page + (first ? 0 : r->n_found);
+    }
     r->looked = true;
     if (found == PAGES_NONE && knows_next_page(c, r) && another_begins(c, b, r)) return false;
     return found != PAGES_SOON;

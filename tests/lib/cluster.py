@@ -121,7 +121,8 @@ class Cluster(Service):
         if not line.startswith("ready client="):
             self.stop()
             raise RuntimeError("no cluster: " + self.text())
-        self.address = line.split()[1].removeprefix("client=")
+        words = dict(word.split("=", 1) for word in line.split()[1:])
+        self.address, self.http = words["client"], words.get("http")
         self.join = re.search(r"workers join at (\S+)", self.text()).group(1)
         self.extra = []
 
@@ -181,7 +182,7 @@ class HandCluster(Service):
         self.folder = tempfile.TemporaryDirectory(prefix="flotilla-cache-")
         self.env = {**os.environ, "XDG_CACHE_HOME": self.folder.name}
         self.processes = {}
-        text = f"model: {model}\nports: {{clients: 0, workers: 0, results: 0}}\nmetrics: false\n{keys}\n"
+        text = f"model: {model}\nports: {{clients: 0, workers: 0, results: 0, http: 0}}\nmetrics: false\n{keys}\n"
         self.coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
                                             stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.env)
         self.coordinator.stdin.write(text)
@@ -228,7 +229,8 @@ class SpreadCluster(Service):
         self.network, self.prefix = network, network[client].prefix
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         here, self.processes = network["c"].address, {}
-        keys = dict(dict(model=model, workers=len(hosts), listen=here, plaintext="true", metrics="false", split="even"), **keys)
+        keys = dict(dict(model=model, workers=len(hosts), listen=here, plaintext="true", metrics="false", http="{serve: false}",
+                         split="even"), **keys)
         self.coordinator = subprocess.Popen([*network["c"].prefix, program("flotilla-coordinator"), "--config", "-"],
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))

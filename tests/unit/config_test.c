@@ -49,7 +49,10 @@ static void test_defaults(void **state)
     assert_string_equal(c.listen, "127.0.0.1");
     assert_string_equal(c.kv, "f16");
     assert_true(c.client_port == 7070 && c.worker_port == 7071 && c.result_port == 7072 &&
-                c.metrics_port == 7073);
+                c.metrics_port == 7073 && c.http_port == 8080);
+    assert_true(c.http && c.http_connections == 1024 && c.http_body_kib == 4096 &&
+                c.http_read_s == 30 && c.http_stall_s == 60 && !c.http_api_keys &&
+                !c.http_certificate && !c.http_cors && !c.chat_template);
     assert_true(c.metrics && !c.plaintext && !c.name && c.hwm == 64 && c.client_stall_s == 60);
     assert_true(k.n_replicas == 1 && k.policy == ROUTE_AUTO);
     assert_true(k.n_stages == 2 && k.n_layers == 12 && k.width == 64 && k.vocab == 1000);
@@ -93,6 +96,15 @@ static void test_each_key(void **state)
     WITH("ports: {clients: 1, workers: 2, results: 3, metrics: 4}\n",
          c.client_port == 1 && c.worker_port == 2 && c.result_port == 3 && c.metrics_port == 4);
     WITH("metrics: false\n", !c.metrics);
+    WITH("ports: {http: 5}\n", c.http_port == 5 && c.http);
+    WITH("http: {serve: false}\n", !c.http);
+    WITH("http: {connections: 7, body_kib: 8, read: 9, stall: 10}\n",
+         c.http_connections == 7 && c.http_body_kib == 8 && c.http_read_s == 9 &&
+             c.http_stall_s == 10);
+    WITH("http: {api_keys: a, certificate: b, key: c, cors: d}\n",
+         strcmp(c.http_api_keys, "a") == 0 && strcmp(c.http_certificate, "b") == 0 &&
+             strcmp(c.http_key, "c") == 0 && strcmp(c.http_cors, "d") == 0);
+    WITH("chat_template: t\n", strcmp(c.chat_template, "t") == 0);
     WITH("kv: q8_0\n", k.kv_type == KV_Q8_0);
     WITH("ctx: 2000\n", k.ctx == 2000 && k.pages_least == 125 && k.pages_most == 256 * 125);
     WITH("ctx: 8000\n", k.ctx == 4096); /* the model's own limit */
@@ -255,6 +267,16 @@ static void refused_workers(void)
 #undef LIST
 }
 
+static void refused_http(void)
+{
+    refused(GIVEN "ports: {http: 65536}\n", "ports.http");
+    refused(GIVEN "http: {body_kib: 17409}\n", "http.body_kib");
+    refused(GIVEN "http: {read: 0}\n", "http.read");
+    refused(GIVEN "http: {certificate: x}\n", "http.key");
+    refused(GIVEN "http: {key: x}\n", "http.certificate");
+    refused(GIVEN "http: true\n", "http");
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -310,6 +332,7 @@ static void test_refused(void **state)
     refused("workers: 2\n", "model");
     refused(GIVEN "workers: 2\n", "workers");
     refused(GIVEN "ports: {clients: 65536}\n", "ports.clients");
+    refused_http();
     refused(GIVEN "ports: {clients: 1}\nports: {clients: 2}\n", "ports.clients");
     refused(GIVEN "limits: {hwm: 0}\n", "limits.hwm");
     refused(GIVEN "metrics: \"true\"\n", "metrics");
@@ -352,6 +375,8 @@ static void test_example(void **state)
     assert_string_equal(c.kv, want.kv);
 #define SAME(field) assert_int_equal(c.field, want.field)
     SAME(client_port), SAME(worker_port), SAME(result_port), SAME(metrics_port), SAME(plaintext);
+    SAME(http_port), SAME(http), SAME(http_connections), SAME(http_body_kib), SAME(http_read_s);
+    SAME(http_stall_s);
     SAME(replicas), SAME(metrics), SAME(prefix_cache), SAME(ctx), SAME(kv_tokens), SAME(chunk),
         SAME(window);
     SAME(step_ms), SAME(max_requests), SAME(max_sequences), SAME(max_per_client), SAME(deadline_s);

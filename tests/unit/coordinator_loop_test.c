@@ -221,6 +221,53 @@ int metrics_open(const char *host, uint32_t port, struct metrics **ret, uint32_t
     return 0;
 }
 
+int gateway_open(const struct gateway_options *o, struct gateway **ret, uint32_t *ret_port,
+                 struct errmsg *em)
+{
+    (void)o;
+    (void)em;
+    *ret = NULL;
+    *ret_port = 0;
+    return 0;
+}
+
+int gateway_reload(struct gateway *g, struct errmsg *em)
+{
+    (void)g;
+    (void)em;
+    return 0;
+}
+
+void gateway_drain(struct gateway *g)
+{
+    (void)g;
+}
+
+void gateway_close(struct gateway *g)
+{
+    (void)g;
+}
+
+int chat_open(const struct model_file *f, struct chat *ret, struct errmsg *em)
+{
+    (void)f;
+    (void)em;
+    *ret = (struct chat){.plain = NULL};
+    return 0;
+}
+
+int chat_open_file(const struct model_file *f, const char *path, struct chat *ret,
+                   struct errmsg *em)
+{
+    (void)path;
+    return chat_open(f, ret, em);
+}
+
+void chat_close(struct chat *c)
+{
+    (void)c;
+}
+
 void metrics_close(struct metrics *m)
 {
     (void)m;

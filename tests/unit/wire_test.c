@@ -599,9 +599,9 @@ static void test_generate(void **state)
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
     assert_int_equal(r.from_index, 3);
     assert_true(r.samples == 1 && r.priority == PRIORITY_NORMAL && !r.tenant[0]);
-    (void)buf_append(&out, "\x2a\x01x", 3); /* field 5, tools_json */
+    (void)buf_append(&out, "\x32\x01x", 3); /* field 6, format_json */
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
-    assert_string_equal(r.unsupported, "tools_json");
+    assert_string_equal(r.unsupported, "format_json");
     /* Without `sampling`: greedy, nothing filtered; and a seed is to be drawn. */
     assert_int_equal(wire_get_generate("\x12\x01x", 3, &arena, &r, &em), 0);
     assert_true(r.sampling.temp == 0.0f && r.sampling.top_p == 1.0f &&
