@@ -51,8 +51,15 @@ static const struct weights_tensor *tensor_with(const struct weights *w, const c
     return NULL;
 }
 
-/* A source_read_fn. Kernels take equally long for all finite numbers: norms and factors of RoPE,
- * which are F32, are ones, and all other weights zeros. */
+/* What a tensor's bytes are. Kernels take equally long for all finite numbers that are not
+ * denormal: zeros will do, but for MXFP4, where a byte 0 is a denormal scale; 0x70 is 2^-16. */
+static uint8_t byte_of(const struct weights_tensor *t)
+{
+    return t && t->type == QTYPE_MXFP4 ? 0x70 : 0;
+}
+
+/* A source_read_fn: norms, biases and factors of RoPE, which are F32, are ones, all other weights
+ * what byte_of says. */
 static int make_up(void *ctx, const char *path, const struct extent *extents, size_t n,
                    source_sink_fn sink, void *sink_arg, struct errmsg *em)
 {
@@ -61,16 +68,17 @@ static int make_up(void *ctx, const char *path, const struct extent *extents, si
     int rc = 0;
     for (size_t i = 0; i < n; i++)
         if (extents[i].bytes > most) most = extents[i].bytes;
-    uint8_t *zeros = mem_pages(most);
+    uint8_t *bytes = mem_pages(most), filled = 0;
     float *ones = mem_pages(most + sizeof(float));
-    if (!zeros || !ones) rc = err_set(em, ERR_NOMEM, "no memory to measure a layer with");
+    if (!bytes || !ones) rc = err_set(em, ERR_NOMEM, "no memory to measure a layer with");
     for (size_t i = 0; i < most / sizeof(float) + 1 && rc == 0; i++) ones[i] = 1.0f;
     for (size_t i = 0; i < n && rc == 0; i++) {
         const struct weights_tensor *t = tensor_with(w, path, extents[i].offset);
         bool f32 = t && t->type == QTYPE_F32;
-        rc = sink(sink_arg, i, f32 ? (const uint8_t *)ones : zeros, em);
+        if (byte_of(t) != filled) memset(bytes, filled = byte_of(t), most);
+        rc = sink(sink_arg, i, f32 ? (const uint8_t *)ones : bytes, em);
     }
-    mem_pages_free(zeros, most);
+    mem_pages_free(bytes, most);
     mem_pages_free(ones, most + sizeof(float));
     return rc;
 }

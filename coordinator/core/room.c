@@ -252,6 +252,14 @@ static uint64_t part_of(const struct core *c, const struct replica *r, const str
     return others ? bytes / (mine + others) * mine : bytes;
 }
 
+/* That there are, or are to be, as far as is known. */
+static uint32_t n_replicas(const struct core *c)
+{
+    uint32_t n = fleet__n_known(c) / c->cfg.n_stages, wanted = c->cfg.n_wanted;
+    if (wanted == 0 || n > c->cfg.n_replicas) n = c->cfg.n_replicas;
+    return n > wanted ? n : wanted;
+}
+
 bool room__plan(struct core *c, struct replica *r)
 {
     const struct room_costs *costs = &c->cfg.costs;
@@ -267,7 +275,7 @@ bool room__plan(struct core *c, struct replica *r)
     }
     struct room spare = room_of(costs, c->cfg.n_layers, stages, r->n_stages, true);
     struct room close = room_of(costs, c->cfg.n_layers, stages, r->n_stages, false);
-    uint64_t tables = costs->table_bytes / c->cfg.n_replicas / pages_bytes(c->cfg.page);
+    uint64_t tables = costs->table_bytes / n_replicas(c) / pages_bytes(c->cfg.page);
     if (costs->table_bytes && tables < close.pages)
         close = (struct room){.pages = tables, .tightest = ROOM_TABLES};
     if (costs->table_bytes && tables < spare.pages) spare = close;

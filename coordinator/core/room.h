@@ -23,6 +23,8 @@ struct room_costs {
     uint64_t thread_bytes;       /* for each of its threads */
     uint64_t last_bytes;         /* more of the last stage: logits */
     uint64_t table_bytes;        /* that the coordinator may take for its tables of pages; 0: any */
+    uint32_t
+        stages_least; /* of a chain: fewer have slices too large for a message; 0: any number */
 };
 
 struct room_stage {
