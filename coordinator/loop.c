@@ -220,6 +220,10 @@ void shell__event(struct shell *s, struct event *e)
             if (calls__tokens(s, a)) stops[n_stops++] = a->tokens.request;
             break;
         case ACT_END: calls__end(s, a); break;
+        case ACT_ANSWER:
+            s->answer = a->answer.status;
+            (void)snprintf(s->answer_text, sizeof s->answer_text, "%s", a->answer.text);
+            break;
         case ACT_NOTE: (a->loss ? log_warn : log_info)("%s", a->note); break;
         }
     }
@@ -408,7 +412,7 @@ static void share_clients(struct shell *s, uint64_t left, uint32_t http, uint64_
 static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em)
 {
     const struct config *c = s->config;
-    uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * c->replicas;
+    uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * setup_max_replicas(c);
     uint32_t serve = c->serving;
     uint64_t most = PEERS_A_WORKER * setup_max_workers(c);
     if (c->metrics) fixed += HTTP_CONNECTIONS;
@@ -455,7 +459,7 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
                                      .kind = NET_PULL,
                                      .limits = {.hwm = (int)LIMIT_WINDOW + 2,
                                                 .frame_max = LIMIT_RESULT_BYTES,
-                                                .peers_max = RESULT_PEERS * c->replicas},
+                                                .peers_max = RESULT_PEERS * setup_max_replicas(c)},
                                      .port = c->result_port,
                                      .roles = KEY_WORKER};
     if (rc == 0) rc = bind_one(s, &clients, &s->clients, s->client_endpoint, em);

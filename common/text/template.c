@@ -245,7 +245,9 @@ int template_render(const struct template *t, const struct template_input *input
     const struct template_limits *l = &input->limits;
     int rc = check_input(input, em);
     if (rc < 0) return rc;
-    struct interp in = {.program = &t->program, .em = em, .line = 1, .now_s = input->now_s};
+    struct errmsg unread;
+    struct interp in = {
+        .program = &t->program, .em = em ? em : &unread, .line = 1, .now_s = input->now_s};
     struct scope top = {0};
     struct str_builder out;
     in.steps_max = l->steps ? l->steps : TEMPLATE_STEPS_MAX;

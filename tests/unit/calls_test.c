@@ -270,6 +270,57 @@ static void test_who_may_name_them(void **state)
     world_close(w);
 }
 
+static void send_order(struct world *w, uint64_t call, const char *method, struct msg_order o)
+{
+    struct buf body = {0};
+    wire_put_order(&o, &body);
+    world_send(w, 0, CLIENT, call, method, body.data, body.len);
+    buf_close(&body);
+    world_turn(w);
+}
+
+/* Drain and Rebalance are an admin's orders; the core's answer is the call's. */
+static void test_orders(void **state)
+{
+    (void)state;
+    static const uint32_t roles[] = {KEY_CLIENT, KEY_GATEWAY, KEY_WORKER, KEY_ADMIN};
+    struct world *w = world_open("ctx: 64\ndrain: 1\n");
+    uint64_t call = WORLD_OTHERS;
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
+        for (int rebalance = 0; rebalance < 2; rebalance++, call++) {
+            bool admin = roles[i] == KEY_ADMIN;
+            w->roles = roles[i];
+            send_order(w, call, rebalance ? "Rebalance" : "Drain",
+                       (struct msg_order){.name = "nobody"});
+            world_expect_end(w, call, admin ? STATUS_NOT_FOUND : STATUS_PERMISSION_DENIED,
+                             admin ? "'nobody'" : "keys.admins");
+        }
+    world_send(w, 0, CLIENT, call, "Drain", "\x10", 1); /* a field that is cut off */
+    world_turn(w);
+    world_expect_end(w, call, STATUS_INVALID_ARGUMENT, "");
+    w->paused = true; /* its answer cannot end */
+    world_ask_tokens(w, 1, 3, 5);
+    world_run_pinging(w, 50, CLIENT, 1);
+    send_order(w, ++call, "Drain", (struct msg_order){.name = "w1"});
+    world_expect_end(w, call, STATUS_OK, "");
+    assert_string_equal(world_status(w)->replicas[0].state, "draining");
+    world_run_pinging(w, 850, CLIENT, 1); /* the file's `drain` */
+    assert_string_equal(world_status(w)->replicas[0].state, "draining");
+    world_run_pinging(w, 200, CLIENT, 1);
+    assert_string_equal(world_status(w)->replicas[0].state, "waiting");
+    world_close(w);
+    w = world_open("ctx: 64\n");
+    w->paused = true;
+    world_ask_tokens(w, 1, 3, 5);
+    world_run_pinging(w, 50, CLIENT, 1);
+    send_order(w, ++call, "Drain", (struct msg_order){.name = "w1", .has_limit = true});
+    world_expect_end(w, call, STATUS_OK, "");
+    assert_string_equal(world_status(w)->replicas[0].state, "waiting"); /* at once */
+    assert_int_equal(world_status(w)->n_spares, 1);
+    assert_string_equal(world_status(w)->spares[0].state, "drained");
+    world_close(w);
+}
+
 /* The same prompt twice: its prefix is found within a tenant, and not by another. */
 static void test_tenants(void **state)
 {
@@ -891,6 +942,7 @@ int main(void)
         cmocka_unit_test(test_logprobs_of_another_number),
         cmocka_unit_test(test_priority),
         cmocka_unit_test(test_who_may_name_them),
+        cmocka_unit_test(test_orders),
         cmocka_unit_test(test_tenants),
         cmocka_unit_test(test_key_deadline),
         cmocka_unit_test(test_key_max_per_client),

@@ -54,7 +54,8 @@ static void test_defaults(void **state)
                 c.http_read_s == 30 && c.http_stall_s == 60 && !c.http_api_keys &&
                 !c.http_certificate && !c.http_cors && !c.chat_template);
     assert_true(c.metrics && !c.plaintext && !c.name && c.hwm == 64 && c.client_stall_s == 60);
-    assert_true(k.n_replicas == 1 && k.policy == ROUTE_AUTO);
+    assert_true(k.n_replicas == 1 && k.n_wanted == 1 && k.policy == ROUTE_AUTO);
+    assert_true(k.replan_after_ns == 60 * NS_PER_S);
     assert_true(k.n_stages == 2 && k.n_layers == 12 && k.width == 64 && k.vocab == 1000);
     assert_true(k.model_digest == 9 && k.incarnation == 5 && k.hash_seed == 5);
     assert_string_equal(k.results_endpoint, "tcp://:9");
@@ -123,6 +124,10 @@ static void test_each_key(void **state)
     WITH("replica_wait: 7\n", k.replica_wait_ns == 7 * NS_PER_S);
     WITH("deadline: 7\n", k.deadline_ns == 7 * NS_PER_S && c.deadline_s == 7);
     WITH("drain: 0\n", c.drain_s == 0);
+    WITH("replicas: 2\nmax_replicas: 40\n",
+         k.n_replicas == 40 && k.n_wanted == 2 && k.max_workers == 160);
+    WITH("replan_after: 7\n", k.replan_after_ns == 7 * NS_PER_S);
+    WITH("replan_after: 0\n", k.replan_after_ns == 0);
     WITH("limits: {connections: 7}\n", c.connections == 7 && c.hwm == 64);
     WITH("pre: qwen2\n", strcmp(c.pre, "qwen2") == 0);
     WITH("client_stall: 7\n", c.client_stall_s == 7);
@@ -316,6 +321,8 @@ static void test_refused(void **state)
     refused("model: /m\nworkers: 0\n", "workers");
     refused(GIVEN "replicas: 0\n", "replicas");
     refused(GIVEN "replicas: 1025\n", "replicas");
+    refused(GIVEN "replicas: 3\nmax_replicas: 2\n", "max_replicas");
+    refused(GIVEN "replan_after: 86401\n", "replan_after");
     refused("model: /m\nworkers: 33\n", "workers");
     refused_workers();
     refused("model: /m\n", "workers");
@@ -377,8 +384,8 @@ static void test_example(void **state)
     SAME(client_port), SAME(worker_port), SAME(result_port), SAME(metrics_port), SAME(plaintext);
     SAME(http_port), SAME(http), SAME(http_connections), SAME(http_body_kib), SAME(http_read_s);
     SAME(http_stall_s);
-    SAME(replicas), SAME(metrics), SAME(prefix_cache), SAME(ctx), SAME(kv_tokens), SAME(chunk),
-        SAME(window);
+    SAME(replicas), SAME(replan_after_s), SAME(metrics), SAME(prefix_cache), SAME(ctx),
+        SAME(kv_tokens), SAME(chunk), SAME(window);
     SAME(step_ms), SAME(max_requests), SAME(max_sequences), SAME(max_per_client), SAME(deadline_s);
     SAME(replica_wait_s), SAME(client_stall_s), SAME(worker_timeout_ms), SAME(step_timeout_ms);
     SAME(hwm);

@@ -530,6 +530,61 @@ static void test_status(void **state)
     }
 }
 
+static void test_spares(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    const struct msg_worker_status spare = distinct_worker(9000);
+    const struct msg_replica_status replicas[] = {
+        {.name = "a", .state = "ready", .why = "", .rebalancing = true},
+        {.name = "b", .state = "draining", .why = ""}};
+    struct msg_status m = {.model = "m",
+                           .n_replicas = 2,
+                           .replicas = replicas,
+                           .n_spares = 1,
+                           .spares = &spare},
+                      r;
+    wire_put_status(&m, &out);
+    if (wire_get_status(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_true(r.replicas[0].rebalancing && !r.replicas[1].rebalancing);
+    assert_true(r.replicas[0].ready && !r.replicas[1].ready);
+    assert_int_equal(r.n_spares, 1);
+    assert_string_equal(r.spares[0].name, spare.name);
+    assert_true(r.spares[0].pid == spare.pid && r.spares[0].layer_last == spare.layer_last);
+}
+
+/* What an admin orders, the answer, and what a worker is told. */
+static void test_orders(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    struct msg_order m = {.name = "w2", .has_limit = true, .limit_ms = LIMIT_DEADLINE_MS}, r;
+    const char *text = NULL;
+    wire_put_order(&m, &out);
+    if (wire_get_order(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_string_equal(r.name, "w2");
+    assert_true(r.has_limit && r.limit_ms == LIMIT_DEADLINE_MS);
+    m.limit_ms++;
+    wire_put_order(&m, &out);
+    assert_int_equal(wire_get_order(out.data, out.len, &arena, &r, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "limit_ms"));
+    assert_int_equal(wire_get_order("", 0, &arena, &r, &em), 0); /* all replicas */
+    assert_true(!r.name[0] && !r.has_limit);
+    char name[LIMIT_NAME_BYTES + 2] = {0x0a, LIMIT_NAME_BYTES}; /* field 1, its length */
+    memset(name + 2, 'w', LIMIT_NAME_BYTES);
+    assert_int_equal(wire_get_order(name, sizeof name, &arena, &r, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "name"));
+    wire_put_order_reply("as ordered", &out);
+    assert_int_equal(wire_get_order_reply(out.data, out.len, &arena, &text, &em), 0);
+    assert_string_equal(text, "as ordered");
+    static struct msg_to_worker leave = {.version = PROTO_VERSION, .type = TO_LEAVE}, got;
+    (void)snprintf(leave.text, sizeof leave.text, "it is drained");
+    wire_put_to_worker(&leave, &out);
+    assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &got, &em), 0);
+    assert_int_equal(got.type, TO_LEAVE);
+    assert_string_equal(got.text, "it is drained");
+}
+
 /* A worker's memory is in its Hello and in each heartbeat; it may also be absent. */
 static void test_memory(void **state)
 {
@@ -824,11 +879,17 @@ static void test_many_small(void **state)
 
     for (uint32_t i = 0; i < LIMIT_REPLICAS; i++)
         replicas[i] = (struct msg_replica_status){.n_workers = LIMIT_STAGES, .workers = workers};
-    struct msg_status status = {.n_replicas = LIMIT_REPLICAS, .replicas = replicas}, got_status;
+    static struct msg_worker_status spares[LIMIT_SPARES];
+    struct msg_status status = {.n_replicas = LIMIT_REPLICAS,
+                                .replicas = replicas,
+                                .n_spares = LIMIT_SPARES,
+                                .spares = spares},
+                      got_status;
     wire_put_status(&status, &out);
     if (wire_get_status(out.data, out.len, &arena, &got_status, &em) < 0) fail_msg("%s", em.text);
     assert_int_equal(got_status.n_replicas, LIMIT_REPLICAS);
     assert_int_equal(got_status.replicas[LIMIT_REPLICAS - 1].n_workers, LIMIT_STAGES);
+    assert_int_equal(got_status.n_spares, LIMIT_SPARES);
 
     /* Empty ones from somebody else: two bytes each. */
     buf_drop(&out, out.len);
@@ -849,6 +910,8 @@ int main(void)
         cmocka_unit_test(test_assign),
         cmocka_unit_test(test_assign_rules),
         cmocka_unit_test(test_connect),
+        cmocka_unit_test(test_spares),
+        cmocka_unit_test(test_orders),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_names_are_cleaned),
         cmocka_unit_test(test_worker_status),

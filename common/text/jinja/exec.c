@@ -93,6 +93,7 @@ void exec_loop(struct interp *in, const struct node *n, struct list *items, stru
     *l = (struct loop){.items = items, .node = n->recursive ? n : NULL, .scope = scope};
     l->depth = n->recursive ? ++in->loop_depth : 1;
     struct scope *s = NULL;
+    bool whole = false; /* some turn went to the body's end */
     uint64_t macros = in->macros;
     for (; l->at < items->n && interp_step(in, 1); l->at++) {
         /* A scope that no macro was defined in is of no use any more. */
@@ -108,11 +109,12 @@ void exec_loop(struct interp *in, const struct node *n, struct list *items, stru
         exec_body(in, n->body);
         in->scope = was;
         bool stop = in->flow == FLOW_BREAK;
+        whole = whole || in->flow == FLOW_ON;
         in->flow = FLOW_ON;
         if (stop) break;
     }
     if (n->recursive) in->loop_depth--;
-    if (items->n == 0 && n->else_body) {
+    if (!whole && n->else_body) { /* as in Jinja, also where each turn ended early */
         in->scope = scope_new(in, scope);
         if (in->scope) exec_body(in, n->else_body);
         in->scope = was;

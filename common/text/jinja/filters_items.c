@@ -79,8 +79,7 @@ FILTER(items)
 FILTER(first)
 {
     UNUSED;
-    if (v.type == V_ITER)
-        return v.iter->at < v.iter->list.n ? v.iter->list.items[v.iter->at++] : nothing("first");
+    if (v.type == V_ITER && v.iter->at < v.iter->list.n) return v.iter->list.items[v.iter->at++];
     if (v.type == V_STRING && v.len > 0) return attr_item(in, v, value_int(0));
     const struct list *l = list_walk(in, v);
     return l && l->n ? l->items[0] : nothing("first");
@@ -361,28 +360,30 @@ FILTER(slice)
 }
 
 const struct filter_def filters_items[] = {{"attr", "name", attr},
-                                           {"batch", "linecount fill_with?", batch},
                                            {"count", "", length},
                                            {"d", "default_value? boolean?", default_},
                                            {"default", "default_value? boolean?", default_},
                                            {"dictsort", "case_sensitive? by? reverse?", dictsort},
                                            {"first", "", first},
                                            {"groupby", NULL, NULL},
-                                           {"items", "", items},
                                            {"last", "", last},
                                            {"length", "", length},
                                            {"list", "", list},
-                                           {"map", NULL, map},
                                            {"max", "case_sensitive? attribute?", max},
                                            {"min", "case_sensitive? attribute?", min},
                                            {"random", NULL, NULL},
-                                           {"reject", NULL, reject},
-                                           {"rejectattr", NULL, rejectattr},
                                            {"reverse", "", reverse},
-                                           {"select", NULL, select},
-                                           {"selectattr", NULL, selectattr},
-                                           {"slice", "slices fill_with?", slice},
                                            {"sort", "reverse? case_sensitive? attribute?", sort},
                                            {"sum", "attribute? start?", sum},
-                                           {"unique", "case_sensitive? attribute?", unique},
                                            {0}};
+
+const struct filter_def filters_lazy[] = {{"batch", "linecount fill_with?", batch},
+                                          {"items", "", items},
+                                          {"map", NULL, map},
+                                          {"reject", NULL, reject},
+                                          {"rejectattr", NULL, rejectattr},
+                                          {"select", NULL, select},
+                                          {"selectattr", NULL, selectattr},
+                                          {"slice", "slices fill_with?", slice},
+                                          {"unique", "case_sensitive? attribute?", unique},
+                                          {0}};
