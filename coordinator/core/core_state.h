@@ -26,8 +26,10 @@
 #define NO_WORKER UINT32_MAX
 #define NAMES_A_WORKER 4u /* names remembered, for each worker that may be known at once */
 #define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
-#define VERDICTS 4u       /* digests of probes that are remembered */
-#define STEP_SIZES 14u    /* powers of two up to LIMIT_STEP_ROWS, and one */
+/* Digests of probes that are remembered: so many that one which comes each few generations is not
+ * forgotten among those of a worker that computes another each time. */
+#define VERDICTS 16u
+#define STEP_SIZES 14u /* powers of two up to LIMIT_STEP_ROWS, and one */
 
 enum replica_state {
     REPLICA_WAITING,
@@ -218,7 +220,7 @@ struct request {
      */
     uint32_t n_issued, n_right;
     uint32_t n_found; /* positions found computed before its first token */
-    uint32_t *pages; /* room for all it can ever need */
+    uint32_t *pages;  /* room for all it can ever need */
     uint32_t n_pages;
     struct prefix walk; /* along its pages that are in the index, */
     uint32_t n_walked;  /* so many */
