@@ -293,6 +293,7 @@ static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
         r.prompt_tokens = c->prompt.ids;
         r.n_prompt_tokens = (uint32_t)c->prompt.n;
         r.seed = c->sampling.seed;
+        r.open_thought = c->open_thought;
     }
     if (c->pieces) put_pieces(s, &r);
     wire_put_generate_reply(&r, &s->body);

@@ -49,7 +49,7 @@ struct call {
     uint64_t tenant;          /* a hash of its name; 0: none */
     struct sampling sampling; /* its arrays: */
     struct buf bias_ids, bias;
-    bool ignore_eos, pieces;
+    bool ignore_eos, pieces, open_thought;
     struct tokens prompt, received; /* received: tokens of the answer from an earlier call */
     enum status status;             /* once ended */
     char text[LIMIT_TEXT_BYTES];

@@ -11,10 +11,11 @@
 #include "proto/limits.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 48
+#define N_KEYS 50
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -49,6 +50,7 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
         {"workers", CONF_NODE, &c->workers_node, 0, CONFIG_NODES_MAX, false},
         {"replicas", CONF_NODE, &c->replicas_node, 0, CONFIG_NODES_MAX, false},
+        {"max_replicas", CONF_U32, &c->max_replicas, 1, LIMIT_REPLICAS, false},
         {"split", CONF_NODE, &c->split_node, 0, LIMIT_STAGES + 2, false},
         {"kv", CONF_STRING, &c->kv, 0, 0, false},
         {"pre", CONF_STRING, &c->pre, 0, 0, false},
@@ -67,6 +69,7 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"deadline", CONF_U32, &c->deadline_s, 1, 86400, false},
         {"client_stall", CONF_U32, &c->client_stall_s, 1, 86400, false},
         {"drain", CONF_U32, &c->drain_s, 0, 86400, false},
+        {"replan_after", CONF_U32, &c->replan_after_s, 0, 86400, false},
         {"limits.connections", CONF_U32, &c->connections, 1, 100000, false},
         {"limits.hwm", CONF_U32, &c->hwm, 1, 100000, false},
         {"worker_timeout_ms", CONF_U32, &c->worker_timeout_ms, 500, 600000, false},
@@ -160,6 +163,10 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
                        "links is encrypted or authenticated: set 'plaintext: true' if the network "
                        "is yours alone",
                        path, c->listen);
+    if (c->max_replicas && c->max_replicas < c->replicas)
+        return err_set(em, ERR_CONF,
+                       "%s: key 'max_replicas': %" PRIu32 ", but 'replicas' asks for %" PRIu32,
+                       path, c->max_replicas, c->replicas);
     enum route_policy policy;
     char names[ROUTE_POLICIES_TEXT_BYTES];
     if (!route_policy_parse(c->policy, &policy))
@@ -198,6 +205,7 @@ static struct config defaults(void)
                            .deadline_s = 600,
                            .client_stall_s = 60,
                            .drain_s = 20,
+                           .replan_after_s = 60,
                            .hwm = 64,
                            .connections = 1024,
                            .worker_timeout_ms = 1500,

@@ -39,9 +39,10 @@ struct config {
     struct conf_node workers_node, replicas_node,
         split_node;               /* the next ones as they are written */
     uint32_t workers;             /* of the longest chain */
-    uint32_t replicas;            /* chains, each of the whole model */
-    uint32_t *chains;             /* workers of each */
-    uint32_t serving;             /* of all chains together */
+    uint32_t replicas;            /* chains, each of the whole model, that are waited for */
+    uint32_t max_replicas;        /* that there are at most, as workers come; 0: replicas */
+    uint32_t *chains;             /* workers of each that there may be */
+    uint32_t serving;             /* of all `replicas` chains together */
     struct config_worker *wishes; /* n_wishes, each of another name */
     uint32_t n_wishes;
     enum config_split split;
@@ -52,10 +53,11 @@ struct config {
     uint32_t max_requests, max_sequences, max_per_client; /* the last two 0: max_requests */
     bool prefix_cache, metrics;
     uint32_t replica_wait_s, deadline_s, client_stall_s, worker_timeout_ms, step_timeout_ms;
-    uint32_t drain_s;     /* what running answers have when it is told to stop */
-    uint32_t hwm;         /* messages that a client's connection may have waiting */
-    uint32_t connections; /* of clients at once */
-    bool http;            /* the gateway runs in this process, with these limits: */
+    uint32_t drain_s;        /* what running answers have when it, or their worker, is to stop */
+    uint32_t replan_after_s; /* that missing workers are waited for; 0: for ever */
+    uint32_t hwm;            /* messages that a client's connection may have waiting */
+    uint32_t connections;    /* of clients at once */
+    bool http;               /* the gateway runs in this process, with these limits: */
     char *http_api_keys, *http_certificate, *http_key,
         *http_cors; /* files, and an origin; or NULL */
     uint32_t http_connections, http_body_kib, http_read_s, http_stall_s;

@@ -135,7 +135,7 @@ static int take_worker(const struct taking *t, const struct conf_node *node)
 static void set_chains(struct config *c, uint32_t n)
 {
     mem_free(c->chains);
-    c->chains = mem_zalloc(n * sizeof *c->chains);
+    c->chains = mem_zalloc((n + c->max_replicas) * sizeof *c->chains);
     c->replicas = n;
 }
 
@@ -238,5 +238,6 @@ int config__take_workers(const char *path, struct config *c, struct errmsg *em)
         c->serving += c->chains[i];
         if (c->chains[i] > c->workers) c->workers = c->chains[i];
     }
+    for (uint32_t i = c->replicas; i < c->max_replicas && rc == 0; i++) c->chains[i] = c->workers;
     return rc == 0 ? take_split(&t) : rc;
 }

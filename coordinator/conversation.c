@@ -194,8 +194,18 @@ static int render(const struct conversation_model *m, const struct json *chat,
     return rc < 0 ? explain(rc, em) : 0;
 }
 
+/* Some templates begin the reasoning for the model. */
+static bool ends_in_thought(const struct template_prompt *p)
+{
+    static const char word[] = "<think>";
+    size_t n = p->bytes;
+    while (n && strchr(" \n\t", p->text[n - 1])) n--;
+    return n >= strlen(word) && memcmp(p->text + n - strlen(word), word, strlen(word)) == 0;
+}
+
 int conversation_encode(const struct conversation_model *m, const char *json, size_t bytes,
-                        struct tokens *ret, char **ret_prompt, struct errmsg *em)
+                        struct tokens *ret, char **ret_prompt, bool *ret_open_thought,
+                        struct errmsg *em)
 {
     struct json *chat = NULL, *messages = NULL;
     struct template_prompt prompt = {.text = NULL};
@@ -205,6 +215,7 @@ int conversation_encode(const struct conversation_model *m, const char *json, si
     rc = read_messages(chat, &messages, em);
     if (rc == 0) rc = render(m, chat, messages, &prompt, em);
     if (rc == 0) rc = vocab_encode_runs(m->vocab, prompt.text, prompt.runs, prompt.n_runs, ret, em);
+    if (rc == 0) *ret_open_thought = ends_in_thought(&prompt);
     if (rc == 0 && ret_prompt) {
         *ret_prompt = prompt.text;
         prompt.text = NULL;

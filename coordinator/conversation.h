@@ -15,10 +15,12 @@ struct conversation_model {
 };
 
 /* Appends the prompt's ids to `ret`. ret_prompt: NULL, or where the rendered text goes, which the
- * caller frees with mem_free. ERR_RANGE, with a text that names the field: the conversation has a
- * wrong form, the template refuses it (with its own words) or cannot render it, or the model has no
- * template. ERR_LIMIT: it is too large; ERR_NOMEM. */
+ * caller frees with mem_free. *ret_open_thought: the prompt ends within <think>. ERR_RANGE, with a
+ * text that names the field: the conversation has a wrong form, the template refuses it (with its
+ * own words) or cannot render it, or the model has no template. ERR_LIMIT: it is too large;
+ * ERR_NOMEM. */
 int conversation_encode(const struct conversation_model *m, const char *json, size_t bytes,
-                        struct tokens *ret, char **ret_prompt, struct errmsg *em);
+                        struct tokens *ret, char **ret_prompt, bool *ret_open_thought,
+                        struct errmsg *em);
 
 #endif

@@ -220,6 +220,10 @@ void shell__event(struct shell *s, struct event *e)
             if (calls__tokens(s, a)) stops[n_stops++] = a->tokens.request;
             break;
         case ACT_END: calls__end(s, a); break;
+        case ACT_ANSWER:
+            s->answer = a->answer.status;
+            (void)snprintf(s->answer_text, sizeof s->answer_text, "%s", a->answer.text);
+            break;
         case ACT_NOTE: (a->loss ? log_warn : log_info)("%s", a->note); break;
         }
     }
@@ -386,29 +390,43 @@ static void tell_reachable(char *endpoint, size_t size)
     addr_format(&own, endpoint, size);
 }
 
+/* What is left for clients and for connections by HTTP; each has half where it is too little. */
+static void share_clients(struct shell *s, uint64_t left, uint32_t http, uint64_t max)
+{
+    const struct config *c = s->config;
+    s->http_max = http <= left / 2 || http + c->connections <= left ? http : (uint32_t)left / 2;
+    left -= s->http_max;
+    s->clients_max = left < c->connections ? (uint32_t)left : c->connections;
+    if (s->clients_max < c->connections)
+        log_info("open files are limited to %" PRIu64 ": at most %" PRIu32
+                 " connections of clients at once, not %" PRIu32 " (key 'limits.connections')",
+                 max, s->clients_max, c->connections);
+    if (s->http_max < http)
+        log_info("open files are limited to %" PRIu64 ": at most %" PRIu32
+                 " connections by HTTP at once, not %" PRIu32 " (key 'http.connections')",
+                 max, s->http_max, http);
+}
+
 /* Shares the open files that this process may have: libzmq accepts no connection without one, and
  * its I/O thread then spins. */
 static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em)
 {
     const struct config *c = s->config;
-    uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * c->replicas;
+    uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * setup_max_replicas(c);
     uint32_t serve = c->serving;
     uint64_t most = PEERS_A_WORKER * setup_max_workers(c);
     if (c->metrics) fixed += HTTP_CONNECTIONS;
-    if (c->http) fixed += c->http_connections + GATEWAY_FILES;
+    if (c->http) fixed += GATEWAY_FILES;
     uint64_t least = serve + WORKER_PEERS_LEAST;
     if (max < fixed + least + CLIENT_PEERS_LEAST)
         return err_set(em, ERR_CONF,
                        "this process may open %" PRIu64 " files, and needs %" PRIu64 " for %" PRIu32
                        " workers and %u clients: raise the limit (ulimit -n)",
                        max, fixed + least + CLIENT_PEERS_LEAST, serve, CLIENT_PEERS_LEAST);
-    bool room = max >= fixed + most + c->connections;
+    uint32_t http = c->http ? c->http_connections : 0;
+    bool room = max >= fixed + most + c->connections + http;
     uint64_t workers = room ? most : least, left = max - fixed - workers;
-    s->clients_max = left < c->connections ? (uint32_t)left : c->connections;
-    if (s->clients_max < c->connections)
-        log_info("open files are limited to %" PRIu64 ": at most %" PRIu32
-                 " connections of clients at once, not %" PRIu32 " (key 'limits.connections')",
-                 max, s->clients_max, c->connections);
+    share_clients(s, left, http, max);
     *ret_workers = (uint32_t)workers;
     return 0;
 }
@@ -441,7 +459,7 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
                                      .kind = NET_PULL,
                                      .limits = {.hwm = (int)LIMIT_WINDOW + 2,
                                                 .frame_max = LIMIT_RESULT_BYTES,
-                                                .peers_max = RESULT_PEERS * c->replicas},
+                                                .peers_max = RESULT_PEERS * setup_max_replicas(c)},
                                      .port = c->result_port,
                                      .roles = KEY_WORKER};
     if (rc == 0) rc = bind_one(s, &clients, &s->clients, s->client_endpoint, em);
@@ -475,14 +493,6 @@ static int open_chat(struct shell *s, struct errmsg *em)
     if (rc == ERR_NOMEM || s->config->chat_template) return err_set(em, rc, "%s", s->no_chat.text);
     log_info("chats are refused: %s", s->no_chat.text);
     return 0;
-}
-
-int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em)
-{
-    struct chat chat = {.plain = NULL};
-    int rc = config->chat_template ? open_templates(config, model, &chat, em) : 0;
-    chat_close(&chat);
-    return rc;
 }
 
 static int open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation,
@@ -537,7 +547,7 @@ static int open_gateway(struct shell *s, struct errmsg *em)
                                 .key = c->http_key,
                                 .cors = c->http_cors,
                                 .port = c->http_port,
-                                .connections = c->http_connections,
+                                .connections = s->http_max,
                                 .body_kib = c->http_body_kib,
                                 .read_s = c->http_read_s,
                                 .stall_s = c->http_stall_s};

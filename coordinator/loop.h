@@ -7,9 +7,6 @@
 #include "coordinator/config.h"
 #include "coordinator/model_file.h"
 
-/* Checks what the cluster file says of the model's chats, without starting anything. */
-int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em);
-
 /* Runs until SIGTERM or SIGINT; 0 after an orderly end. Reads the model's content first, unless its
  * hashes are kept in the folder `manifests` (NULL: nowhere) from an earlier start. Prints
  * "listening client=ADDR worker=ADDR" and, each time a replica has become ready, "ready

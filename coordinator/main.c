@@ -6,6 +6,7 @@
 #include "common/base/opts.h"
 #include "common/base/process.h"
 #include "common/base/version.h"
+#include "coordinator/chat.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +30,17 @@ static bool manifest_folder(char *ret, size_t size)
     return n > 0 && (size_t)n < size;
 }
 
+/* The one that the file names, in place of the model's. */
+static int check_template(const struct config *c, const struct model_file *m, struct errmsg *em)
+{
+    struct chat chat;
+    if (!c->chat_template) return 0;
+    int rc = chat_open_file(m, c->chat_template, &chat, em);
+    if (rc < 0) return err_wrap(em, ERR_CONF, "key 'chat_template'");
+    chat_close(&chat);
+    return 0;
+}
+
 static int run(const char *path, const char *model_path, bool check_only, struct errmsg *em)
 {
     char folder[4096];
@@ -44,7 +56,7 @@ static int run(const char *path, const char *model_path, bool check_only, struct
     if (config.model_relative) log_info("the model is %s", config.model);
     if (model.warning[0]) log_warn("%s", model.warning);
     rc = setup_check(&config, model.weights, &model.dims, model.path, em);
-    if (rc == 0) rc = loop_check(&config, &model, em);
+    if (rc == 0) rc = check_template(&config, &model, em);
     if (rc == 0 && check_only)
         log_stdout("%s: in order", path);
     else if (rc == 0)

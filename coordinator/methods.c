@@ -1,6 +1,7 @@
 /* What clients send, method by method. Generate has a file of its own. */
 #include "coordinator/shell.h"
 
+#include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "proto/wire.h"
 
@@ -96,6 +97,7 @@ void methods__text_done(struct shell *s, struct text *t)
     } else if (t->rc < 0) {
         calls__finish(s, c, STATUS_INVALID_ARGUMENT, t->em.text, 0);
     } else if (c->n_answers) {
+        c->open_thought = t->open_thought;
         generate__prompt(s, c, &t->tokens);
     } else {
         tell_tokens(s, c, t);
@@ -192,6 +194,29 @@ static void status(struct shell *s, const struct msg_call *h, const struct route
     calls__reply(s, from, h->call, STATUS_OK, "", &s->body);
 }
 
+/* Drain and Rebalance: an admin's. */
+static void order(struct shell *s, const struct msg_call *h, const struct route *from,
+                  struct net_frame body, enum event_type type)
+{
+    struct errmsg em = {0};
+    struct msg_order o;
+    if (!(s->caller_roles & KEY_ADMIN)) {
+        calls__reply(s, from, h->call, STATUS_PERMISSION_DENIED,
+                     "this takes an admin's key ('keys.admins')", NULL);
+        return;
+    }
+    if (wire_get_order(body.data, body.bytes, &s->body_arena, &o, &em) < 0) {
+        calls__reply(s, from, h->call, calls__unread(s), em.text, NULL);
+        return;
+    }
+    uint64_t limit_ns = o.has_limit ? o.limit_ms * NS_PER_MS : s->config->drain_s * NS_PER_S;
+    struct event e = {.type = type, .order = {o.name, limit_ns}};
+    shell__event(s, &e);
+    wire_put_order_reply(s->answer_text, &s->body);
+    bool taken = s->answer == STATUS_OK;
+    calls__reply(s, from, h->call, s->answer, taken ? "" : s->answer_text, taken ? &s->body : NULL);
+}
+
 static bool has_long_body(const char *method)
 {
     return strcmp(method, "Generate") == 0 || strcmp(method, "Tokenize") == 0 ||
@@ -242,6 +267,10 @@ static void take_message(struct shell *s, const struct net_msg *m)
         calls__reply(s, &from, h.call, STATUS_OK, "", &s->body);
     } else if (strcmp(h.method, "Status") == 0) {
         status(s, &h, &from);
+    } else if (strcmp(h.method, "Drain") == 0) {
+        order(s, &h, &from, body, EV_DRAIN);
+    } else if (strcmp(h.method, "Rebalance") == 0) {
+        order(s, &h, &from, body, EV_REBALANCE);
     } else {
         (void)snprintf(text, sizeof text, "unknown method '%.24s'", h.method);
         calls__reply(s, &from, h.call, STATUS_UNIMPLEMENTED, text, NULL);

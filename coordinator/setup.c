@@ -24,10 +24,16 @@ uint32_t setup_context(const struct config *c, const struct arch_dims *d)
     return c->ctx && c->ctx < most ? c->ctx : most;
 }
 
+uint32_t setup_max_replicas(const struct config *c)
+{
+    return c->max_replicas > c->replicas ? c->max_replicas : c->replicas;
+}
+
 /* As many as serve, and as many spares and strangers. */
 uint32_t setup_max_workers(const struct config *c)
 {
-    uint32_t twice = 2 * c->serving;
+    uint32_t more = setup_max_replicas(c) - c->replicas,
+             twice = 2 * (c->serving + more * c->workers);
     return twice > LIMIT_WORKERS ? twice : LIMIT_WORKERS;
 }
 
@@ -45,14 +51,14 @@ static uint32_t most_layers(const struct config *c, uint32_t layers)
 }
 
 /* The first slice and the last are the largest. */
-static int check_slices(const struct config *c, const struct weights *w, const struct arch_dims *d,
+static int check_slices(const struct weights *w, const struct arch_dims *d, uint32_t most,
                         struct errmsg *em)
 {
-    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = d->n_layers, most = most_layers(c, layers);
+    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = d->n_layers;
     int rc = eng_slice_tensors(w, d, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
     if (rc == 0)
         rc = eng_slice_tensors(w, d, layers - most, layers - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
+    return rc;
 }
 
 int setup_check(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
@@ -73,7 +79,9 @@ int setup_check(const struct config *c, const struct weights *weights, const str
                        given, dims->n_layers);
     /* Also finds a missing tensor or an unsupported type before any worker is asked. */
     int rc = eng_slice_bytes(weights, dims, 0, dims->n_layers - 1, &bytes, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", path) : check_slices(c, weights, dims, em);
+    if (rc < 0) return err_wrap(em, ERR_CONF, "%s", path);
+    rc = check_slices(weights, dims, most_layers(c, dims->n_layers), em);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
 }
 
 static uint32_t sequences_of(const struct config *c)
@@ -111,6 +119,14 @@ static enum kv_type kv_of(const struct config *c)
     return kv;
 }
 
+static uint32_t least_stages(const struct config *c, const struct weights *weights,
+                             const struct arch_dims *dims)
+{
+    uint32_t n = 1;
+    while (n < c->workers && check_slices(weights, dims, dims->n_layers - n + 1, NULL) < 0) n++;
+    return n;
+}
+
 int setup_costs(const struct config *c, const struct weights *weights,
                 const struct machine_memory *here, struct setup_model *m, struct errmsg *em)
 {
@@ -135,6 +151,7 @@ int setup_costs(const struct config *c, const struct weights *weights,
     m->layer_work = work;
     m->costs = (struct room_costs){.layer_bytes = layers,
                                    .tied_bytes = sum > whole ? sum - whole : 0,
+                                   .stages_least = least_stages(c, weights, dims),
                                    .page_layer_bytes = eng_page_bytes(dims, kv_of(c), 1),
                                    .page_bytes = LIMIT_PAGE * sizeof(int32_t),
                                    .worker_bytes = s.step_bytes + PROCESS_BYTES,
@@ -181,7 +198,8 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
     uint32_t ctx = setup_context(c, m->dims), sequences = sequences_of(c);
     return (struct core_config){
         .incarnation = incarnation,
-        .n_replicas = c->replicas,
+        .n_replicas = setup_max_replicas(c),
+        .n_wanted = c->replicas,
         .n_stages = c->workers,
         .chains = c->chains,
         .split = splits[c->split],
@@ -219,6 +237,7 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
         .hash_mask = UINT64_MAX,
         .plaintext = c->plaintext,
         .key = c->own.public,
+        .replan_after_ns = c->replan_after_s * NS_PER_S,
         .replica_wait_ns = c->replica_wait_s * NS_PER_S,
         .deadline_ns = c->deadline_s * NS_PER_S,
         .worker_timeout_ns = c->worker_timeout_ms * NS_PER_MS,

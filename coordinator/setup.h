@@ -32,6 +32,9 @@ int setup_costs(const struct config *c, const struct weights *weights,
 /* The longest sequence, in tokens, that the model and the file allow; the pool may allow less. */
 uint32_t setup_context(const struct config *c, const struct arch_dims *dims);
 
+/* How many replicas there may be. */
+uint32_t setup_max_replicas(const struct config *c);
+
 /* How many workers the core may know at once. */
 uint32_t setup_max_workers(const struct config *c);
 

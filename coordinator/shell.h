@@ -74,8 +74,10 @@ struct shell {
     uint64_t drain_until_ns, version_told_ns;
     uint64_t refused[NET_REFUSED_KINDS]; /* connections of which the log has not told yet */
     uint64_t refused_told_ns[NET_REFUSED_KINDS];
-    uint32_t caller_roles; /* of the key of the client's message that is being taken */
-    uint32_t clients_max;  /* connections at once, as open files allow */
+    enum status answer; /* of the core to the last order, */
+    char answer_text[LIMIT_TEXT_BYTES];
+    uint32_t caller_roles;          /* of the key of the client's message that is being taken */
+    uint32_t clients_max, http_max; /* connections at once, as open files allow */
     char client_endpoint[NET_ENDPOINT_MAX]; /* as others reach it */
 };
 

@@ -29,7 +29,7 @@ static void run(void *arg)
     struct text *t = arg;
     if (t->chat) {
         t->rc = conversation_encode(t->chat, t->bytes, t->len, &t->tokens,
-                                    t->want_prompt ? &t->prompt : NULL, &t->em);
+                                    t->want_prompt ? &t->prompt : NULL, &t->open_thought, &t->em);
         return;
     }
     if (t->bos && vocab_adds_bos(t->vocab)) tokens_push(&t->tokens, vocab_bos(t->vocab));

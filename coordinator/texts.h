@@ -26,7 +26,8 @@ struct text {
     int rc;
     struct errmsg em;
     struct tokens tokens;
-    char *prompt; /* rendered, where it was wanted; or NULL */
+    bool open_thought; /* of a conversation: its prompt ends within <think> */
+    char *prompt;      /* rendered, where it was wanted; or NULL */
 };
 
 /* A queue for texts; offload_next then returns a struct text, which the caller frees with

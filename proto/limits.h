@@ -8,6 +8,7 @@
 #define LIMIT_STAGES 32u      /* workers of a replica */
 #define LIMIT_WORKERS 64u     /* known at once, or twice those that serve, if that is more */
 #define LIMIT_REPLICAS 1024u  /* that a status tells of */
+#define LIMIT_SPARES 1024u    /* likewise; there may be more */
 #define LIMIT_WINDOW 64u      /* Steps of a replica in flight */
 #define LIMIT_SPEED_POINTS 8u /* numbers of rows for which a worker says what they take it */
 #define LIMIT_SPEED_NS (3600u * 1000000000ull) /* that such a figure may be */

@@ -165,7 +165,7 @@ struct msg_from_worker {
     struct msg_speed speed;
 };
 
-enum to_worker { TO_ASSIGN, TO_CONNECT, TO_REFUSE, TO_WHO, TO_ALIVE, TO_CALIBRATE };
+enum to_worker { TO_ASSIGN, TO_CONNECT, TO_REFUSE, TO_WHO, TO_ALIVE, TO_CALIBRATE, TO_LEAVE };
 
 struct msg_assign {
     char model_path[LIMIT_PATH_BYTES];
@@ -192,7 +192,7 @@ struct msg_to_worker {
     struct epoch epoch; /* assign, connect */
     struct msg_assign assign;
     struct msg_calibrate calibrate;
-    char text[LIMIT_TEXT_BYTES]; /* connect: endpoint; refuse: why */
+    char text[LIMIT_TEXT_BYTES]; /* connect: endpoint; refuse, leave: why */
     struct key key;              /* connect: of that endpoint; not set: no keys */
 };
 
@@ -220,7 +220,7 @@ struct msg_generate {
     size_t prompt_len;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
-    const char *chat; /* a conversation in JSON, or NULL */
+    const char *chat;        /* a conversation in JSON, or NULL */
     const char *unsupported; /* name of a field that was set and is not served yet, or NULL */
     const char *model;       /* "" or a name */
     bool special, ignore_eos, has_seed, pieces;
@@ -270,11 +270,20 @@ struct msg_generate_reply {
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
     uint64_t seed;
+    bool open_thought; /* the conversation's prompt ends within <think> */
+};
+
+/* An admin's. */
+struct msg_order {
+    char name[LIMIT_NAME_BYTES]; /* of a worker or a replica; "" */
+    bool has_limit;
+    uint32_t limit_ms; /* that running answers have to end, at most LIMIT_DEADLINE_MS */
 };
 
 struct msg_worker_status {
     const char *name, *state, *isa;
-    uint32_t pid, threads, layer_first, layer_last;
+    uint32_t pid, threads;
+    uint32_t layer_first, layer_last; /* first > last: a spare that holds none */
     struct msg_heartbeat heartbeat;
     uint64_t load_done, load_total;
     uint64_t compute_ns, idle_ns;          /* as its Steps told */
@@ -295,7 +304,8 @@ struct msg_cache_status {
 
 struct msg_replica_status {
     const char *name, *state, *why;
-    bool ready;
+    bool ready;       /* it takes requests */
+    bool rebalancing; /* it is to be planned anew, or is */
     uint32_t generation, n_workers, pages_total, pages_free, sequences_max, ctx;
     uint32_t running, queued; /* requests: that run here, that wait for it */
     uint64_t steps, steps_mixed;
@@ -312,6 +322,8 @@ struct msg_status {
     uint64_t messages_dropped;
     uint32_t n_replicas;
     const struct msg_replica_status *replicas;
+    uint32_t n_spares; /* workers without a stage */
+    const struct msg_worker_status *spares;
 };
 
 #endif

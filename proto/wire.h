@@ -28,6 +28,8 @@ void wire_put_bytes(const void *text, size_t n, struct buf *to); /* DetokenizeRe
 void wire_put_ping(const uint64_t *calls, uint32_t n, struct buf *to);
 void wire_put_pong(const uint64_t *unknown, uint32_t n, struct buf *to); /* PingReply */
 void wire_put_status(const struct msg_status *m, struct buf *to);
+void wire_put_order(const struct msg_order *m, struct buf *to);
+void wire_put_order_reply(const char *text, struct buf *to);
 
 /* Decoders reset the arena first; the message lives until its next reset. They set the arena's
  * budget from the size of the bytes and the limits on the message's lists. */
@@ -71,5 +73,9 @@ int wire_get_pong(const void *data, size_t n, struct arena *a, const uint64_t **
                   uint32_t *ret_n, struct errmsg *em);
 int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_status *ret,
                     struct errmsg *em);
+int wire_get_order(const void *data, size_t n, struct arena *a, struct msg_order *ret,
+                   struct errmsg *em);
+int wire_get_order_reply(const void *data, size_t n, struct arena *a, const char **ret_text,
+                         struct errmsg *em);
 
 #endif

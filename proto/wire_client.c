@@ -289,6 +289,7 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
         u.n_prompt_tokens = m->n_prompt_tokens;
         u.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
         SET(&u, seed, m->seed);
+        if (m->open_thought) SET(&u, open_thought, true);
         r.usage = &u;
     }
     wire__pack(&r.base, to);
@@ -333,6 +334,7 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
         ret->prompt_tokens = r->usage->prompt_tokens;
         ret->n_prompt_tokens = (uint32_t)r->usage->n_prompt_tokens;
         ret->seed = r->usage->seed;
+        ret->open_thought = r->usage->open_thought;
     }
     return 0;
 }
@@ -572,6 +574,7 @@ static void set_replica(struct replica_out *out, const struct msg_replica_status
     SET(&r, tokens_computed, x->cache.tokens_computed);
     SET(&r, pages_evicted, x->cache.evicted);
     SET(&r, preemptions, x->cache.preemptions);
+    SET(&r, rebalancing, x->rebalancing);
     for (uint32_t i = 0; i < n; i++) set_worker(&out->workers[i], &x->workers[i]);
     POINTERS(out->pointers, out->workers, n);
     r.n_workers = n;
@@ -596,7 +599,15 @@ void wire_put_status(const struct msg_status *m, struct buf *to)
     }
     s.n_replicas = n;
     s.replicas = replicas;
+    PbWorker *spares = mem_alloc((m->n_spares + 1) * sizeof *spares);
+    PbWorker **pointers = mem_alloc((m->n_spares + 1) * sizeof *pointers);
+    for (uint32_t i = 0; i < m->n_spares; i++) set_worker(&spares[i], &m->spares[i]);
+    POINTERS(pointers, spares, m->n_spares);
+    s.n_spares = m->n_spares;
+    s.spares = pointers;
     wire__pack(&s.base, to);
+    mem_free(spares);
+    mem_free(pointers);
     for (uint32_t i = 0; i < n; i++) {
         mem_free(out[i].workers);
         mem_free(out[i].pointers);
@@ -637,17 +648,25 @@ static void get_worker(const PbWorker *p, struct msg_worker_status *w)
     };
 }
 
+/* NULL: there is no memory for them. */
+static struct msg_worker_status *get_workers(PbWorker *const *list, size_t n, struct arena *a)
+{
+    struct msg_worker_status *workers = arena_alloc(a, (n + 1) * sizeof *workers);
+    for (size_t i = 0; workers && i < n; i++) get_worker(list[i], &workers[i]);
+    return workers;
+}
+
 static int get_replica(const PbReplica *r, struct arena *a, struct msg_replica_status *ret,
                        struct errmsg *em)
 {
     if (r->n_workers > LIMIT_STAGES) return wire__bad(em, "workers");
-    struct msg_worker_status *workers = arena_alloc(a, (r->n_workers + 1) * sizeof *workers);
+    struct msg_worker_status *workers = get_workers(r->workers, r->n_workers, a);
     if (!workers) return wire__bad(em, "workers");
-    for (size_t i = 0; i < r->n_workers; i++) get_worker(r->workers[i], &workers[i]);
     *ret = (struct msg_replica_status){.name = text_or_empty(r->name),
                                        .state = text_or_empty(r->state),
                                        .why = text_or_empty(r->why),
                                        .ready = r->state && strcmp(r->state, "ready") == 0,
+                                       .rebalancing = r->rebalancing,
                                        .generation = r->generation,
                                        .n_workers = (uint32_t)r->n_workers,
                                        .workers = workers,
@@ -678,7 +697,7 @@ int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_stat
 {
     const size_t elements =
         WIRE__ELEMENTS(LIMIT_REPLICAS, Flotilla__Client__ReplicaStatus, struct msg_replica_status) +
-        WIRE__ELEMENTS(LIMIT_REPLICAS * LIMIT_STAGES, Flotilla__Client__WorkerStatus,
+        WIRE__ELEMENTS(LIMIT_REPLICAS * LIMIT_STAGES + LIMIT_SPARES, Flotilla__Client__WorkerStatus,
                        struct msg_worker_status);
     const Flotilla__Client__StatusReply *s = wire__unpack_elements(
         &flotilla__client__status_reply__descriptor, data, n, elements, a, em);
@@ -697,5 +716,44 @@ int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_stat
     }
     ret->n_replicas = (uint32_t)s->n_replicas;
     ret->replicas = replicas;
+    if (s->n_spares > LIMIT_SPARES) return wire__bad(em, "spares");
+    ret->n_spares = (uint32_t)s->n_spares;
+    ret->spares = get_workers(s->spares, s->n_spares, a);
+    return ret->spares ? 0 : wire__bad(em, "spares");
+}
+
+void wire_put_order(const struct msg_order *m, struct buf *to)
+{
+    Flotilla__Client__OrderRequest o = FLOTILLA__CLIENT__ORDER_REQUEST__INIT;
+    o.name = (char *)(uintptr_t)m->name;
+    if (m->has_limit) SET(&o, limit_ms, m->limit_ms);
+    wire__pack(&o.base, to);
+}
+
+int wire_get_order(const void *data, size_t n, struct arena *a, struct msg_order *ret,
+                   struct errmsg *em)
+{
+    const Flotilla__Client__OrderRequest *o =
+        wire__unpack(&flotilla__client__order_request__descriptor, data, n, a, em);
+    if (!o) return ERR_PROTO;
+    *ret = (struct msg_order){.has_limit = o->has_limit_ms, .limit_ms = o->limit_ms};
+    if (o->has_limit_ms && o->limit_ms > LIMIT_DEADLINE_MS) return wire__bad(em, "limit_ms");
+    return wire__copy_text(o->name, ret->name, sizeof ret->name, "name", em);
+}
+
+void wire_put_order_reply(const char *text, struct buf *to)
+{
+    Flotilla__Client__OrderReply r = FLOTILLA__CLIENT__ORDER_REPLY__INIT;
+    r.text = (char *)(uintptr_t)text;
+    wire__pack(&r.base, to);
+}
+
+int wire_get_order_reply(const void *data, size_t n, struct arena *a, const char **ret_text,
+                         struct errmsg *em)
+{
+    const Flotilla__Client__OrderReply *r =
+        wire__unpack(&flotilla__client__order_reply__descriptor, data, n, a, em);
+    if (!r) return ERR_PROTO;
+    *ret_text = text_or_empty(r->text);
     return 0;
 }

@@ -566,6 +566,7 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
     Flotilla__Cluster__Refuse refuse = FLOTILLA__CLUSTER__REFUSE__INIT;
     Flotilla__Cluster__Hello who = FLOTILLA__CLUSTER__HELLO__INIT;
     Flotilla__Cluster__Alive alive = FLOTILLA__CLUSTER__ALIVE__INIT;
+    Flotilla__Cluster__Leave leave = FLOTILLA__CLUSTER__LEAVE__INIT;
     Flotilla__Cluster__Calibrate calibrate = FLOTILLA__CLUSTER__CALIBRATE__INIT;
     PbEpoch epoch;
     set_epoch(&epoch, m->epoch);
@@ -611,6 +612,11 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
     case TO_ALIVE:
         t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_ALIVE;
         t.alive = &alive;
+        break;
+    case TO_LEAVE:
+        leave.text = (char *)(uintptr_t)m->text;
+        t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_LEAVE;
+        t.leave = &leave;
         break;
     case TO_CALIBRATE:
         calibrate.model_path = (char *)(uintptr_t)m->calibrate.model_path;
@@ -690,6 +696,9 @@ int wire_get_to_worker(const void *data, size_t n, struct arena *a, struct msg_t
         return wire__copy_text(t->refuse->text, ret->text, sizeof ret->text, "text", em);
     case FLOTILLA__CLUSTER__TO_WORKER__BODY_WHO: ret->type = TO_WHO; return 0;
     case FLOTILLA__CLUSTER__TO_WORKER__BODY_ALIVE: ret->type = TO_ALIVE; return 0;
+    case FLOTILLA__CLUSTER__TO_WORKER__BODY_LEAVE:
+        ret->type = TO_LEAVE;
+        return wire__copy_text(t->leave->text, ret->text, sizeof ret->text, "text", em);
     case FLOTILLA__CLUSTER__TO_WORKER__BODY_CALIBRATE:
         ret->type = TO_CALIBRATE;
         return get_calibrate(t->calibrate, &ret->calibrate, em);

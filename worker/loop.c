@@ -56,6 +56,7 @@ struct loop {
     struct arena arena;
     struct buf out;
     bool refused;
+    bool dismissed;                         /* the coordinator needs it no more */
     uint64_t cpu_wait_ns, cpu_wait_read_ns; /* the sum, and when it was read */
     struct msg_from_worker standing; /* the last Ready or Linked, repeated until Steps come */
     bool stands;                     /* there is one */
@@ -175,6 +176,9 @@ static void on_control(struct loop *l)
                           m.version, PROTO_VERSION);
         } else if (m.type == TO_WHO) {
             send_hello(l);
+        } else if (m.type == TO_LEAVE) {
+            log_info("the coordinator needs this worker no more: %s", m.text);
+            l->dismissed = true;
         } else if (m.type != TO_ALIVE) {
             if (m.type == TO_ASSIGN) l->stands = false;
             if (m.type == TO_ASSIGN)
@@ -415,7 +419,8 @@ int loop_run(const struct loop_options *o, struct errmsg *em)
     int rc = open_all(&l, em);
     if (rc == 0) log_info("%s joins %s", l.hello.name, o->coordinator);
     uint64_t next_heartbeat_ns = 0;
-    while (rc == 0 && !atomic_load(&asked_to_stop) && !l.refused) turn(&l, &next_heartbeat_ns);
+    while (rc == 0 && !atomic_load(&asked_to_stop) && !l.refused && !l.dismissed)
+        turn(&l, &next_heartbeat_ns);
     if (l.refused) rc = ERR_CONF;
     if (rc == 0) {
         struct msg_from_worker bye = {.type = FROM_GOODBYE};

@@ -297,7 +297,8 @@ static void hand_out(struct client_call *r, const struct msg_generate_reply *m)
                                  .has_usage = m->has_usage,
                                  .prompt_tokens = m->prompt_tokens,
                                  .n_prompt_tokens = m->n_prompt_tokens,
-                                 .seed = m->seed};
+                                 .seed = m->seed,
+                                 .open_thought = m->open_thought};
     if (r->on_reply && !r->cancelled) r->on_reply(r->arg, r, &reply);
 }
 

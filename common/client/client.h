@@ -127,6 +127,7 @@ struct client_reply {
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
     uint64_t seed;
+    bool open_thought; /* the conversation's prompt ends within <think> */
 };
 
 /* How a call ended. */

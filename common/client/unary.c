@@ -175,6 +175,20 @@ int client_status(struct client *c, struct msg_status *ret, struct errmsg *em)
     return rc < 0 ? rc : wire_get_status(c->reply.data, c->reply.len, &c->body_arena, ret, em);
 }
 
+int client_order(struct client *c, const char *method, const struct msg_order *order,
+                 const char **ret_text, struct errmsg *em)
+{
+    struct buf request = {0};
+    struct client_end end;
+    wire_put_order(order, &request);
+    int rc = client_raw(c, PROTO_VERSION, method, request.data, request.len, &end, em);
+    buf_close(&request);
+    if (rc < 0) return rc;
+    if (end.status != STATUS_OK)
+        return err_set(em, ERR_PROTO, "%s: %s", client_status_name(end.status), end.text);
+    return wire_get_order_reply(c->reply.data, c->reply.len, &c->body_arena, ret_text, em);
+}
+
 int client_models(struct client *c, const char **ret_name, struct errmsg *em)
 {
     int rc = ask(c, "Models", "", 0, em);

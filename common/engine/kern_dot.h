@@ -40,16 +40,34 @@ VEC_INLINE vec half_at(const uint8_t *p)
     return vec_half((const uint16_t *)(const void *)p);
 }
 
+/* d of the 16 rows of a tile. */
+VEC_INLINE vec tile_scale(const enum qtype type, const struct tile l, const uint8_t *t)
+{
+    return type == QTYPE_MXFP4 ? vec_powers(t + l.d_at) : half_at(t + l.d_at);
+}
+
+/* Bits of a weight as isum_add takes it. */
+VEC_INLINE int bits_of(const struct tile l)
+{
+    switch (l.values) {
+    case VALUES_IQ4: return 8;
+    case VALUES_FP4:
+    case VALUES_GRID: return 5;
+    case VALUES_PLAIN: break;
+    }
+    return l.low + l.high;
+}
+
 /* Products that may be added before isum_flush. */
 VEC_INLINE int adds_of(const struct tile l)
 {
-    int bits = l.low + l.high;
+    int bits = bits_of(l);
     return bits <= 4 ? 8 : bits == 5 ? 4 : 2;
 }
 
 VEC_INLINE int32_t bias_of(const struct tile l)
 {
-    return l.low == 8 ? IV_BIAS_8BIT : l.bias;
+    return bits_of(l) == 8 ? IV_BIAS_8BIT : l.bias;
 }
 
 /* ---- what a tile holds ---- */
@@ -59,7 +77,15 @@ VEC_INLINE ivec group_at(const struct tile l, const uint8_t *t, uint32_t g)
 {
     ivec w = iv_load(t + tile_low_at(l, g));
     if (l.low == 8) return iv_8bit(w);
+    if (l.values == VALUES_GRID) {
+        const uint32_t cell = g / 8, bit = g % 8;
+        w = iv_entries(quant_grid, w, (int)(g % 4), iv_load(t + tile_ninth_at(cell)),
+                       (int)(8 * (cell % 4) + bit));
+        return iv_about(l.bias, w, iv_load(t + tile_high_at(l, g)), 1 << bit);
+    }
     w = iv_and(iv_shr(w, (int)tile_low_shift(l, g)), (1 << l.low) - 1);
+    if (l.values == VALUES_IQ4) return iv_8bit(iv_table(quant_iq4, w));
+    if (l.values == VALUES_FP4) return iv_table(quant_fp4, w);
     if (!l.high) return w;
     int to = l.low, from = (int)tile_high_shift(l, g);
     ivec h = iv_load(t + tile_high_at(l, g));
@@ -72,6 +98,12 @@ VEC_INLINE ivec six_bits(ivec low, bool upper, ivec high, int at)
 {
     ivec h = at < 4 ? iv_shl(high, 4 - at) : iv_shr(high, at - 4);
     return iv_merge(iv_and(upper ? iv_shr(low, 4) : low, 15), h, 0x30);
+}
+
+/* The half byte j of each row's word at t. */
+VEC_INLINE vec half_scale(const uint8_t *t, int j)
+{
+    return iv_unsigned(iv_and(iv_shr(iv_load(t), j & 1 ? 4 : 0), 15), j / 2);
 }
 
 /* D of sub-block j, d being the tile's. */
@@ -89,11 +121,19 @@ VEC_INLINE vec scale_at(enum qtype type, const uint8_t *t, vec d, int j)
         return vec_mul(d, iv_unsigned(s, j & 3));
     }
     case QTYPE_Q6_K: return vec_mul(d, iv_signed(iv_load(t + 64 * (j / 4)), j & 3));
+    case QTYPE_IQ4_XS: {
+        ivec high = iv_and(iv_shr(iv_words(t + 64), 2 * (j & 3)), 3);
+        vec s = vec_fma(iv_unsigned(high, j / 4), vec_all(16.0f), half_scale(t, j));
+        return vec_mul(d, vec_sub(s, vec_all(32.0f)));
+    }
+    case QTYPE_IQ3_S: return vec_mul(d, vec_fma(half_scale(t, j), vec_all(2.0f), vec_all(1.0f)));
     case QTYPE_Q4_0:
     case QTYPE_Q4_1:
     case QTYPE_Q5_0:
     case QTYPE_Q5_1:
     case QTYPE_Q8_0:
+    case QTYPE_IQ4_NL:
+    case QTYPE_MXFP4:
     case QTYPE_FLOATS: break;
     }
     return d;
@@ -119,6 +159,10 @@ VEC_INLINE vec min_at(enum qtype type, const uint8_t *t, vec m, int j)
     case QTYPE_Q8_0:
     case QTYPE_Q3_K:
     case QTYPE_Q6_K:
+    case QTYPE_IQ4_NL:
+    case QTYPE_IQ3_S:
+    case QTYPE_IQ4_XS:
+    case QTYPE_MXFP4:
     case QTYPE_FLOATS: break;
     }
     return m;
@@ -144,12 +188,12 @@ VEC_INLINE void dot_tiles(const enum qtype type, const bool kv, const uint8_t *t
                           const struct act *a, float *out)
 {
     const struct tile l = tile_of(type);
-    const int groups = l.sub / 4, subs = l.block / l.sub, bits = l.low + l.high;
+    const int groups = l.sub / 4, subs = l.block / l.sub, bits = bits_of(l);
     const struct ahead ahead = ahead_of(l);
     const int8_t *q = a->q;
     vec dot = vec_all(0.0f), off = dot;
     for (uint32_t b = 0; b < a->k / l.block; b++, t += l.bytes) {
-        vec d = half_at(t + l.d_at), m = tile_min(l, t);
+        vec d = tile_scale(type, l, t), m = tile_min(l, t);
         if (kv && type == QTYPE_Q8_0) d = kv_scales(d);
         prefetch(t, l.block == 32 ? l.bytes : l.cells_at, ahead);
 #pragma GCC unroll 16
@@ -202,7 +246,7 @@ VEC_INLINE void unpack_tiles(const enum qtype type, const uint8_t *t, uint32_t k
     const struct tile l = tile_of(type);
     const int subs = l.block / l.sub;
     for (uint32_t b = 0; b < k / l.block; b++, t += l.bytes) {
-        vec td = half_at(t + l.d_at), tm = tile_min(l, t);
+        vec td = tile_scale(type, l, t), tm = tile_min(l, t);
 #pragma GCC unroll 16
         for (int j = 0; j < subs; j++, d += 16, m += 16) {
             vec_store(d, scale_at(type, t, td, j));
@@ -251,7 +295,7 @@ VEC_INLINE void dot_panel(const enum qtype type, const struct panel *p, int32_t 
                           struct tokens a, int n, float *out, size_t ldo)
 {
     const struct tile l = tile_of(type);
-    const int groups = l.sub / 4, bits = l.low + l.high;
+    const int groups = l.sub / 4, bits = bits_of(l);
     vec dot[VEC_TOKENS], off[VEC_TOKENS];
     for (int t = 0; t < n; t++) dot[t] = off[t] = vec_all(0.0f);
     const uint8_t *w = p->w;
@@ -298,8 +342,12 @@ VEC_INLINE void dot_shape(enum qtype type, const struct panel *p, int32_t bias,
     case QTYPE_Q5_1:
     case QTYPE_Q5_K: dot_panel(QTYPE_Q5_1, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q4_0: dot_panel(QTYPE_Q4_0, p, bias, *a, n, out, ldo); break;
-    case QTYPE_Q5_0: dot_panel(QTYPE_Q5_0, p, bias, *a, n, out, ldo); break;
-    case QTYPE_Q8_0: dot_panel(QTYPE_Q8_0, p, bias, *a, n, out, ldo); break;
+    case QTYPE_Q5_0:
+    case QTYPE_IQ3_S:
+    case QTYPE_MXFP4: dot_panel(QTYPE_Q5_0, p, bias, *a, n, out, ldo); break;
+    case QTYPE_Q8_0:
+    case QTYPE_IQ4_NL:
+    case QTYPE_IQ4_XS: dot_panel(QTYPE_Q8_0, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q2_K: dot_panel(QTYPE_Q2_K, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q3_K: dot_panel(QTYPE_Q3_K, p, bias, *a, n, out, ldo); break;
     case QTYPE_Q6_K: dot_panel(QTYPE_Q6_K, p, bias, *a, n, out, ldo); break;

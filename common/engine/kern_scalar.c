@@ -68,8 +68,8 @@ static struct plain_row unpack_row(enum qtype type, const uint8_t *tile, uint32_
         tile_take(type, tile, lane, &b);
         b.kv = kv;
         quant_scales(type, &b, r.d + i / r.t.sub, r.m + i / r.t.sub);
-        if (r.t.low == 8)
-            for (uint32_t j = 0; j < r.t.block; j++) w[j] = (int8_t)b.u[j];
+        if (r.t.low == 8 || r.t.values == VALUES_IQ4 || r.t.values == VALUES_FP4)
+            for (uint32_t j = 0; j < r.t.block; j++) w[j] = (int16_t)tile_integer(r.t, b.u[j]);
         else
             for (uint32_t j = 0; j < r.t.block; j++) w[j] = (int16_t)(b.u[j] - bias);
     }

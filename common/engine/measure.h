@@ -18,7 +18,7 @@ struct measure_options {
     void (*choose)(void *arg, const float *logits);
     bool (*goes_on)(void *arg); /* false: give up; asked before each step. NULL: it goes on */
     void *arg;                  /* of both */
-    atomic_ullong *moves;       /* as in eng_options */
+    atomic_ullong *moves;       /* as in eng_options, and raised while the slice is made */
 };
 
 struct measure_point {

@@ -3,8 +3,9 @@
  * names them.
  *
  * A block's weights lie in sub-blocks that share a scale D, and in some types a minimum M:
- *   w = RN(u' D), or fma(u', D, M)     u' = the stored integer less the type's bias
- * D and M are exact in f32: half precision times at most 8 bits. */
+ *   w = RN(u' D), or fma(u', D, M)
+ *   u' = the stored integer less the type's bias, or its entry in the type's table
+ * D and M are exact in f32: half precision times at most 8 bits, or a power of two. */
 #ifndef FLOTILLA_ENGINE_QUANT_H
 #define FLOTILLA_ENGINE_QUANT_H
 
@@ -35,7 +36,11 @@
     X(Q3_K, 11, 256, 110)                                                                          \
     X(Q4_K, 12, 256, 144)                                                                          \
     X(Q5_K, 13, 256, 176)                                                                          \
-    X(Q6_K, 14, 256, 210)
+    X(Q6_K, 14, 256, 210)                                                                          \
+    X(IQ4_NL, 20, 32, 18)                                                                          \
+    X(IQ3_S, 21, 256, 110)                                                                         \
+    X(IQ4_XS, 23, 256, 136)                                                                        \
+    X(MXFP4, 39, 32, 17)
 
 /* A tensor's type may also be a number that is none of these: one that is not computed. */
 enum qtype {
@@ -59,7 +64,11 @@ enum qtype {
     case QTYPE_Q3_K:                                                                               \
     case QTYPE_Q4_K:                                                                               \
     case QTYPE_Q5_K:                                                                               \
-    case QTYPE_Q6_K
+    case QTYPE_Q6_K:                                                                               \
+    case QTYPE_IQ4_NL:                                                                             \
+    case QTYPE_IQ3_S:                                                                              \
+    case QTYPE_IQ4_XS:                                                                             \
+    case QTYPE_MXFP4
 
 struct qtype_info {
     const char *name;
@@ -80,14 +89,29 @@ static inline bool qtype_is_float(enum qtype type)
     return false;
 }
 
+/* What the stored integers of IQ4_NL and IQ4_XS stand for. */
+extern const int8_t quant_iq4[16];
+/* The same of MXFP4: its floats of four bits, doubled, and 12 more. */
+extern const uint8_t quant_fp4[16];
+#define QUANT_FP4_BIAS 12
+/* IQ3_S stores the magnitudes of four weights as an index into this grid; the first is the lowest
+ * byte. */
+extern const uint32_t quant_grid[512];
+
 /* A block taken apart. */
 struct qblock {
-    uint8_t u[QBLOCK_MAX];      /* stored integers; two's complement in Q8_0 */
-    uint8_t scale[QBLOCK_SUBS]; /* of the sub-blocks, as stored; K-quants only */
+    uint8_t u[QBLOCK_MAX];         /* stored integers; two's complement in Q8_0; of IQ3_S the
+                                      signed values, and 15 more */
+    uint16_t grid[QBLOCK_MAX / 4]; /* of IQ3_S: indices of fours */
+    uint8_t scale[QBLOCK_SUBS];    /* of the sub-blocks, as stored; where a block has several */
     uint8_t min[QBLOCK_SUBS];
-    uint16_t d, m; /* half precision; m only where the type has minima */
+    uint16_t d, m; /* half precision; m only where the type has minima; of MXFP4 d is the exponent
+                      e of a scale 2^(e - 128) */
     bool kv;       /* keys or values, not a file's weights: see quant_kv_scale */
 };
+
+/* Whether the scales are finite, as those of every valid file are. */
+bool quant_finite(enum qtype type, const struct qblock *b);
 
 void quant_take(enum qtype type, const uint8_t *block, struct qblock *ret);
 /* D and M of each sub-block; ret_m is written where the type has minima. */

@@ -40,6 +40,20 @@ VEC_INLINE vec vec_bf16(const uint16_t *p)
     return (vec){_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)),
                  _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
 }
+/* 2^(e - 128) of 16 bytes e; the first two are denormal. */
+VEC_INLINE __m256 vec__powers(__m256i e)
+{
+    __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small));
+}
+VEC_INLINE vec vec_powers(const uint8_t *p)
+{
+    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (vec){vec__powers(_mm256_cvtepu8_epi32(b)),
+                 vec__powers(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)))};
+}
 VEC_INLINE vec vec_bytes(const int8_t *p)
 {
     __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
@@ -161,6 +175,45 @@ VEC_INLINE ivec iv_shl(ivec v, int n)
 VEC_INLINE ivec iv_shr(ivec v, int n)
 {
     return n ? (ivec){_mm256_srli_epi16(v.a, n), _mm256_srli_epi16(v.b, n)} : v;
+}
+/* Every byte, below 16, replaced by its entry in a table of 16. */
+VEC_INLINE ivec iv_table(const void *table, ivec v)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)table);
+    __m256i both = _mm256_broadcastsi128_si256(t);
+    return (ivec){_mm256_shuffle_epi8(both, v.a), _mm256_shuffle_epi8(both, v.b)};
+}
+/* 16 words of 16 bits, each in a 32-bit lane. */
+VEC_INLINE ivec iv_words(const uint8_t *p)
+{
+    return (ivec){_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)),
+                  _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 16)))};
+}
+/* The entry of a table of 512 in every 32-bit lane: byte k of `low` and, as the ninth bit of the
+ * index, bit `bit` of `ninth`. */
+VEC_INLINE __m256i iv__entries(const uint32_t *table, __m256i low, int k, __m256i ninth, int bit)
+{
+    __m256i i = _mm256_and_si256(_mm256_srli_epi32(low, 8 * k), _mm256_set1_epi32(255));
+    __m256i n = _mm256_and_si256(_mm256_srli_epi32(ninth, bit), _mm256_set1_epi32(1));
+    i = _mm256_or_si256(i, _mm256_slli_epi32(n, 8));
+    return _mm256_i32gather_epi32((const int *)table, i, 4);
+}
+VEC_INLINE ivec iv_entries(const uint32_t *table, ivec low, int k, ivec ninth, int bit)
+{
+    return (ivec){iv__entries(table, low.a, k, ninth.a, bit),
+                  iv__entries(table, low.b, k, ninth.b, bit)};
+}
+/* In every byte `middle` less v where `signs` has the bit, else `middle` and v. */
+VEC_INLINE __m256i iv__about(int middle, __m256i v, __m256i signs, int bit)
+{
+    __m256i b = _mm256_set1_epi8((char)bit);
+    __m256i minus = _mm256_cmpeq_epi8(_mm256_and_si256(signs, b), b);
+    v = _mm256_sub_epi8(_mm256_xor_si256(v, minus), minus);
+    return _mm256_add_epi8(v, _mm256_set1_epi8((char)middle));
+}
+VEC_INLINE ivec iv_about(int middle, ivec v, ivec signs, int bit)
+{
+    return (ivec){iv__about(middle, v.a, signs.a, bit), iv__about(middle, v.b, signs.b, bit)};
 }
 /* Byte k of every 32-bit lane, as a float. */
 VEC_INLINE __m256 iv__unsigned(__m256i v, int k)

@@ -34,6 +34,15 @@ VEC_INLINE vec vec_bf16(const uint16_t *p)
     __m512i h = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(h, 16));
 }
+/* 2^(e - 128) of 16 bytes e; the first two are denormal. */
+VEC_INLINE vec vec_powers(const uint8_t *p)
+{
+    __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+    __mmask16 is_small = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(2), e);
+    return _mm512_castsi512_ps(_mm512_mask_blend_epi32(is_small, normal, small));
+}
 VEC_INLINE vec vec_bytes(const int8_t *p)
 {
     __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
@@ -150,6 +159,34 @@ VEC_INLINE ivec iv_shl(ivec v, int n)
 VEC_INLINE ivec iv_shr(ivec v, int n)
 {
     return n ? _mm512_srli_epi16(v, IV_COUNT(n)) : v;
+}
+/* Every byte, below 16, replaced by its entry in a table of 16. */
+VEC_INLINE ivec iv_table(const void *table, ivec v)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)table);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), v);
+}
+/* 16 words of 16 bits, each in a 32-bit lane. */
+VEC_INLINE ivec iv_words(const uint8_t *p)
+{
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+/* The entry of a table of 512 in every 32-bit lane: byte k of `low` and, as the ninth bit of the
+ * index, bit `bit` of `ninth`. */
+VEC_INLINE ivec iv_entries(const uint32_t *table, ivec low, int k, ivec ninth, int bit)
+{
+    __m512i i = _mm512_srli_epi32(low, 8 * (unsigned)k),
+            n = _mm512_srli_epi32(ninth, (unsigned)bit);
+    i = _mm512_and_si512(i, _mm512_set1_epi32(255));
+    n = _mm512_slli_epi32(_mm512_and_si512(n, _mm512_set1_epi32(1)), 8);
+    return _mm512_i32gather_epi32(_mm512_or_si512(i, n), (const void *)table, 4);
+}
+/* In every byte `middle` less v where `signs` has the bit, else `middle` and v. */
+VEC_INLINE ivec iv_about(int middle, ivec v, ivec signs, int bit)
+{
+    __mmask64 minus = _mm512_test_epi8_mask(signs, _mm512_set1_epi8((char)bit));
+    __m512i m = _mm512_set1_epi8((char)middle), sum = _mm512_add_epi8(m, v);
+    return _mm512_mask_sub_epi8(sum, minus, m, v);
 }
 /* Byte k of every 32-bit lane, as a float. */
 VEC_INLINE vec iv_unsigned(ivec v, int k)

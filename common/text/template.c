@@ -164,6 +164,19 @@ static int check_objects(const struct json *j, const char *what, struct errmsg *
     return 0;
 }
 
+/* Members of chat_template_kwargs that would take the conversation's place. */
+static int check_kwargs(const struct json *kwargs, struct errmsg *em)
+{
+    static const char *const apart[] = {"messages", "tools", "documents"};
+    if (is_null(kwargs)) return 0;
+    if (json_kind(kwargs) != JSON_KIND_OBJECT)
+        return err_set(em, ERR_RANGE, "chat_template_kwargs: not an object");
+    for (size_t i = 0; i < sizeof apart / sizeof apart[0]; i++)
+        if (json_get(kwargs, apart[i]))
+            return err_set(em, ERR_RANGE, "chat_template_kwargs: '%s' is given apart", apart[i]);
+    return 0;
+}
+
 static int check_input(const struct template_input *t, struct errmsg *em)
 {
     size_t n = 0;
@@ -172,9 +185,7 @@ static int check_input(const struct template_input *t, struct errmsg *em)
         rc = err_set(em, ERR_RANGE, "messages: there is none");
     if (rc == 0 && !is_null(t->tools)) rc = check_objects(t->tools, "tools", em);
     if (rc == 0 && !is_null(t->documents)) rc = check_objects(t->documents, "documents", em);
-    if (rc == 0 && !is_null(t->kwargs) && json_kind(t->kwargs) != JSON_KIND_OBJECT)
-        rc = err_set(em, ERR_RANGE, "chat_template_kwargs: not an object");
-    return rc;
+    return rc == 0 ? check_kwargs(t->kwargs, em) : rc;
 }
 
 /* ---- rendering ---- */
@@ -234,7 +245,9 @@ int template_render(const struct template *t, const struct template_input *input
     const struct template_limits *l = &input->limits;
     int rc = check_input(input, em);
     if (rc < 0) return rc;
-    struct interp in = {.program = &t->program, .em = em, .line = 1, .now_s = input->now_s};
+    struct errmsg unread;
+    struct interp in = {
+        .program = &t->program, .em = em ? em : &unread, .line = 1, .now_s = input->now_s};
     struct scope top = {0};
     struct str_builder out;
     in.steps_max = l->steps ? l->steps : TEMPLATE_STEPS_MAX;

@@ -62,7 +62,8 @@ struct template_input {
     const struct json *tools;     /* an array; NULL or JSON null: none */
     const struct json *documents; /* an array of objects; NULL or JSON null: none */
     const struct json *kwargs;    /* chat_template_kwargs: an object whose members become variables,
-                                     before all others of the same name; or NULL */
+                                     before others of the same name, but messages, tools and
+                                     documents cannot be there; or NULL */
     bool add_generation_prompt;   /* the prompt ends where the model's answer begins */
     const struct template_token *tokens;
     size_t n_tokens;

@@ -48,6 +48,8 @@ int cmd_tokenize(int argc, char **argv);
 int cmd_template(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_status(int argc, char **argv);
+int cmd_drain(int argc, char **argv);
+int cmd_rebalance(int argc, char **argv);
 int cmd_gateway(int argc, char **argv);
 int cmd_keygen(int argc, char **argv);
 int cmd_plan(int argc, char **argv);

@@ -16,6 +16,8 @@ static const struct {
     {"generate", cmd_generate, "continue a prompt, on a cluster or with a model file alone"},
     {"status", cmd_status, "a cluster's replicas, workers and requests"},
     {"plan", cmd_plan, "which worker has which layers, and how fast that is"},
+    {"drain", cmd_drain, "have a worker leave, without losing a request"},
+    {"rebalance", cmd_rebalance, "plan a cluster's replicas anew, one after the other"},
     {"gateway", cmd_gateway, "OpenAI's API in front of a cluster, in a process of its own"},
     {"keygen", cmd_keygen, "make a key for a program, or show its public half"},
     {"inspect", cmd_inspect, "show what a GGUF file holds"},

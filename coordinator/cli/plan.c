@@ -35,6 +35,12 @@ static const struct msg_worker_status *bottleneck(const struct msg_replica_statu
     return slowest;
 }
 
+/* What a Step took outside the stages until now, on all links together. */
+static double network_ms(const struct msg_replica_status *r)
+{
+    return (double)r->wire_ns / (double)r->steps / 1e6;
+}
+
 static struct json *worker_json(const struct msg_worker_status *w)
 {
     struct json *j = json_new_object(), *layers = json_new_array(), *ms = json_new_object();
@@ -65,6 +71,7 @@ static void print_json(const struct msg_status *s)
         put(x, "why", r->n_workers ? "" : r->why);
         json_put_int(x, "kv_pages", r->n_workers ? r->pages_total : 0);
         json_put_int(x, "ctx", r->n_workers ? r->ctx : 0);
+        if (r->steps) json_put_real(x, "network_ms", network_ms(r));
         put(x, "bottleneck", bottleneck(r) ? bottleneck(r)->name : "");
         for (uint32_t k = 0; k < r->n_workers; k++) json_add(workers, worker_json(&r->workers[k]));
         json_put(x, "workers", workers);
@@ -82,6 +89,7 @@ static void print_replica(const struct msg_replica_status *r)
         return;
     }
     const struct msg_worker_status *slowest = bottleneck(r);
+    if (r->steps) (void)printf("network   %.2f ms a Step, all links together\n", network_ms(r));
     (void)printf("replica   %s: KV pool of %" PRIu64 " tokens (%" PRIu32
                  " pages), contexts of %" PRIu32 "\n",
                  r->name, (uint64_t)r->pages_total * LIMIT_PAGE, r->pages_total, r->ctx);

@@ -39,7 +39,7 @@ static const char examples[] =
     "max_over_mean_work is the busiest replica's work, of the mean of all; largest_share the\n"
     "requests of the replica that took most, of all. ttft_* is the time from a request's arrival\n"
     "to its first token. core_us_per_event, arrival_us_* (a request comes) and compose_us_p99\n"
-    "(the next Steps are formed) are what the core itself took, on this machine's clock.\n";
+    "(the next Steps are formed) are what the core itself took, in CPU time.\n";
 
 struct simulate {
     const char *trace_name, *cache, *model, *plot, *policy;

@@ -32,8 +32,10 @@ static struct json *worker_json(const struct msg_worker_status *w)
     put(j, "isa", w->isa);
     json_put_int(j, "pid", w->pid);
     json_put_int(j, "threads", w->threads);
-    json_add_int(layers, w->layer_first);
-    json_add_int(layers, w->layer_last);
+    if (w->layer_first <= w->layer_last) {
+        json_add_int(layers, w->layer_first);
+        json_add_int(layers, w->layer_last);
+    }
     json_put(j, "layers", layers);
     json_put_int(j, "resident_bytes", (int64_t)h->resident_bytes);
     json_put_int(j, "read_bytes", (int64_t)h->read_bytes);
@@ -88,6 +90,7 @@ static struct json *replica_json(const struct msg_replica_status *r)
     put(x, "name", r->name);
     put(x, "state", r->state);
     put(x, "why", r->why);
+    json_put_bool(x, "rebalancing", r->rebalancing);
     json_put_int(x, "epoch", r->generation);
     json_put_int(x, "steps", (int64_t)r->steps);
     json_put_int(x, "steps_mixed", (int64_t)r->steps_mixed);
@@ -108,10 +111,13 @@ static struct json *replica_json(const struct msg_replica_status *r)
 static void print_json(const struct msg_status *s)
 {
     struct json *j = json_new_object(), *replicas = json_new_array(), *requests = json_new_object();
+    struct json *spares = json_new_array();
     json_put_bool(j, "ready", s->ready);
     put(j, "model", s->model);
     for (uint32_t i = 0; i < s->n_replicas; i++) json_add(replicas, replica_json(&s->replicas[i]));
     json_put(j, "replicas", replicas);
+    for (uint32_t i = 0; i < s->n_spares; i++) json_add(spares, worker_json(&s->spares[i]));
+    json_put(j, "spares", spares);
     json_put_int(requests, "running", s->running);
     json_put_int(requests, "queued", s->queued);
     json_put(j, "requests", requests);
@@ -127,29 +133,21 @@ static double idle_percent(const struct msg_worker_status *w)
     return all > 0.0 ? 100.0 * (double)w->idle_ns / all : 0.0;
 }
 
-static void print_replica(const struct msg_replica_status *r)
+static void print_workers(const struct msg_worker_status *list, uint32_t n)
 {
-    (void)printf(
-        "replica   %s: %s%s%s, generation %" PRIu32 ", %" PRIu32 " running, %" PRIu32 " queued\n"
-        "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32 " of them kept for prefixes\n"
-        "prefixes  %" PRIu64 " of %" PRIu64 " requests found theirs, %" PRIu64
-        " tokens saved, %" PRIu64 " computed\n",
-        r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation, r->running, r->queued,
-        r->pages_free, r->pages_total, r->cache.pages_cached, r->cache.hits, r->cache.lookups,
-        r->cache.tokens_saved, r->cache.tokens_computed);
-    if (!r->n_workers) return;
-    (void)printf("%-20s %-8s %7s %8s %8s %10s %10s %8s %10s %10s  %s\n", "worker", "state", "pid",
+    (void)printf("%-20s %-9s %7s %8s %8s %10s %10s %8s %10s %10s  %s\n", "worker", "state", "pid",
                  "layers", "threads", "read MiB", "memory MiB", "idle", "ms a Step", "predicted",
                  "isa");
-    for (uint32_t i = 0; i < r->n_workers; i++) {
-        const struct msg_worker_status *w = &r->workers[i];
-        char layers[32], took[16] = "-", predicted[16] = "-";
+    for (uint32_t i = 0; i < n; i++) {
+        const struct msg_worker_status *w = &list[i];
+        char layers[32] = "none", took[16] = "-", predicted[16] = "-";
         if (w->timed_steps) (void)snprintf(took, sizeof took, "%.2f", step_ms(w->compute_ns, w));
         if (w->timed_steps && w->predicted_ns)
             (void)snprintf(predicted, sizeof predicted, "%.2f", step_ms(w->predicted_ns, w));
-        (void)snprintf(layers, sizeof layers, "%" PRIu32 "-%" PRIu32, w->layer_first,
-                       w->layer_last);
-        (void)printf("%-20s %-8s %7" PRIu32 " %8s %8" PRIu32
+        if (w->layer_first <= w->layer_last)
+            (void)snprintf(layers, sizeof layers, "%" PRIu32 "-%" PRIu32, w->layer_first,
+                           w->layer_last);
+        (void)printf("%-20s %-9s %7" PRIu32 " %8s %8" PRIu32
                      " %10.1f %10.1f %6.0f %% %10s %10s  %s\n",
                      w->name, w->state, w->pid, layers, w->threads,
                      (double)w->heartbeat.read_bytes / (1 << 20),
@@ -161,13 +159,28 @@ static void print_replica(const struct msg_replica_status *r)
     }
 }
 
+static void print_replica(const struct msg_replica_status *r)
+{
+    (void)printf(
+        "replica   %s: %s%s%s, generation %" PRIu32 ", %" PRIu32 " running, %" PRIu32 " queued\n"
+        "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32 " of them kept for prefixes\n"
+        "prefixes  %" PRIu64 " of %" PRIu64 " requests found theirs, %" PRIu64
+        " tokens saved, %" PRIu64 " computed\n",
+        r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation, r->running, r->queued,
+        r->pages_free, r->pages_total, r->cache.pages_cached, r->cache.hits, r->cache.lookups,
+        r->cache.tokens_saved, r->cache.tokens_computed);
+    if (r->n_workers) print_workers(r->workers, r->n_workers);
+}
+
 static void print_text(const struct msg_status *s)
 {
     (void)printf("model     %s\nrequests  %" PRIu32 " running, %" PRIu32 " queued\n", s->model,
                  s->running, s->queued);
     for (uint32_t i = 0; i < s->n_replicas; i++) print_replica(&s->replicas[i]);
+    if (!s->n_spares) return;
+    (void)printf("spares    %" PRIu32 "\n", s->n_spares);
+    print_workers(s->spares, s->n_spares);
 }
-
 int cmd_status(int argc, char **argv)
 {
     const char *cluster = NULL;

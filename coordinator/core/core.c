@@ -66,16 +66,19 @@ static uint64_t n_needed(const struct core_config *k)
 struct core *core_open(const struct core_config *config)
 {
     CHECK(config->n_replicas > 0 && config->n_stages > 0 && config->n_stages <= LIMIT_STAGES);
+    CHECK(config->n_wanted <= config->n_replicas);
     CHECK(config->max_workers >= n_needed(config));
     CHECK(config->window > 0 && config->window <= LIMIT_WINDOW && config->page > 0);
     struct core *c = mem_zalloc(sizeof *c);
     copy_config(c, config);
     c->workers = mem_zalloc(config->max_workers * sizeof *c->workers);
+    c->leaving = mem_zalloc(config->max_workers * sizeof *c->leaving);
     c->n_records = NAMES_A_WORKER * config->max_workers;
     c->records = mem_zalloc(c->n_records * sizeof *c->records);
     for (uint32_t i = 0; i < VERDICTS; i++)
         c->verdicts[i].names = mem_zalloc(c->n_records * sizeof *c->verdicts[i].names);
     c->standing = VERDICTS;
+    c->work_unit = 1.0;
     c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
     c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
     c->loads = mem_zalloc(config->n_replicas * sizeof *c->loads);
@@ -88,6 +91,7 @@ struct core *core_open(const struct core_config *config)
     c->replicas = mem_zalloc(config->n_replicas * sizeof *c->replicas);
     c->status = mem_zalloc(config->n_replicas * sizeof *c->status);
     c->staff = mem_zalloc((size_t)config->n_replicas * config->n_stages * sizeof *c->staff);
+    c->spares = mem_zalloc(config->max_workers * sizeof *c->spares);
     for (uint32_t i = 0; i < config->n_replicas; i++) replica__open(c, &c->replicas[i], i);
     return c;
 }
@@ -109,6 +113,7 @@ void core_close(struct core *c)
     arena_close(&c->arena);
     mem_free(c->workers);
     mem_free(c->records);
+    mem_free(c->leaving);
     mem_free(c->replicas);
     mem_free(c->requests);
     mem_free(c->queued);
@@ -118,6 +123,7 @@ void core_close(struct core *c)
     mem_free(c->free_slots);
     mem_free(c->status);
     mem_free(c->staff);
+    mem_free(c->spares);
     mem_free(c->layer_bytes);
     mem_free(c->layer_work);
     mem_free(c->chains);
@@ -223,12 +229,15 @@ struct actions core_step(struct core *c, const struct event *e)
         request__by_id(c, e->request.request, STATUS_CANCELLED, FINISH_NONE, e->request.why);
         break;
     case EV_STOP: request__by_id(c, e->request.request, STATUS_OK, FINISH_STOP, ""); break;
+    case EV_DRAIN: order__drain(c, e->order.name, e->order.limit_ns); break;
+    case EV_REBALANCE: order__rebalance(c, e->order.name, e->order.limit_ns); break;
     case EV_TICK:
         replica__tick(c, e->tick.lost_ns);
         request__tick(c);
         router__tick(c);
         break;
     case EV_COMPOSE:
+        router__balance(c);
         for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
             if (c->loads[i].live) sched__compose(c, &c->replicas[i]);
         break;
@@ -236,7 +245,8 @@ struct actions core_step(struct core *c, const struct event *e)
     return (struct actions){c->actions, c->n_actions};
 }
 
-static const char *const state_names[] = {"waiting", "loading", "linking", "probing", "ready"};
+static const char *const state_names[] = {"waiting", "loading", "linking",
+                                          "probing", "ready",   "draining"};
 
 /* What is waited for, and who is held down. */
 static const char *why_of(const struct core *c, struct replica *r)
@@ -248,24 +258,37 @@ static const char *why_of(const struct core *c, struct replica *r)
     return r->told;
 }
 
-static const char *worker_state(const struct replica *r, const struct worker *w)
+static const char *worker_state(const struct core *c, const struct worker *w)
 {
-    if (r->state == REPLICA_READY || r->state == REPLICA_PROBING) return "serving";
+    const struct replica *r = w->replica;
+    if (!r)
+        return w->leaves                                         ? "drained"
+               : w->suspect                                      ? "silent"
+               : c->now_ns < c->records[w->record].held_until_ns ? "held down"
+                                                                 : "spare";
+    if (w->leaves) return "draining";
+    if (r->state >= REPLICA_PROBING) return "serving";
     return w->linked ? "linked" : w->ready ? "loaded" : "loading";
 }
 
-static struct msg_worker_status worker_status(struct core *c, const struct replica *r, uint32_t i)
+/* Where it is a spare, the layers are those that it holds. */
+static struct msg_worker_status worker_status(struct core *c, const struct worker *w)
 {
-    const struct worker *w = replica__at(c, r, i);
-    struct speed_stage stage = planner__stage(c, w, r->first[i], r->last[i]);
+    const struct msg_hello *h = &w->hello;
+    struct msg_holding layers = h->holds ? h->holding : (struct msg_holding){.layer_first = 1};
+    if (w->replica)
+        layers = (struct msg_holding){.layer_first = w->replica->first[w->stage],
+                                      .layer_last = w->replica->last[w->stage]};
+    struct speed_stage stage = {0};
+    if (w->replica) stage = planner__stage(c, w, layers.layer_first, layers.layer_last);
     return (struct msg_worker_status){
         .name = w->hello.name,
-        .state = worker_state(r, w),
+        .state = worker_state(c, w),
         .isa = w->hello.isa,
         .pid = w->hello.pid,
-        .threads = w->hello.threads,
-        .layer_first = r->first[i],
-        .layer_last = r->last[i],
+        .threads = fleet__threads(w),
+        .layer_first = layers.layer_first,
+        .layer_last = layers.layer_last,
         .heartbeat = w->heartbeat,
         .load_done = w->load_done,
         .load_total = w->load_total,
@@ -293,6 +316,7 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                        .state = state_names[r->state],
                                        .why = why_of(c, r),
                                        .ready = r->state == REPLICA_READY,
+                                       .rebalancing = r->replans,
                                        .workers = workers,
                                        .generation = r->generation,
                                        .pages_total = r->n_pages,
@@ -315,7 +339,7 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                                  .evicted = pages.evicted,
                                                  .preemptions = r->preemptions}};
     if (r->state == REPLICA_WAITING) return;
-    for (uint32_t i = 0; i < r->n_stages; i++) workers[i] = worker_status(c, r, i);
+    for (uint32_t i = 0; i < r->n_stages; i++) workers[i] = worker_status(c, replica__at(c, r, i));
     ret->n_workers = r->n_stages;
 }
 
@@ -328,16 +352,23 @@ static uint32_t n_queued(const struct core *c)
 
 void core_status(struct core *c, struct msg_status *ret)
 {
+    uint32_t n = c->cfg.n_wanted ? c->cfg.n_wanted : c->cfg.n_replicas;
+    for (uint32_t i = n; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].generation) n = i + 1;
     *ret = (struct msg_status){.ready = core__ready(c),
                                .model = c->model_path,
                                .queued = n_queued(c),
                                .messages_dropped = c->dropped,
-                               .n_replicas = c->cfg.n_replicas,
+                               .n_replicas = n,
                                .replicas = c->status};
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         ret->running += c->replicas[i].n_running;
         replica_status(c, &c->replicas[i], &c->status[i]);
     }
+    ret->spares = c->spares;
+    for (uint32_t i = 0; i < c->cfg.max_workers && ret->n_spares < LIMIT_SPARES; i++)
+        if (c->workers[i].used && !c->workers[i].replica)
+            c->spares[ret->n_spares++] = worker_status(c, &c->workers[i]);
 }
 
 uint32_t core_n_sequences(const struct core *c)

@@ -34,9 +34,11 @@ struct core_wish {
 };
 
 struct core_config {
-    uint64_t incarnation;   /* random, one for each process */
-    uint32_t n_replicas;    /* at least 1 */
-    uint32_t n_stages;      /* workers of the longest replica, 1..LIMIT_STAGES, at most n_layers */
+    uint64_t incarnation; /* random, one for each process */
+    uint32_t n_replicas;  /* at least 1 */
+    uint32_t n_wanted;    /* of them, those that are waited for; others begin when there are workers
+                             for them, and are no word in a status before. 0: all */
+    uint32_t n_stages;    /* workers of the longest replica, 1..LIMIT_STAGES, at most n_layers */
     const uint32_t *chains; /* workers of each replica, 1..n_stages; NULL: n_stages each */
     enum plan_split split;
     const uint32_t *given; /* PLAN_GIVEN: layers of each of the n_stages stages of all replicas */
@@ -69,6 +71,8 @@ struct core_config {
     uint32_t max_per_client;       /* live requests of one client, 1..max_live */
     uint64_t step_ns; /* limit of the predicted time of a Step with decodes; 0: the core's own */
     bool plaintext;
+    uint64_t replan_after_ns;   /* how long a replica that lacks workers waits for them before it is
+                                   cut   for fewer; 0: for ever */
     uint64_t replica_wait_ns;   /* how long a request waits for a replica; 0: not at all */
     uint64_t deadline_ns;       /* of requests that name none */
     uint64_t worker_timeout_ns; /* silence after which a worker is lost */
@@ -81,10 +85,12 @@ enum event_type {
     EV_LINK_LOST,   /* it broke */
     EV_RESULT,
     EV_SUBMIT,
-    EV_CANCEL,  /* by the client, or because the client is silent */
-    EV_STOP,    /* the text met a stop string */
-    EV_TICK,    /* time; lost_ns: time that the shell itself was not running */
-    EV_COMPOSE, /* form the next Steps: once a turn, after all else */
+    EV_CANCEL,    /* by the client, or because the client is silent */
+    EV_STOP,      /* the text met a stop string */
+    EV_DRAIN,     /* an admin's order: a worker is to leave; answered in the same step */
+    EV_REBALANCE, /* the same: one replica, or all, are to be planned anew */
+    EV_TICK,      /* time; lost_ns: time that the shell itself was not running */
+    EV_COMPOSE,   /* form the next Steps: once a turn, after all else */
 };
 
 struct event {
@@ -118,6 +124,10 @@ struct event {
             const char *why; /* of EV_CANCEL */
         } request;
         struct {
+            const char *name;  /* of a worker; of a replica, "": all of them */
+            uint64_t limit_ns; /* that requests which run have to end */
+        } order;
+        struct {
             uint64_t lost_ns;
         } tick;
     };
@@ -131,6 +141,7 @@ enum action_type {
     ACT_STEP,
     ACT_TOKENS, /* next tokens of a request: each once, in order */
     ACT_END,    /* the request's one last action */
+    ACT_ANSWER, /* what follows from an order */
     ACT_NOTE,   /* a change worth a line in the log */
 };
 
@@ -163,6 +174,10 @@ struct action {
             enum finish_reason finish_reason; /* with STATUS_OK */
             uint32_t retry_ms;
         } end;
+        struct {
+            enum status status; /* STATUS_OK or STATUS_NOT_FOUND */
+            const char *text;
+        } answer;
         const char *note;
     };
 };

@@ -10,7 +10,9 @@
  *     | all Linked    |
  *   PROBING --------->|
  *     | digest right  |
- *   READY ------------+                                                                      */
+ *   READY ----------->|
+ *     | ordered       |
+ *   DRAINING ---------+ also when its requests have ended, or have no more time                */
 #ifndef FLOTILLA_CORE_CORE_STATE_H
 #define FLOTILLA_CORE_CORE_STATE_H
 
@@ -27,15 +29,18 @@
 #define NO_WORKER UINT32_MAX
 #define NAMES_A_WORKER 4u /* names remembered, for each worker that may be known at once */
 #define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
-#define VERDICTS 4u       /* digests of probes that are remembered */
-#define STEP_SIZES 14u    /* powers of two up to LIMIT_STEP_ROWS, and one */
+/* Digests of probes that are remembered: so many that one which comes each few generations is not
+ * forgotten among those of a worker that computes another each time. */
+#define VERDICTS 16u
+#define STEP_SIZES 14u /* powers of two up to LIMIT_STEP_ROWS, and one */
 
 enum replica_state {
     REPLICA_WAITING,
     REPLICA_LOADING,
     REPLICA_LINKING,
     REPLICA_PROBING,
-    REPLICA_READY
+    REPLICA_READY,
+    REPLICA_DRAINING /* it computes what it has, and takes no requests */
 };
 
 /* What is remembered of the workers of one name, over their restarts. */
@@ -58,6 +63,8 @@ struct worker {
     bool ready, linked;      /* in that generation */
     bool knows;              /* it has spoken of that generation: its Assign arrived */
     bool suspect;            /* its data link broke, and it has said nothing since */
+    bool leaves;             /* as ordered: it is not planned with */
+    uint64_t told_ns;        /* when it was last told to leave; 0: it was not */
     uint32_t record;         /* index of its name's record */
     uint32_t doubt; /* record of the other end of its link that broke at doubted_ns, or NO_WORKER */
     uint64_t doubted_ns;
@@ -152,20 +159,25 @@ struct replica {
     uint32_t id; /* index in core.replicas */
     char name[LIMIT_NAME_BYTES];
     enum replica_state state;
-    uint32_t n_stages;            /* of its chain, at most cfg.n_stages */
-    uint32_t generation;          /* number of the present or the last one; 0: there was none */
+    uint32_t stages_wanted; /* workers that it is to have */
+    uint32_t n_stages;      /* of its chain: fewer, if workers were missing for long */
+    uint64_t short_ns;      /* while it waits: since when there are too few; 0: there are not */
+    uint32_t generation;    /* number of the present or the last one; 0: there was none */
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
     bool link_up;
-    bool cramped;               /* no generation begins, since its workers have too little memory */
-    uint64_t began_ns;          /* when the present or last generation began; 0: none has */
-    uint64_t retry_ns;          /* no generation is begun before this time */
-    uint64_t pause_ns;          /* between failed beginnings; doubles */
-    uint64_t served_ns;         /* up to when its workers' service was counted */
-    uint64_t since_ns;          /* the state was entered, or something moved in it */
-    uint64_t waits_ns;          /* since when it is without a generation; 0: it was never asked */
-    bool named;                 /* the cluster file names its workers */
-    char why[LIMIT_TEXT_BYTES]; /* what it waits for */
+    bool cramped;             /* no generation begins, since its workers have too little memory */
+    uint64_t began_ns;        /* when the present or last generation began; 0: none has */
+    uint64_t retry_ns;        /* no generation is begun before this time */
+    uint64_t pause_ns;        /* between failed beginnings; doubles */
+    uint64_t served_ns;       /* up to when its workers' service was counted */
+    uint64_t since_ns;        /* the state was entered, or something moved in it */
+    uint64_t drained_ns;      /* while draining: when it ends at the latest */
+    bool replans;             /* as ordered: it is to be planned anew, or is and is not ready yet */
+    uint64_t replan_limit_ns; /* that its requests have to end then */
+    uint64_t waits_ns;        /* since when it is without a generation; 0: it was never asked */
+    bool named;               /* the cluster file names its workers */
+    char why[LIMIT_TEXT_BYTES];  /* what it waits for */
     char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
     char told[LIMIT_TEXT_BYTES]; /* what core_status points to */
     /* ---- its KV pages ---- */
@@ -239,6 +251,8 @@ struct core {
     struct worker *workers; /* cfg.max_workers */
     struct record *records; /* n_records: more than there are workers */
     uint32_t n_records;
+    struct instance *leaving; /* those that were last ordered to leave: a ring of cfg.max_workers */
+    uint64_t n_leaving;       /* orders in all */
     struct presumed dead[PRESUMED]; /* the latest, in turn */
     uint32_t n_dead;                /* ever */
     struct verdict verdicts[VERDICTS];
@@ -253,12 +267,17 @@ struct core {
     struct request *requests; /* max_live slots */
     uint32_t *free_slots, n_free_slots;
     uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */
+    uint32_t n_waiting;         /* requests in the queues of all replicas */
     uint32_t n_trials;          /* live requests that are on trial */
     /* ---- routing ---- */
     struct route_load *loads; /* of each replica */
     uint32_t *held;           /* of each replica: pages of the prompt that is being routed, */
     double *costs;            /* and what route.c makes of it */
     uint32_t turn;            /* ROUTE_ROUND_ROBIN */
+    double work_unit;         /* of a row that is given now, in loads[].work, */
+    double work_all;          /* and the sum of those */
+    uint32_t balance_from;    /* the replica whose turn it is to be given a request that waits */
+    uint32_t looked;          /* at so many requests that wait, since the last tick */
     struct pace prompts;      /* as of a replica, of all */
     struct pace answers;      /* ended requests, and what Steps without prompts took */
     uint64_t arrivals;
@@ -266,6 +285,7 @@ struct core {
     struct imap n_live;                /* requests of each client that has any */
     struct msg_replica_status *status; /* n_replicas: what core_status points to, */
     struct msg_worker_status *staff;   /* n_replicas x n_stages: and what those point to */
+    struct msg_worker_status *spares;  /* likewise, at most LIMIT_SPARES */
     uint64_t dropped; /* messages of no generation, results not in flight, Hellos without room */
     struct action *actions;
     size_t n_actions, cap_actions;
@@ -273,7 +293,7 @@ struct core {
 };
 
 /* core.c */
-/* Whether any replica serves. */
+/* Whether any replica takes requests. */
 bool core__ready(const struct core *c);
 /* Why there is no replica, for a client: what is waited for, and what was lost. */
 const char *core__no_replica(struct core *c);
@@ -353,6 +373,16 @@ void fleet__held(const struct core *c, const char *told, char *ret, size_t size)
 /* Moves a moment later by time in which the shell did not run, but never past now. */
 void fleet__forgive(const struct core *c, uint64_t *since_ns, uint64_t lost_ns);
 
+/* orders.c */
+/* Answers the order, and carries out what can be done at once. Requests that run where they must
+ * not go on running have limit_ns to end. */
+void order__drain(struct core *c, const char *worker, uint64_t limit_ns);
+void order__rebalance(struct core *c, const char *replica, uint64_t limit_ns);
+/* Whether this very process was ordered to leave, though it may have been lost since. */
+bool order__leaves(const struct core *c, struct instance instance);
+/* Goes on with what was ordered. */
+void order__tick(struct core *c);
+
 /* verdict.c */
 /* The probe of a replica's present generation computed this digest. NULL: it may serve; otherwise
  * why not, with the workers named and blamed. */
@@ -364,8 +394,6 @@ struct speed_stage planner__stage(const struct core *c, const struct worker *w, 
                                   uint32_t last);
 
 /* replica.c */
-struct msg_to_worker *replica__to_worker(struct core *c, struct instance instance,
-                                         enum to_worker type);
 void replica__open(struct core *c, struct replica *r, uint32_t id);
 void replica__close(struct replica *r);
 void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address,
@@ -378,6 +406,14 @@ struct epoch replica__epoch(const struct core *c, const struct replica *r);
 struct replica *replica__of(struct core *c, struct epoch epoch);
 /* Ends the generation, if there is one. suspicious: as in request__generation_lost. */
 void replica__lose(struct core *c, struct replica *r, bool suspicious, const char *why);
+/* Ends the generation in order: nobody is to blame, and the next one may begin at once. */
+void replica__end(struct core *c, struct replica *r, const char *why);
+/* It takes no more requests, and those that wait for it go elsewhere if they can. Those that are
+ * left have limit_ns to end; where it drains already, the earlier limit counts. */
+void replica__drain(struct core *c, struct replica *r, uint64_t limit_ns, const char *why);
+/* A message for a worker that concerns no generation. */
+struct msg_to_worker *replica__to_worker(struct core *c, struct instance instance,
+                                         enum to_worker type);
 /* A worker that has a stage is to blame, and nobody else: ends its generation. */
 void replica__lose_to(struct core *c, struct worker *w, const char *why);
 /* The link into a stage (n_stages: into the coordinator) failed: blames, and ends the generation.
@@ -394,6 +430,11 @@ void replica__begin(struct core *c, struct replica *r);
 /* planner.c */
 /* Begins a generation of each replica that is without one, as far as there are workers. */
 void planner__begin(struct core *c);
+/* Whether a replica that serves would be made of other workers, or of more, if it were planned now.
+ */
+bool planner__gains(struct core *c, const struct replica *r);
+/* Spares that it may be planned with now. */
+uint32_t planner__n_spares(const struct core *c, const struct replica *r);
 
 /* flight.c */
 /* Takes a result's Step out of flight. False: nothing in it counts for requests: it is a probe's,
@@ -433,6 +474,9 @@ void router__lost(struct core *c, const struct replica *rep);
 void router__due(struct core *c, struct request *r, uint32_t rows);
 /* The request is with this replica (NULL: with none) from now on. */
 void router__set(struct core *c, struct request *r, struct replica *rep);
+/* Before Steps are composed: moves requests that wait for a place to replicas that have less to
+ * do. */
+void router__balance(struct core *c);
 /* Looks again for requests that have waited: another replica may serve them sooner. */
 void router__tick(struct core *c);
 /* A Step took so long on a replica's slowest stage; a request ended. */

@@ -29,9 +29,8 @@
 #define UNHEARD_NS (500 * NS_PER_MS) /* two heartbeats: such a stranger may lose its entry */
 /* A worker that dies is heard of once more at the most: a heartbeat that was on its way. */
 #define LAST_WORDS_NS (500 * NS_PER_MS)
-#define ASK_AGAIN_NS (5 * NS_PER_S) /* a Calibrate that nobody answers is sent again */
-#define SPEED_MOST_NS                                                                              \
-    (15 * NS_PER_S) /* since it joined: then a worker is planned with unmeasured */
+#define ASK_AGAIN_NS (5 * NS_PER_S)   /* a Calibrate that nobody answers is sent again */
+#define SPEED_MOST_NS (30 * NS_PER_S) /* since it joined: then it is planned with unmeasured */
 
 /* ---- names ---- */
 
@@ -156,7 +155,7 @@ void fleet__ready(struct core *c, struct replica *r)
 
 void fleet__served(struct core *c, struct replica *r)
 {
-    if (r->state != REPLICA_READY || c->now_ns - r->served_ns < SERVED_NS) return;
+    if (r->state < REPLICA_READY || c->now_ns - r->served_ns < SERVED_NS) return;
     r->served_ns = c->now_ns;
     for (uint32_t i = 0; i < r->n_stages; i++) {
         struct record *x = &c->records[replica__at(c, r, i)->record];
@@ -278,7 +277,10 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     if (!w) return NULL;
     if (known && w->replica) w->knows = false; /* it may have missed something */
     if (!known)
-        *w = (struct worker){.doubt = NO_WORKER, .joined_ns = c->now_ns, .moved_ns = c->now_ns};
+        *w = (struct worker){.doubt = NO_WORKER,
+                             .leaves = order__leaves(c, m->instance),
+                             .joined_ns = c->now_ns,
+                             .moved_ns = c->now_ns};
     w->instance = m->instance;
     w->key = *key;
     w->hello = m->hello;
@@ -328,6 +330,16 @@ void fleet__heartbeat(struct core *c, struct worker *w, const struct msg_from_wo
 
 /* ---- silence ---- */
 
+/* Whether another process has joined under the worker's name since it was last heard. */
+static bool has_come_again(const struct core *c, const struct worker *w)
+{
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+        const struct worker *x = &c->workers[i];
+        if (x != w && x->used && x->record == w->record && x->joined_ns >= w->heard_ns) return true;
+    }
+    return false;
+}
+
 static void check_silence(struct core *c, struct worker *w)
 {
     if (!w->used || c->now_ns < w->heard_ns + c->cfg.worker_timeout_ns) return;
@@ -338,6 +350,10 @@ static void check_silence(struct core *c, struct worker *w)
     /* No request is suspected: a process that crashes leaves closed connections, not silence. */
     if (r)
         replica__lose(c, r, false, why);
+    else if (w->leaves)
+        core__note(c, "worker %s has left, as ordered", w->hello.name);
+    else if (has_come_again(c, w))
+        core__note(c, "the process that worker %s had before is gone", w->hello.name);
     else
         core__note_loss(c, "%s", why);
     w->used = false;
@@ -379,7 +395,7 @@ uint32_t fleet__rank(const struct core *c, const struct replica *r, const struct
 
 bool fleet__may_serve(const struct core *c, const struct worker *w)
 {
-    return w->used && !w->replica && !w->suspect &&
+    return w->used && !w->replica && !w->suspect && !w->leaves &&
            c->now_ns >= c->records[w->record].held_until_ns;
 }
 

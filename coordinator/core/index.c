@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#define AHEAD 8u /* pages that a walk looks ahead */
+
 struct holder {
     uint32_t replica;
     uint32_t page; /* INDEX_NONE: it is only promised */
@@ -209,18 +211,51 @@ struct prefix index_root(const struct index *x, uint64_t tenant)
                            .tenant = tenant};
 }
 
+/* The hash of the pages up to these tokens, from that of the pages before them. */
+static struct hash128 chain(const struct index *x, struct hash128 before, const int32_t *tokens)
+{
+    struct hash128 h =
+        hash128_bytes(tokens, x->cfg.page_size * sizeof *tokens, before.lo ^ before.hi);
+    h.hi ^= before.hi;
+    h.lo &= x->cfg.hash_mask;
+    h.hi &= x->cfg.hash_mask;
+    return h;
+}
+
 /* The hash of the page after the walk: once for each page, however often it is looked for. */
 static struct hash128 next_hash(const struct index *x, struct prefix *walk, const int32_t *tokens)
 {
     if (walk->has_next) return walk->next;
-    struct hash128 h =
-        hash128_bytes(tokens, x->cfg.page_size * sizeof *tokens, walk->hash.lo ^ walk->hash.hi);
-    h.hi ^= walk->hash.hi;
-    h.lo &= x->cfg.hash_mask;
-    h.hi &= x->cfg.hash_mask;
-    walk->next = h;
+    walk->next = chain(x, walk->hash, tokens);
     walk->has_next = true;
-    return h;
+    return walk->next;
+}
+
+/* Hashes of pages that a walk comes to. They need nothing but the tokens, so they are known some
+ * pages ahead; the bucket of each, and then the first entry there, are on their way from memory
+ * while pages before them are looked at. Without that a long prompt costs three cache misses a
+ * page, one after the other. */
+struct ahead {
+    struct hash128 last, ring[AHEAD];
+    uint32_t n; /* pages hashed, of the whole walk */
+};
+
+/* The walk, which stands behind page `at`, will come to pages up to n_pages. */
+static void look_ahead(const struct index *x, struct ahead *a, struct prefix *walk,
+                       const int32_t *tokens, uint32_t at, uint32_t n_pages)
+{
+    if (a->n <= at) {
+        a->n = at;
+        a->last = walk->hash;
+    }
+    for (; a->n < n_pages && a->n < at + AHEAD; a->n++) {
+        a->last = chain(x, a->last, tokens + (size_t)a->n * x->cfg.page_size);
+        a->ring[a->n % AHEAD] = a->last;
+        __builtin_prefetch(bucket_of(x, a->last), 1);
+    }
+    if (at + AHEAD / 2 < a->n) __builtin_prefetch(*bucket_of(x, a->ring[(at + AHEAD / 2) % AHEAD]));
+    walk->next = a->ring[at % AHEAD];
+    walk->has_next = true;
 }
 
 static uint64_t serial_of(const struct index_node *e)
@@ -325,8 +360,10 @@ struct index_node *index_promise(struct index *x, uint32_t replica, const struct
     struct index_node *last = found->last;
     CHECK(found->depth <= n_pages);
     if (n_pages > INDEX_PROMISES - x->n_promised) return NULL;
+    struct ahead ahead = {.n = 0};
     for (struct index_node *e = last; e; e = e->parent) add_holder(e, replica)->promises++;
     for (uint32_t i = found->depth; i < n_pages; i++) {
+        look_ahead(x, &ahead, &walk, tokens, i, n_pages);
         last = new_entry(x, &walk, tokens + (size_t)i * x->cfg.page_size, last);
         add_holder(last, replica)->promises++;
         follow(&walk, last);
@@ -354,7 +391,9 @@ struct index_found index_match(const struct index *x, uint64_t tenant, const int
 {
     struct index_found found = {.walk = index_root(x, tenant)};
     memset(ret_held, 0, x->cfg.n_replicas * sizeof *ret_held);
+    struct ahead ahead = {.n = 0};
     while (found.depth < n_pages) {
+        look_ahead(x, &ahead, &found.walk, tokens, found.depth, n_pages);
         const int32_t *page = tokens + (size_t)found.depth * x->cfg.page_size;
         struct index_node *e = find(x, &found.walk, page);
         if (!e) break;
@@ -371,6 +410,21 @@ struct index_found index_match(const struct index *x, uint64_t tenant, const int
         if (e->n_holders > n_known) n_known = e->n_holders;
     }
     return found;
+}
+
+uint32_t index_held(const struct index *x, uint32_t replica, uint64_t tenant, const int32_t *tokens,
+                    uint32_t n_pages)
+{
+    struct prefix walk = index_root(x, tenant);
+    uint32_t n = 0;
+    for (; n < n_pages; n++) {
+        const struct index_node *e = find(x, &walk, tokens + (size_t)n * x->cfg.page_size);
+        if (!e) break;
+        uint32_t at = place_of(e, replica);
+        if (at == e->n_holders || e->holders[at].replica != replica) break;
+        follow(&walk, e);
+    }
+    return n;
 }
 
 struct index_entry index_entry_of(const struct index *x, uint32_t replica, uint32_t page)

@@ -85,6 +85,10 @@ struct index_found {
 struct index_found index_match(const struct index *x, uint64_t tenant, const int32_t *tokens,
                                uint32_t n_pages, uint32_t *ret_held);
 
+/* How many of the first n_pages pages of these tokens one replica holds: takes time for these. */
+uint32_t index_held(const struct index *x, uint32_t replica, uint64_t tenant, const int32_t *tokens,
+                    uint32_t n_pages);
+
 /* The request whose first n_pages pages index_match was just asked for, with these tokens, is sent
  * to the replica: until index_settle, which takes what this returns, index_match counts them as
  * held there. NULL: nothing is promised, since n_pages is 0 or INDEX_PROMISES pages are. */

@@ -52,7 +52,8 @@ static double time_of(const struct planning *p, const struct plan_worker *w, uin
     return (p->work[end] - p->work[first]) * (each > 0 ? each : 1.0) + head;
 }
 
-/* Whether a worker may have these layers, and has room for them with so many pages. */
+/* Whether a worker may have these layers, and has room for them with so many pages. What a slice of
+ * all layers has only once (tied_bytes) does not matter: then there is nothing to cut. */
 static bool fits(const struct planning *p, const struct plan_worker *w, uint32_t first,
                  uint32_t end, double pages)
 {
@@ -61,7 +62,6 @@ static bool fits(const struct planning *p, const struct plan_worker *w, uint32_t
     if (w->layers_max && n > w->layers_max) return false;
     if (!k->layer_bytes || w->room_bytes == UINT64_MAX || pages < 0) return true;
     double bytes = p->held[end] - p->held[first];
-    if (n == p->ask->n_layers) bytes -= (double)k->tied_bytes;
     if (end == p->ask->n_layers) bytes += (double)k->last_bytes;
     bytes += pages * ((double)n * (double)k->page_layer_bytes + (double)k->page_bytes);
     return bytes <= (double)w->room_bytes;

@@ -12,6 +12,7 @@
 
 #define SETTLE_NS (5 * NS_PER_S) /* for all workers to come, or for those that are named */
 #define RETRY_NS (1 * NS_PER_S)  /* what does not fit is tried again */
+#define GAIN_FACTOR 1.1          /* a chain that is faster by so much is worth a new plan */
 
 /* ---- who may serve ---- */
 
@@ -75,7 +76,8 @@ static struct plan_worker describe(const struct core *c, const struct replica *r
     struct plan_worker x = {.id = idx,
                             .rank = fleet__rank(c, r, w),
                             .name = w->hello.name,
-                            .holds = w->hello.holds && h->model_digest == c->cfg.model_digest,
+                            .holds = w->hello.holds && !r->replans &&
+                                     h->model_digest == c->cfg.model_digest,
                             .layer_first = h->layer_first,
                             .layer_last = h->layer_last,
                             .room_bytes = UINT64_MAX,
@@ -183,16 +185,18 @@ static enum plan_result make(struct core *c, const struct plan_ask *ask, struct 
     return result;
 }
 
-static struct plan_ask ask_for(const struct core *c, const struct replica *r)
+/* Where the chain is shorter than it is to be, the file's numbers of layers say nothing. */
+static struct plan_ask ask_for(const struct core *c, const struct replica *r, uint32_t n_stages)
 {
     const struct core_config *k = &c->cfg;
+    bool shorter = k->split == PLAN_GIVEN && n_stages < r->stages_wanted;
     return (struct plan_ask){.n_layers = k->n_layers,
-                             .n_stages = r->n_stages,
+                             .n_stages = n_stages,
                              .work = c->layer_work,
                              .costs = &k->costs,
                              .pages_least = k->n_pages ? k->n_pages : k->pages_least,
                              .pages_most = k->n_pages ? k->n_pages : k->pages_most,
-                             .split = k->split,
+                             .split = shorter ? PLAN_BY_SPEED : k->split,
                              .given = k->given};
 }
 
@@ -202,7 +206,7 @@ static bool plan(struct core *c, struct replica *r)
 {
     struct plan_worker *list = core__alloc(c, c->cfg.max_workers * sizeof *list);
     struct plan_stage stages[LIMIT_STAGES];
-    struct plan_ask ask = ask_for(c, r);
+    struct plan_ask ask = ask_for(c, r, r->n_stages);
     switch (make(c, &ask, list, list_candidates(c, r, list), stages)) {
     case PLAN_TOO_FEW_WORKERS: return false;
     case PLAN_TOO_FEW_LAYERS:
@@ -220,10 +224,129 @@ static bool plan(struct core *c, struct replica *r)
     return true;
 }
 
+/* ---- chains of fewer workers ---- */
+
+static bool is_wanted(const struct core *c, const struct replica *r)
+{
+    return c->cfg.n_wanted == 0 || r->id < c->cfg.n_wanted;
+}
+
+static uint64_t last_joined_ns(const struct core *c)
+{
+    uint64_t last_ns = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+        if (c->workers[i].used && c->workers[i].joined_ns > last_ns)
+            last_ns = c->workers[i].joined_ns;
+    return last_ns;
+}
+
+/* Whether workers have been missing for long, and none has come of late. */
+static bool is_given_up(const struct core *c, const struct replica *r)
+{
+    uint64_t after_ns = c->cfg.replan_after_ns;
+    uint64_t late_ns = after_ns < SETTLE_NS ? after_ns : SETTLE_NS;
+    return r->short_ns && after_ns && c->now_ns - r->short_ns >= after_ns &&
+           c->now_ns - last_joined_ns(c) >= late_ns;
+}
+
+/* Workers that it may be planned with, now or when they have measured themselves. */
+static uint32_t n_there(const struct core *c, const struct replica *r)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+        n += fleet__may_serve(c, &c->workers[i]) && is_for(r, &c->workers[i], takes_spares(c, r));
+    return n;
+}
+
+/* Of how many stages the chain is to be now: as many as it is to have, or, where workers are given
+ * up, as many as there are. */
+static uint32_t stages_now(const struct core *c, const struct replica *r)
+{
+    uint32_t n = n_candidates(c, r), least = c->cfg.costs.stages_least;
+    if (n >= r->stages_wanted || n == 0 || n < least || n < n_there(c, r)) return r->stages_wanted;
+    return is_given_up(c, r) ? n : r->stages_wanted;
+}
+
+/* Since when too few workers are there; before its first generation there must be any. */
+static void count_missing(const struct core *c, struct replica *r)
+{
+    uint32_t n = n_there(c, r);
+    if (n >= r->stages_wanted || (n == 0 && !r->generation))
+        r->short_ns = 0;
+    else if (!r->short_ns)
+        r->short_ns = c->now_ns;
+}
+
 static void begin(struct core *c, struct replica *r)
 {
-    if (r->state != REPLICA_WAITING || c->now_ns < r->retry_ns) return;
-    if (plan(c, r) && room__plan(c, r)) replica__begin(c, r);
+    if (r->state != REPLICA_WAITING) return;
+    if (r->generation) count_missing(c, r);
+    if (c->now_ns < r->retry_ns) return;
+    uint32_t n = stages_now(c, r);
+    r->n_stages = n;
+    if (!plan(c, r) || !room__plan(c, r)) {
+        r->n_stages = r->stages_wanted;
+        return;
+    }
+    if (n < r->stages_wanted)
+        core__note(
+            c,
+            "%sworkers have been missing for %" PRIu64 " s: it is cut for %" PRIu32 " of %" PRIu32,
+            core__of_replica(c, r), (c->now_ns - r->short_ns) / NS_PER_S, n, r->stages_wanted);
+    replica__begin(c, r);
+}
+
+/* ---- plans that are ordered ---- */
+
+uint32_t planner__n_spares(const struct core *c, const struct replica *r)
+{
+    return n_candidates(c, r);
+}
+
+/* Of the chain as it is, in the unit of plan_stage.ns; 0: a worker was not measured. */
+static double slowest_stage(const struct core *c, const struct replica *r)
+{
+    double most = 0.0;
+    for (uint32_t s = 0; s < r->n_stages; s++) {
+        const struct plan_worker x = describe(c, r, r->stage[s]);
+        double ns = work_of(c, r->first[s], r->last[s]) * x.byte_ns;
+        if (r->last[s] == c->cfg.n_layers - 1) ns += x.head_ns;
+        if (!(x.byte_ns > 0.0)) return 0.0;
+        if (ns > most) most = ns;
+    }
+    return most;
+}
+
+/* Whether workers of a plan have fewer faults than those of the chain, or it is so much faster. */
+static bool is_better(const struct core *c, const struct replica *r, const struct plan_stage *plan)
+{
+    uint32_t ranks = 0, ranks_now = 0;
+    double slowest = 0.0, now = slowest_stage(c, r);
+    for (uint32_t s = 0; s < r->n_stages; s++) {
+        ranks += fleet__rank(c, r, &c->workers[plan[s].worker]);
+        ranks_now += fleet__rank(c, r, &c->workers[r->stage[s]]);
+        if (plan[s].ns > slowest) slowest = plan[s].ns;
+    }
+    return ranks < ranks_now || (slowest > 0.0 && slowest * GAIN_FACTOR < now);
+}
+
+bool planner__gains(struct core *c, const struct replica *r)
+{
+    struct plan_worker *list = core__alloc(c, c->cfg.max_workers * sizeof *list);
+    struct plan_stage stages[LIMIT_STAGES] = {{0}};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+        const struct worker *w = &c->workers[i];
+        bool own = w->used && w->replica == r && !w->leaves;
+        if (!own && !may_be_planned(c, r, w)) continue;
+        list[n] = describe(c, r, i);
+        list[n++].holds = false;
+    }
+    uint32_t n_stages = n < r->stages_wanted ? n : r->stages_wanted;
+    if (n_stages < r->n_stages) return false;
+    struct plan_ask ask = ask_for(c, r, n_stages);
+    if (make(c, &ask, list, n, stages) != PLAN_MADE) return false;
+    return n_stages > r->n_stages || is_better(c, r, stages);
 }
 
 /* ---- all of them ---- */
@@ -234,7 +357,8 @@ static bool settling(struct core *c)
 {
     uint32_t all = 0;
     if (c->cfg.n_replicas == 1 || !c->layer_bytes) return false;
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) all += c->replicas[i].n_stages;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (is_wanted(c, &c->replicas[i])) all += c->replicas[i].n_stages;
     if (fleet__n_known(c) >= all) return false;
     if (c->settled_ns == 0) c->settled_ns = c->now_ns + SETTLE_NS;
     return c->now_ns < c->settled_ns;
@@ -252,7 +376,8 @@ static bool has_enough(const struct core *c, const struct replica *r, uint32_t l
     return named == r->n_stages || n_candidates(c, r) >= lost + r->n_stages;
 }
 
-/* First those that lost a worker. One that never ran begins only where spares suffice for all. */
+/* First those that lost a worker. One that never ran begins only where spares suffice for all;
+ * where none has lost any, and some are missing for long, with as many as there are. */
 void planner__begin(struct core *c)
 {
     uint32_t lost = 0; /* workers that those need */
@@ -267,7 +392,9 @@ void planner__begin(struct core *c)
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         struct replica *r = &c->replicas[i];
         if (r->generation) continue;
-        if (!has_enough(c, r, lost) || settling(c)) continue;
+        if (is_wanted(c, r)) count_missing(c, r);
+        bool enough = has_enough(c, r, lost) && !settling(c);
+        if (!enough && (lost || !is_given_up(c, r))) continue;
         begin(c, r);
     }
 }

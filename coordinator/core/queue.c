@@ -61,12 +61,21 @@ static uint32_t *queue_of(struct core *c, const struct request *r, uint32_t **re
     return r->replica ? r->replica->queued : c->queued;
 }
 
+/* So many more requests wait for the request's replica. */
+static void count_queued(struct core *c, const struct request *r, int more)
+{
+    if (!r->replica) return;
+    c->loads[r->replica->id].queued += (uint32_t)more;
+    c->n_waiting += (uint32_t)more;
+}
+
 static void enter(struct core *c, struct request *r)
 {
     uint32_t *n, *queue = queue_of(c, r, &n), where = *n;
     CHECK(r->used && !r->running && *n < c->cfg.max_live);
     while (where && at(c, queue, where - 1)->arrival > r->arrival) where--;
     insert(queue, n, where, slot_of(c, r));
+    count_queued(c, r, 1);
 }
 
 void queue__enter(struct core *c, struct request *r)
@@ -79,10 +88,12 @@ void queue__leave(struct core *c, struct request *r)
 {
     uint32_t *n, *queue = queue_of(c, r, &n);
     CHECK(r->n_pages == 0);
-    if (r->running)
+    if (r->running) {
         take_out(r->replica->running, &r->replica->n_running, slot_of(c, r));
-    else
+    } else {
         take_out(queue, n, slot_of(c, r));
+        count_queued(c, r, -1);
+    }
     r->running = false;
 }
 
@@ -209,7 +220,7 @@ static struct request *next_in(struct core *c, struct replica *rep)
 
 void queue__admit(struct core *c, struct replica *rep)
 {
-    CHECK(rep->state == REPLICA_READY);
+    CHECK(rep->state >= REPLICA_READY);
     while (rep->n_queued) {
         struct request *r = next_in(c, rep);
         if (!r) return;

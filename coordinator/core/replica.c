@@ -35,7 +35,7 @@ void replica__open(struct core *c, struct replica *r, uint32_t id)
     const struct core_config *cfg = &c->cfg;
     r->id = id;
     make_name(id, r->name);
-    r->n_stages = cfg->chains ? cfg->chains[id] : cfg->n_stages;
+    r->n_stages = r->stages_wanted = cfg->chains ? cfg->chains[id] : cfg->n_stages;
     for (uint32_t i = 0; i < cfg->n_wishes; i++) r->named |= cfg->wishes[i].replica == id;
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) r->stage[i] = NO_WORKER;
     r->running = mem_zalloc(cfg->max_live * sizeof *r->running);
@@ -100,28 +100,70 @@ static const char *generation_of(struct core *c, const struct replica *r)
     return core__text(c, "%sgeneration %" PRIu32, core__of_replica(c, r), r->generation);
 }
 
+/* The only moves are those to the next state; an end leads back. */
+static void enter(const struct core *c, struct replica *r, enum replica_state state,
+                  const char *why)
+{
+    CHECK(state == r->state + 1);
+    r->state = state;
+    r->since_ns = c->now_ns;
+    (void)snprintf(r->why, sizeof r->why, "%s", why);
+}
+
 /* ---- the end of a generation ---- */
 
-void replica__lose(struct core *c, struct replica *r, bool suspicious, const char *why)
+static void end(struct core *c, struct replica *r, bool suspicious, const char *why)
 {
-    if (r->state == REPLICA_WAITING) return;
-    bool was_ready = r->state == REPLICA_READY;
     (void)snprintf(r->why, sizeof r->why, "%s", why);
     (void)snprintf(r->lost, sizeof r->lost, "%s", why);
-    core__note_loss(c, "%s ended: %s", generation_of(c, r), why);
-    if (was_ready || r->pause_ns == 0)
-        r->pause_ns = PAUSE_FIRST_NS;
-    else if (r->pause_ns < PAUSE_MOST_NS)
-        r->pause_ns *= 2;
-    r->retry_ns = c->now_ns + r->pause_ns;
     r->state = REPLICA_WAITING;
     r->waits_ns = c->now_ns;
     r->link_up = false;
     fleet__dismiss(c, r);
+    r->n_stages = r->stages_wanted;
     router__lost(c, r);
     core__act(c, ACT_LINK_CLOSE)->link.epoch = replica__epoch(c, r);
     request__generation_lost(c, r, suspicious, why);
     r->flight.n = 0;
+}
+
+void replica__lose(struct core *c, struct replica *r, bool suspicious, const char *why)
+{
+    if (r->state == REPLICA_WAITING) return;
+    core__note_loss(c, "%s ended: %s", generation_of(c, r), why);
+    if (r->state >= REPLICA_READY || r->pause_ns == 0)
+        r->pause_ns = PAUSE_FIRST_NS;
+    else if (r->pause_ns < PAUSE_MOST_NS)
+        r->pause_ns *= 2;
+    r->retry_ns = c->now_ns + r->pause_ns;
+    end(c, r, suspicious, why);
+}
+
+void replica__end(struct core *c, struct replica *r, const char *why)
+{
+    CHECK(r->state != REPLICA_WAITING);
+    core__note(c, "%s ended: %s", generation_of(c, r), why);
+    r->retry_ns = c->now_ns;
+    end(c, r, false, why);
+    r->waits_ns = 1; /* nobody was lost: spares need not wait for those whom the file names */
+}
+
+void replica__drain(struct core *c, struct replica *r, uint64_t limit_ns, const char *why)
+{
+    uint64_t until_ns = c->now_ns + limit_ns;
+    CHECK(r->state >= REPLICA_READY);
+    if (r->state == REPLICA_DRAINING) {
+        if (until_ns < r->drained_ns) r->drained_ns = until_ns;
+        return;
+    }
+    enter(c, r, REPLICA_DRAINING, why);
+    r->drained_ns = until_ns;
+    core__note(c, "%s drains: %s", generation_of(c, r), why);
+    router__lost(c, r);
+    for (uint32_t i = 0, before; i < r->n_queued; i += r->n_queued == before) {
+        before = r->n_queued;
+        router__send(c, &c->requests[r->queued[i]]);
+    }
 }
 
 void replica__lose_to(struct core *c, struct worker *w, const char *why)
@@ -177,16 +219,6 @@ static void assign(struct core *c, const struct replica *r, uint32_t stage)
     w->loaded_ns = w->passed_ns = c->now_ns;
     w->doubt = NO_WORKER;
     send_assign(c, r, stage);
-}
-
-/* The only moves are those to the next state; a loss, which leads back, is replica__lose. */
-static void enter(const struct core *c, struct replica *r, enum replica_state state,
-                  const char *why)
-{
-    CHECK(state == r->state + 1);
-    r->state = state;
-    r->since_ns = c->now_ns;
-    (void)snprintf(r->why, sizeof r->why, "%s", why);
 }
 
 void replica__begin(struct core *c, struct replica *r)
@@ -301,6 +333,7 @@ void replica__probed(struct core *c, struct replica *r, uint64_t digest)
     enter(c, r, REPLICA_READY, "");
     r->pause_ns = 0;
     r->lost[0] = 0;
+    r->replans = false;
     fleet__ready(c, r);
     core__note(c, "%s is ready", generation_of(c, r));
     router__ready(c, r);
@@ -401,6 +434,8 @@ static void goodbye(struct core *c, struct worker *w)
     const char *text = core__text(c, "worker %s lost: it said goodbye", w->hello.name);
     if (w->replica)
         replica__lose(c, w->replica, false, text);
+    else if (w->leaves)
+        core__note(c, "worker %s has left, as ordered", w->hello.name);
     else
         core__note_loss(c, "%s", text);
     w->used = false;
@@ -485,5 +520,6 @@ void replica__tick(struct core *c, uint64_t lost_ns)
         check_beginning(c, r);
         fleet__served(c, r);
     }
+    order__tick(c);
     planner__begin(c);
 }

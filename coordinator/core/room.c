@@ -39,12 +39,16 @@ static bool shares(const struct room_stage *a, const struct room_stage *b, enum 
     return a == b || (place != ROOM_WISH && place_of(a, place) == place_of(b, place));
 }
 
-/* What is left there, and is not held by the worker. */
+/* What is left there beside what the workers hold; of what a worker may take, all of it. */
 static uint64_t free_bytes(const struct room_stage *s, enum room_place place)
 {
-    if (place != ROOM_WISH)
-        return bounded(place == ROOM_GROUP ? s->memory.group_free : s->memory.machine_free);
-    return s->most_bytes > s->memory.held ? bounded(s->most_bytes - s->memory.held) : 0;
+    if (place == ROOM_WISH) return bounded(s->most_bytes);
+    return bounded(place == ROOM_GROUP ? s->memory.group_free : s->memory.machine_free);
+}
+
+static uint64_t held_bytes(const struct room_stage *s, enum room_place place)
+{
+    return place == ROOM_WISH ? 0 : bounded(s->memory.held);
 }
 
 /* What stays free of so many bytes: nothing of what a worker may take. */
@@ -80,7 +84,7 @@ static struct room room_in(const struct room_costs *costs, uint32_t n_layers,
         if (!shares(s, &stages[at], place)) continue;
         uint64_t seen = free_bytes(s, place);
         if (seen < left) left = seen; /* they looked at different moments */
-        held += bounded(s->memory.held);
+        held += held_bytes(s, place);
         page += (s->layer_last - s->layer_first + 1) * costs->page_layer_bytes + costs->page_bytes;
         r.rest_bytes += weights_of(costs, n_layers, s) + buffers_of(costs, s) +
                         (s->layer_last == n_layers - 1 ? costs->last_bytes : 0);
@@ -88,6 +92,8 @@ static struct room room_in(const struct room_costs *costs, uint32_t n_layers,
     }
     r.have_bytes = left + held;
     uint64_t taken = r.rest_bytes + reserve_of(r.have_bytes, place, spare);
+    r.taken_bytes = taken;
+    r.page_bytes = page;
     r.pages = r.have_bytes > taken ? (r.have_bytes - taken) / page : 0;
     return r;
 }
@@ -112,7 +118,7 @@ uint64_t room_for_slice(const struct room_costs *costs, const struct room_stage 
     for (int place = 0; place < ROOM_PLACES; place++) {
         enum room_place x = (enum room_place)place;
         if (place_of(stage, x) == 0) continue;
-        uint64_t have = free_bytes(stage, x) + bounded(stage->memory.held);
+        uint64_t have = free_bytes(stage, x) + held_bytes(stage, x);
         uint64_t taken = buffers_of(costs, stage) + reserve_of(have, x, spare);
         uint64_t left = have > taken ? have - taken : 0;
         if (left < least) least = left;
@@ -193,10 +199,16 @@ static const char *place_text(struct core *c, const struct replica *r, const str
 static void refuse(struct core *c, struct replica *r, const struct room *room)
 {
     uint64_t wanted = c->cfg.n_pages ? c->cfg.n_pages : c->cfg.pages_least;
+    double missing = (double)room->taken_bytes + (double)wanted * (double)room->page_bytes -
+                     (double)room->have_bytes;
+    const char *more = room->page_bytes && missing > 0
+                           ? core__text(c, " %.0f MiB more are needed;", missing / MIB + 0.5)
+                           : "";
     (void)snprintf(r->why, sizeof r->why,
                    "no room for '%s' of %" PRIu64
-                   ": the largest 'kv_tokens' or 'ctx' that fits is %" PRIu64 "; the tightest: %s",
-                   c->cfg.n_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page,
+                   ":%s the largest 'kv_tokens' or 'ctx' that fits is %" PRIu64
+                   "; the tightest: %s",
+                   c->cfg.n_pages ? "kv_tokens" : "ctx", wanted * c->cfg.page, more,
                    room->pages * c->cfg.page, place_text(c, r, room));
     if (!r->cramped) core__note(c, "%sno generation can begin: %s", core__of_replica(c, r), r->why);
     r->cramped = true;
@@ -240,6 +252,14 @@ static uint64_t part_of(const struct core *c, const struct replica *r, const str
     return others ? bytes / (mine + others) * mine : bytes;
 }
 
+/* That there are, or are to be, as far as is known. */
+static uint32_t n_replicas(const struct core *c)
+{
+    uint32_t n = fleet__n_known(c) / c->cfg.n_stages, wanted = c->cfg.n_wanted;
+    if (wanted == 0 || n > c->cfg.n_replicas) n = c->cfg.n_replicas;
+    return n > wanted ? n : wanted;
+}
+
 bool room__plan(struct core *c, struct replica *r)
 {
     const struct room_costs *costs = &c->cfg.costs;
@@ -255,7 +275,7 @@ bool room__plan(struct core *c, struct replica *r)
     }
     struct room spare = room_of(costs, c->cfg.n_layers, stages, r->n_stages, true);
     struct room close = room_of(costs, c->cfg.n_layers, stages, r->n_stages, false);
-    uint64_t tables = costs->table_bytes / c->cfg.n_replicas / pages_bytes(c->cfg.page);
+    uint64_t tables = costs->table_bytes / n_replicas(c) / pages_bytes(c->cfg.page);
     if (costs->table_bytes && tables < close.pages)
         close = (struct room){.pages = tables, .tightest = ROOM_TABLES};
     if (costs->table_bytes && tables < spare.pages) spare = close;

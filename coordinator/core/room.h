@@ -23,6 +23,8 @@ struct room_costs {
     uint64_t thread_bytes;       /* for each of its threads */
     uint64_t last_bytes;         /* more of the last stage: logits */
     uint64_t table_bytes;        /* that the coordinator may take for its tables of pages; 0: any */
+    uint32_t
+        stages_least; /* of a chain: fewer have slices too large for a message; 0: any number */
 };
 
 struct room_stage {
@@ -48,6 +50,8 @@ struct room {
     enum room_place place; /* what bounds it */
     uint64_t have_bytes;   /* for those stages together */
     uint64_t rest_bytes;   /* of that, weights and buffers */
+    uint64_t taken_bytes;  /* these, and what stays free */
+    uint64_t page_bytes;   /* of a page, for those stages together */
 };
 
 /* spare: as much stays free as when this program chooses the pool's size (machine_reserve); else

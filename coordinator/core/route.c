@@ -5,8 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ALIKE (1.0 / 32.0) /* costs that differ by less, in proportion, count as equal */
-#define NEVER 1e300        /* a cost that is never the least */
+#define ALIKE (1.0 / 32.0)    /* costs that differ by less, in proportion, count as equal */
+#define WORK_MOST (1.0 / 8.0) /* of a cost, for the work of late */
+#define NEVER 1e300           /* a cost that is never the least */
 
 static const char *const names[ROUTE_POLICIES] = {
     [ROUTE_AUTO] = "auto",         [ROUTE_ROUND_ROBIN] = "round_robin",
@@ -45,6 +46,7 @@ struct all {
     uint64_t rows_least; /* that wait in one */
     double backlog_ns;   /* on average */
     double care;         /* later requests that one delays, for each ns of backlog before it */
+    double per_work;     /* 1 / the work on average; 0: unknown */
 };
 
 static bool may_take(const struct route_ask *a, uint32_t i)
@@ -69,8 +71,8 @@ static double backlog_ns(const struct route_ask *a, const struct route_load *x)
 {
     double rows = (double)x->rows * row_ns(a, x);
     if (x->live == 0 || !(a->answer_ns > 0.0)) return rows;
-    return rows + a->answer_ns * (x->live < a->max_running ? (double)x->live / a->max_running
-                                                           : x->live + 1.0 - a->max_running);
+    if (x->live >= a->max_running) return rows + a->answer_ns * (x->live + 1.0 - a->max_running);
+    return rows + a->answer_ns * ((double)x->live / a->max_running);
 }
 
 /* By Little's law as many prompts wait in a replica, n on average, as come to it in the time that
@@ -92,8 +94,19 @@ static struct all look(const struct route_ask *a)
         if (x->rows < all.rows_least) all.rows_least = x->rows;
     }
     if (all.n) all.backlog_ns = backlog / all.n;
+    if (a->work_all > 0.0) all.per_work = all.n / a->work_all;
     if (backlog > 0.0) all.care = waiting / backlog * (1.0 + waiting / all.n);
     return all;
+}
+
+double route_row_ns(const struct route_ask *a, uint32_t replica)
+{
+    return row_ns(a, &a->loads[replica]);
+}
+
+double route_backlog(const struct route_ask *a, uint32_t replica)
+{
+    return backlog_ns(a, &a->loads[replica]);
 }
 
 double route_ttft(const struct route_ask *a, uint32_t replica)
@@ -111,6 +124,16 @@ static double auto_cost(const struct all *all, double wait_ns, double prompt_ns)
     return wait_ns + prompt_ns + all->care * prompt_ns * (later_ns + prompt_ns / 2.0);
 }
 
+/* Costs are the less by up to a part of WORK_MOST where little was done of late, and the more where
+ * much was, so that replicas with equal queues, or none, get equal work: also where all prompts
+ * begin alike, and one replica is the first to hold how. */
+static double with_work(const struct all *all, const struct route_load *x, double cost)
+{
+    if (!(all->per_work > 0.0)) return cost;
+    double share = x->work * all->per_work;
+    return cost * (1.0 + WORK_MOST * ((share < 2.0 ? share : 2.0) - 1.0));
+}
+
 /* The less the better; only compared with others of the same policy. */
 static double cost_of(const struct route_ask *a, const struct all *all, uint32_t i)
 {
@@ -124,7 +147,7 @@ static double cost_of(const struct route_ask *a, const struct all *all, uint32_t
     case ROUTE_PRODUCT: return rows * (x->live + 1.0);
     case ROUTE_NEAR_MIN:
         return x->rows <= all->rows_least + 2 * (uint64_t)a->n_tokens ? rows : NEVER;
-    default: return auto_cost(all, a->costs[i], rows * row_ns(a, x));
+    default: return with_work(all, x, auto_cost(all, a->costs[i], rows * row_ns(a, x)));
     }
 }
 

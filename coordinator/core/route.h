@@ -33,9 +33,11 @@ const char *route_policies_text(char ret[ROUTE_POLICIES_TEXT_BYTES]);
 struct route_load {
     uint64_t rows;    /* of prompts, which wait to be computed there */
     uint32_t live;    /* requests that run there or wait for it, */
-    uint32_t prompts; /* and those of them that have such rows */
+    uint32_t prompts; /* and those of them that have such rows, */
+    uint32_t queued;  /* and those that wait for it */
     uint32_t ctx;     /* positions of a sequence that it takes; 0: it takes no request now */
     double row_ns;    /* of its time for a row of a prompt; 0: unknown */
+    double work;      /* rows that it was given of late, in a unit of the caller's */
 };
 
 struct route_ask {
@@ -44,6 +46,7 @@ struct route_ask {
     uint32_t n_replicas;  /* entries of loads, and of held */
     uint32_t max_running; /* sequences that a replica computes at once, at least 1 */
     double row_ns;        /* of a replica of which nothing is known */
+    double work_all;      /* sum of the loads' work; 0: nothing is known of it */
     double answer_ns;     /* of a replica's time for what follows a prompt, each request */
     const struct route_load *loads;
     /* The request: */
@@ -62,7 +65,10 @@ struct route_ask {
 uint32_t route_choose(const struct route_ask *a);
 /* Of its prompt, what a replica would have to compute. */
 uint32_t route_rows(const struct route_ask *a, uint32_t replica);
-/* The time until its first token there, as predicted, in ns. */
+/* What is predicted of a replica, in ns: its time for a row of a prompt, for all that goes before
+ * the request, and until the request's first token. */
+double route_row_ns(const struct route_ask *a, uint32_t replica);
+double route_backlog(const struct route_ask *a, uint32_t replica);
 double route_ttft(const struct route_ask *a, uint32_t replica);
 
 #endif

@@ -5,10 +5,18 @@
 #include "common/base/clock.h"
 
 #define KEEP 0.99               /* of what was learnt before */
+#define WORK_KEPT 64.0          /* requests a replica for which its work is remembered */
 #define ROW_NS 1000.0           /* for a row, where nothing is known: all replicas are alike */
 #define AGAIN_NS (1 * NS_PER_S) /* how long a request waits before it is routed again */
 #define AGAIN_MOST 32u          /* requests that are, in a tick */
 #define AGAIN_FACTOR 2.0        /* it must be so much sooner elsewhere */
+/* Before Steps are composed: */
+#define STARVED_MOST 8u     /* replicas with nothing to do that are given a request */
+#define LOOKS_A_COMPOSE 64u /* requests that are looked at for that, */
+#define LOOKS_A_TICK 1024u  /* and from one tick to the next */
+#define STARVED_PRICE 1.25  /* of a row that is computed again where nothing else would be, */
+#define EVEN_PRICE 10.0     /* and where other requests wait for it */
+#define EVEN_LEAST 0.15     /* of the mean backlog: queues that differ by less are even */
 
 /* ---- what is counted ---- */
 
@@ -38,6 +46,20 @@ void router__set(struct core *c, struct request *r, struct replica *rep)
     r->replica = rep;
     r->routed_ns = c->now_ns;
     if (rep) load_of(c, rep)->live++;
+}
+
+/* The replica is given so many rows. What it was given before counts less with each request of any
+ * replica; a unit grows instead, until all are written down in a new one. */
+static void give_work(struct core *c, uint32_t replica, uint32_t rows)
+{
+    double work = c->work_unit * (rows + 1.0);
+    c->loads[replica].work += work;
+    c->work_all += work;
+    c->work_unit *= 1.0 + 1.0 / (WORK_KEPT * (double)c->cfg.n_replicas);
+    if (c->work_unit < 1e100) return;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) c->loads[i].work /= c->work_unit;
+    c->work_all /= c->work_unit;
+    c->work_unit = 1.0;
 }
 
 void router__ready(struct core *c, const struct replica *rep)
@@ -93,12 +115,9 @@ static uint32_t whole_pages(const struct core *c, const struct request *r)
     return (r->n_tokens - 1) / c->cfg.page;
 }
 
-/* What route.c is asked of a request. */
-static struct route_ask ask_of(struct core *c, const struct request *r,
-                               struct index_found *ret_found)
+/* What route.c is told of the replicas, whatever the request. */
+static struct route_ask ask_of_all(const struct core *c)
 {
-    bool known = knows_prefixes(c);
-    if (known) *ret_found = index_match(c->index, r->tenant, r->tokens, whole_pages(c, r), c->held);
     return (struct route_ask){.policy = c->cfg.policy,
                               .weight = c->cfg.route_weight,
                               .n_replicas = c->cfg.n_replicas,
@@ -106,13 +125,24 @@ static struct route_ask ask_of(struct core *c, const struct request *r,
                               .answer_ns = mean(&c->answers, 0.0),
                               .row_ns = mean(&c->prompts, ROW_NS),
                               .loads = c->loads,
-                              .positions = r->n_prompt + r->max_new,
-                              .n_tokens = r->n_tokens,
-                              .page_size = c->cfg.page,
-                              .held = known ? c->held : NULL,
                               .costs = c->costs,
-                              .draw = r->arrival,
+                              .work_all = c->work_all,
+                              .page_size = c->cfg.page,
                               .turn = c->turn};
+}
+
+/* And of a request. */
+static struct route_ask ask_of(struct core *c, const struct request *r,
+                               struct index_found *ret_found)
+{
+    struct route_ask ask = ask_of_all(c);
+    ask.positions = r->n_prompt + r->max_new;
+    ask.n_tokens = r->n_tokens;
+    ask.draw = r->arrival;
+    if (!knows_prefixes(c)) return ask;
+    *ret_found = index_match(c->index, r->tenant, r->tokens, whole_pages(c, r), c->held);
+    ask.held = c->held;
+    return ask;
 }
 
 static void send_to(struct core *c, struct request *r, const struct route_ask *ask,
@@ -134,6 +164,7 @@ void router__send(struct core *c, struct request *r)
     uint32_t to = route_choose(&ask);
     if (to == ROUTE_NONE) return;
     c->turn = (to + 1) % c->cfg.n_replicas;
+    give_work(c, to, route_rows(&ask, to));
     send_to(c, r, &ask, &found, to);
 }
 
@@ -143,6 +174,123 @@ void router__send_all(struct core *c)
         before = c->n_queued;
         router__send(c, &c->requests[c->queued[i]]);
     }
+}
+
+/* ---- queues that are evened out ---- */
+
+/* Takes r and what came after it out of the load of its replica. */
+static void leave_out(struct route_load *x, const struct request *r)
+{
+    x->rows -= r->due;
+    x->prompts -= r->due > 0;
+    x->live--;
+    x->queued--;
+}
+
+/* What a request gains that moves to another replica, in ns of its own time to the first token.
+ * Rows that it has to compute there, and would not have to where it is, cost `price` times what
+ * they take. */
+static double gain_of(const struct core *c, const struct request *r, uint32_t to, double price)
+{
+    struct route_ask ask = ask_of_all(c);
+    uint32_t from = r->replica->id, rows = r->n_tokens;
+    if (knows_prefixes(c))
+        rows -= c->cfg.page * index_held(c->index, to, r->tenant, r->tokens, whole_pages(c, r));
+    double here = route_backlog(&ask, from) + r->due * route_row_ns(&ask, from);
+    double there = route_backlog(&ask, to) + rows * route_row_ns(&ask, to);
+    double more = rows > r->due ? (rows - r->due) * route_row_ns(&ask, to) : 0.0;
+    return here - there - (price - 1.0) * more;
+}
+
+/* Moves to another replica the request of a queue with which all gain most: itself, and those
+ * behind it, which no longer wait for it. It must gain more than least_ns itself, since it comes
+ * last there: so nobody waits longer for the sake of others. Looks at *looks requests at most, and
+ * takes from *looks those that it looked at. */
+static bool take_one(struct core *c, const struct replica *from, uint32_t to, double price,
+                     double least_ns, uint32_t *looks)
+{
+    struct route_load *ahead = &c->loads[from->id], all = *ahead;
+    struct request *chosen = NULL;
+    double most_ns = 0.0, row_ns = mean(&c->prompts, ROW_NS);
+    uint32_t n = from->n_queued;
+    for (uint32_t behind = 0; behind < n && *looks; behind++, --*looks) {
+        struct request *r = &c->requests[from->queued[n - 1 - behind]];
+        leave_out(ahead, r);
+        double gain_ns = gain_of(c, r, to, price);
+        bool fits = r->n_prompt + r->max_new <= c->loads[to].ctx;
+        if (request__on_trial(r) || gain_ns <= least_ns || !fits) continue;
+        gain_ns += (double)behind * r->due * row_ns;
+        if (gain_ns <= most_ns) continue;
+        most_ns = gain_ns;
+        chosen = r;
+    }
+    *ahead = all;
+    if (!chosen) return false;
+    struct index_found found;
+    struct route_ask ask = ask_of(c, chosen, &found);
+    send_to(c, chosen, &ask, &found, to);
+    return true;
+}
+
+/* The replicas that serve, by their backlogs. */
+struct backlogs {
+    uint32_t longest, shortest; /* longest: of those with requests that wait for a place; or
+                                   ROUTE_NONE */
+    double longest_ns, shortest_ns, mean_ns;
+    uint32_t n_starved, starved[STARVED_MOST]; /* that have nothing to do */
+};
+
+static struct backlogs backlogs_of(const struct core *c)
+{
+    struct route_ask ask = ask_of_all(c);
+    struct backlogs b = {.longest = ROUTE_NONE, .shortest = ROUTE_NONE};
+    double sum_ns = 0.0;
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < c->cfg.n_replicas; k++) {
+        uint32_t i = (c->balance_from + k) % c->cfg.n_replicas;
+        const struct route_load *x = &c->loads[i];
+        if (!x->ctx) continue;
+        double ns = route_backlog(&ask, i);
+        bool full = x->live - x->queued >= c->cfg.max_running;
+        if (x->queued && full && (b.longest == ROUTE_NONE || ns > b.longest_ns)) {
+            b.longest = i;
+            b.longest_ns = ns;
+        }
+        if (b.shortest == ROUTE_NONE || ns < b.shortest_ns) {
+            b.shortest = i;
+            b.shortest_ns = ns;
+        }
+        if (x->live == 0 && b.n_starved < STARVED_MOST) b.starved[b.n_starved++] = i;
+        sum_ns += ns;
+        n++;
+    }
+    b.mean_ns = n ? sum_ns / n : 0.0;
+    return b;
+}
+
+/* A replica that has nothing to do takes a request out of the longest queue; and where queues are
+ * uneven, the shortest one takes a request from the longest. */
+void router__balance(struct core *c)
+{
+    if (c->cfg.policy != ROUTE_AUTO || c->cfg.n_replicas == 1 || c->n_waiting == 0) return;
+    uint32_t looks = LOOKS_A_TICK - c->looked; /* what is left until the next tick */
+    if (looks > LOOKS_A_COMPOSE) looks = LOOKS_A_COMPOSE;
+    if (looks == 0) return;
+    uint32_t left = looks;
+    struct backlogs b = backlogs_of(c);
+    for (uint32_t k = 0; k < b.n_starved && b.longest != ROUTE_NONE && left; k++) {
+        uint32_t to = b.starved[k], before = b.longest;
+        if (take_one(c, &c->replicas[before], to, STARVED_PRICE, 0.0, &left)) {
+            struct backlogs now = backlogs_of(c);
+            b.longest = now.longest;
+        }
+        c->balance_from = (to + 1) % c->cfg.n_replicas;
+    }
+    if (b.n_starved == 0 && b.longest != ROUTE_NONE &&
+        b.longest_ns - b.shortest_ns > EVEN_LEAST * b.mean_ns)
+        (void)take_one(c, &c->replicas[b.longest], b.shortest, EVEN_PRICE, EVEN_LEAST * b.mean_ns,
+                       &left);
+    c->looked += looks - left;
 }
 
 /* ---- routes that are looked at again ---- */
@@ -155,9 +303,7 @@ static struct route_load ahead_of(const struct core *c, const struct request *r)
     for (uint32_t i = rep->n_queued; i-- > 0;) {
         const struct request *y = &c->requests[rep->queued[i]];
         if (y->arrival < r->arrival) break;
-        x.rows -= y->due;
-        x.prompts -= y->due > 0;
-        x.live--;
+        leave_out(&x, y);
     }
     return x;
 }
@@ -180,6 +326,7 @@ static void send_again(struct core *c, struct request *r)
 void router__tick(struct core *c)
 {
     uint32_t n = 0;
+    c->looked = 0;
     if (c->cfg.policy != ROUTE_AUTO || c->cfg.n_replicas == 1) return;
     for (uint32_t k = 0; k < c->cfg.n_replicas; k++) {
         const struct replica *rep = &c->replicas[k];

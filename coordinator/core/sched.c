@@ -500,7 +500,7 @@ static void fill_with_a_prompt(struct core *c, struct replica *rep, struct step_
 void sched__compose(struct core *c, struct replica *rep)
 {
     if (rep->flight.n == 0 && rep->n_running == 0) rep->flight.rested = true;
-    while (rep->state == REPLICA_READY && rep->flight.n < c->cfg.window) {
+    while (rep->state >= REPLICA_READY && rep->flight.n < c->cfg.window) {
         queue__admit(c, rep);
         if (rep->n_running == 0) return;
         struct step_build b = new_build(c, rep);

@@ -85,7 +85,7 @@ int access_open(const char *path, struct access **ret, struct errmsg *em)
     if (lines > ACCESS_KEYS_MAX) lines = ACCESS_KEYS_MAX;
     struct access *a = mem_zalloc(sizeof *a + lines * sizeof a->keys[0]);
     rc = take_lines(a, &text, em);
-    explicit_bzero(text.data, text.len);
+    if (text.data) explicit_bzero(text.data, text.len);
     buf_close(&text);
     if (rc < 0) {
         access_close(a);
@@ -112,9 +112,14 @@ static unsigned differ(const char *key, size_t n_key, const char *given, size_t 
 
 bool access_admits(const struct access *a, const char *authorization)
 {
+    return authorization && strncasecmp(authorization, "Bearer ", 7) == 0 &&
+           access_knows(a, authorization + 7);
+}
+
+bool access_knows(const struct access *a, const char *given)
+{
     unsigned found = 0;
-    if (!authorization || strncasecmp(authorization, "Bearer ", 7) != 0) return false;
-    const char *given = authorization + 7;
+    if (!given) return false;
     size_t n = strlen(given);
     for (size_t i = 0; i < a->n; i++)
         found |= differ(a->keys[i].text, a->keys[i].bytes, given, n) == 0;

@@ -23,6 +23,9 @@ void access_close(struct access *a);
  * values of one length, right or wrong. NULL: no header. */
 bool access_admits(const struct access *a, const char *authorization);
 
+/* The same for a key alone. */
+bool access_knows(const struct access *a, const char *key);
+
 /* Appends a whole file of at most `max` bytes; ERR_CONF, with its name. private: nobody but its
  * owner may be able to read it. */
 int access_read_file(const char *path, bool private, size_t max, struct buf *ret,

@@ -304,6 +304,54 @@ static int take_generation_prompt(struct ask *a, const char *name, const struct 
     return 0;
 }
 
+static int take_tools(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    size_t n, len;
+    const char *text;
+    if (!json_count(v, &n)) return wrong(f, name, "an array");
+    if (n > ASK_TOOLS_MAX)
+        return fault_set(f, 400, name, "'%s' has %zu tools, the limit is %u", name, n,
+                         ASK_TOOLS_MAX);
+    for (size_t i = 0; i < n; i++) {
+        const struct json *tool = json_at(v, i);
+        if (!json_as_string(json_get(tool, "type"), &text, &len) || strcmp(text, "function") != 0)
+            return fault_set(f, 400, name, "'%s': tool %zu is not of type 'function'", name, i);
+        if (!json_as_string(json_get(json_get(tool, "function"), "name"), &text, &len) || !len)
+            return fault_set(f, 400, name, "'%s': tool %zu has no function with a name", name, i);
+    }
+    a->tools = n ? v : NULL;
+    return 0;
+}
+
+/* Nothing can make a model call a tool yet. */
+static int take_tool_choice(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    const char *text;
+    size_t n;
+    if (json_kind(v) == JSON_KIND_OBJECT) return unsupported(f, name, "a tool that must be called");
+    if (!json_as_string(v, &text, &n)) return wrong(f, name, "auto or none");
+    if (strcmp(text, "required") == 0) return unsupported(f, name, "required");
+    a->no_tools = strcmp(text, "none") == 0;
+    return a->no_tools || strcmp(text, "auto") == 0 ? 0 : wrong(f, name, "auto or none");
+}
+
+static int take_parallel(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    bool on;
+    (void)a;
+    if (!json_as_bool(v, &on)) return wrong(f, name, "true or false");
+    return on ? 0 : unsupported(f, name, "false");
+}
+
+static int take_reasoning(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    const char *text;
+    size_t n;
+    if (!json_as_string(v, &text, &n)) return wrong(f, name, "auto or none");
+    a->raw_reasoning = strcmp(text, "none") == 0;
+    return a->raw_reasoning || strcmp(text, "auto") == 0 ? 0 : wrong(f, name, "auto or none");
+}
+
 static int take_format(struct ask *a, const char *name, const struct json *v, struct fault *f)
 {
     const char *type;
@@ -397,6 +445,10 @@ static const struct param params[] = {
     {"chat_template_kwargs", ASK_CHAT, OTHER, 0, 0, 0, take_kwargs},
     {"reasoning_effort", ASK_CHAT, OTHER, 0, 0, 0, take_effort},
     {"add_generation_prompt", ASK_CHAT, OTHER, 0, 0, 0, take_generation_prompt},
+    {"tools", ASK_CHAT, OTHER, 0, 0, 0, take_tools},
+    {"tool_choice", ASK_CHAT, OTHER, 0, 0, 0, take_tool_choice},
+    {"parallel_tool_calls", ASK_CHAT, OTHER, 0, 0, 0, take_parallel},
+    {"reasoning_format", ASK_CHAT, OTHER, 0, 0, 0, take_reasoning},
     {"response_format", ASK_CHAT, OTHER, 0, 0, 0, take_format},
     {"modalities", ASK_CHAT, OTHER, 0, 0, 0, take_modalities},
     {"echo", ASK_COMPLETION, OTHER, 0, 0, 0, refuse_flag},
@@ -457,6 +509,7 @@ static void put_chat(struct ask *a)
     size_t n;
     const struct json *v;
     json_put(o, "messages", json_share(a->messages));
+    if (a->tools) json_put(o, "tools", json_share(a->tools));
     if (a->effort) json_put_string(kwargs, "reasoning_effort", a->effort, strlen(a->effort));
     for (void *at = NULL; a->kwargs && json_next(a->kwargs, &at, &key, &n, &v);)
         json_put(kwargs, key, json_share(v));
@@ -472,6 +525,7 @@ static int make_chat(struct ask *a, struct fault *f)
     a->prompts = mem_try_zeroed(1, sizeof *a->prompts);
     if (!a->prompts) return no_memory(f);
     a->n_prompts = 1;
+    if (a->no_tools) a->tools = NULL;
     put_chat(a);
     return 0;
 }

@@ -9,6 +9,7 @@
 #include "coordinator/gateway/fault.h"
 
 #define ASK_PROMPTS_MAX 64u
+#define ASK_TOOLS_MAX 128u
 #define ASK_CHOICES_MAX 128u      /* of all prompts together */
 #define ASK_COMPLETION_TOKENS 16u /* where a completion names no limit, as OpenAI has it */
 
@@ -38,7 +39,10 @@ struct ask {
     const struct json *messages, *kwargs;
     const char *effort;
     bool no_generation_prompt;
-    struct buf chat; /* as the client API takes it */
+    const struct json *tools; /* that may be called */
+    bool no_tools;            /* tool_choice: none */
+    bool raw_reasoning;       /* it stays in the content */
+    struct buf chat;          /* as the client API takes it */
     char user[256];
 };
 

@@ -6,6 +6,7 @@
 #include "common/client/client.h"
 #include "common/text/json.h"
 #include "coordinator/gateway/ask.h"
+#include "coordinator/gateway/split.h"
 
 /* Tokens with their log-probabilities. Each has n_top alternatives. */
 struct choice_tokens {
@@ -17,7 +18,12 @@ struct choice_tokens {
 };
 
 struct choice {
-    struct buf text; /* not told yet; without streaming all of it */
+    struct buf text;      /* not told yet; without streaming all of it; */
+    struct buf reasoning; /* and of a chat the reasoning before it */
+    struct split split;   /* of a chat: what has come of its calls, and what is not decided */
+    bool splits;
+    uint32_t told_calls; /* calls of tools whose beginning was told */
+    uint64_t seed;       /* of the calls' ids */
     struct choice_tokens tokens;
     uint32_t n_tokens;  /* of the whole answer */
     double sum;         /* of its log-probabilities */
@@ -27,12 +33,19 @@ struct choice {
     enum finish_reason finish;
 };
 
+/* Of a chat, whose text is split as the ask says. */
+void choice_split(struct choice *c, const struct ask *a, uint64_t seed);
+/* The prompt has begun the reasoning already. Before any text. */
+void choice_open_thought(struct choice *c);
 void choice_close(struct choice *c);
 /* What a reply says of this answer; keep_tokens: its log-probabilities are told. */
 void choice_take(struct choice *c, const struct client_reply *reply, bool keep_tokens);
 /* Memory of what is not told yet. */
 size_t choice_bytes(const struct choice *c);
 bool choice_has_news(const struct choice *c, enum ask_kind kind);
+
+/* The `id` of a call of a tool. */
+void choice_put_call_id(struct json *o, const struct choice *c, uint32_t i);
 
 /* The whole answer, for `choices` of a reply. */
 struct json *choice_whole(struct choice *c, enum ask_kind kind, uint32_t index, bool logprobs);

@@ -55,7 +55,7 @@ void fault_of_end(struct fault *f, const struct client_end *end)
     if (f->http == 503 && !f->retry_s) f->retry_s = 1;
 }
 
-static const char *type_of(unsigned http)
+const char *fault_type(unsigned http)
 {
     switch (http) {
     case 401: return "authentication_error";
@@ -80,7 +80,7 @@ void fault_write(const struct fault *f, struct buf *to)
 {
     struct json *whole = json_new_object(), *error = json_new_object();
     json_put_string(error, "message", f->text, strlen(f->text));
-    put_text(error, "type", type_of(f->http));
+    put_text(error, "type", fault_type(f->http));
     put_text(error, "param", f->param);
     put_text(error, "code", f->code);
     json_put(whole, "error", error);

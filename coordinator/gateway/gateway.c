@@ -5,6 +5,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/client/tools.h"
+#include "coordinator/gateway/message.h"
 #include "proto/wire.h"
 
 #include <errno.h>
@@ -47,7 +48,8 @@ void gateway__refuse(struct gateway *g, struct httpd_request *r, const struct fa
                                          {"Retry-After", retry}};
     struct buf text = {0};
     (void)snprintf(retry, sizeof retry, "%u", (unsigned)f->retry_s);
-    fault_write(f, &text);
+    bool anthropic = strncmp(httpd_path(r), "/v1/messages", 12) == 0;
+    (anthropic ? message_fault : fault_write)(f, &text);
     count_reply(g, f->http);
     httpd_reply(r, f->http, fields, f->retry_s ? 2 : 1, text.data, text.len);
     buf_close(&text);
@@ -78,6 +80,8 @@ enum route {
     ROUTE_MODEL, /* and a name */
     ROUTE_COMPLETIONS,
     ROUTE_CHAT,
+    ROUTE_MESSAGES,
+    ROUTE_COUNT,
     ROUTE_TOKENIZE,
     ROUTE_DETOKENIZE,
     ROUTE_TEMPLATE,
@@ -96,6 +100,8 @@ static const struct {
     {"/v1/models/", "GET", ROUTE_MODEL, true},
     {"/v1/completions", "POST", ROUTE_COMPLETIONS, false},
     {"/v1/chat/completions", "POST", ROUTE_CHAT, false},
+    {"/v1/messages", "POST", ROUTE_MESSAGES, false},
+    {"/v1/messages/count_tokens", "POST", ROUTE_COUNT, false},
     {"/tokenize", "POST", ROUTE_TOKENIZE, false},
     {"/detokenize", "POST", ROUTE_DETOKENIZE, false},
     {"/apply-template", "POST", ROUTE_TEMPLATE, false},
@@ -126,8 +132,10 @@ static void serve(struct gateway *g, struct httpd_request *r, size_t i)
     case ROUTE_METRICS: page__metrics(g, r); break;
     case ROUTE_MODELS: page__models(g, r, ""); break;
     case ROUTE_MODEL: page__models(g, r, httpd_path(r) + strlen(routes[i].path)); break;
-    case ROUTE_COMPLETIONS: job__begin(g, r, ASK_COMPLETION); break;
-    case ROUTE_CHAT: job__begin(g, r, ASK_CHAT); break;
+    case ROUTE_COMPLETIONS: job__begin(g, r, ASK_COMPLETION, false); break;
+    case ROUTE_CHAT: job__begin(g, r, ASK_CHAT, false); break;
+    case ROUTE_MESSAGES: job__begin(g, r, ASK_CHAT, true); break;
+    case ROUTE_COUNT: tokenize__count(g, r); break;
     case ROUTE_TOKENIZE: tokenize__text(g, r); break;
     case ROUTE_DETOKENIZE: tokenize__back(g, r); break;
     case ROUTE_TEMPLATE: tokenize__template(g, r); break;
@@ -145,7 +153,8 @@ static void allow_origin(struct gateway *g, struct httpd_request *r)
 {
     static const struct httpd_field fields[] = {
         {"Access-Control-Allow-Methods", "GET, POST"},
-        {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Deadline-Ms"},
+        {"Access-Control-Allow-Headers",
+         "Authorization, Content-Type, X-Api-Key, Anthropic-Version, X-Deadline-Ms"},
         {"Access-Control-Max-Age", "86400"}};
     count_reply(g, 204);
     httpd_reply(r, 204, fields, sizeof fields / sizeof fields[0], "", 0);
@@ -155,7 +164,8 @@ static void allow_origin(struct gateway *g, struct httpd_request *r)
 static bool admits(const struct gateway *g, const struct httpd_request *r, size_t i)
 {
     bool open = i < N_ROUTES && (routes[i].route == ROUTE_HEALTH || routes[i].route == ROUTE_READY);
-    return !g->keys || open || access_admits(g->keys, httpd_header(r, "Authorization"));
+    return !g->keys || open || access_admits(g->keys, httpd_header(r, "Authorization")) ||
+           access_knows(g->keys, httpd_header(r, "X-Api-Key"));
 }
 
 static void on_request(void *arg, struct httpd_request *r)

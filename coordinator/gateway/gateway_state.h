@@ -61,7 +61,9 @@ void gateway__refuse(struct gateway *g, struct httpd_request *r, const struct fa
 
 /* ---- job.c ---- */
 
-void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind);
+void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind, bool anthropic);
+/* A body in Anthropic's form. counts: only its tokens are to be counted. */
+int job__read_anthropic(struct httpd_request *r, bool counts, struct ask *ret, struct fault *f);
 /* Streams without news for a while are told that the server lives. */
 void job__beat(struct gateway *g, uint64_t now);
 
@@ -95,5 +97,7 @@ void page__metrics(struct gateway *g, struct httpd_request *r);
 void tokenize__text(struct gateway *g, struct httpd_request *r);
 void tokenize__back(struct gateway *g, struct httpd_request *r);
 void tokenize__template(struct gateway *g, struct httpd_request *r);
+/* How many tokens a conversation in Anthropic's form has. */
+void tokenize__count(struct gateway *g, struct httpd_request *r);
 
 #endif

@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "coordinator/gateway/choice.h"
+#include "coordinator/gateway/message.h"
 #include "coordinator/gateway/sse.h"
 
 #include <inttypes.h>
@@ -44,6 +45,8 @@ struct job {
     uint32_t n_live;    /* of them */
     uint32_t n_choices;
     struct choice *choices;
+    bool anthropic; /* its form, and then: */
+    struct message_stream stream;
     bool replied;       /* the reply has begun */
     bool beat;          /* a comment is due */
     bool told_end;      /* the last bytes of the stream are in `out` */
@@ -82,19 +85,30 @@ static void on_http_end(struct exchange *e, bool gone)
 
 /* ---- the reply ---- */
 
+static struct message_usage counts_of(const struct job *j)
+{
+    struct message_usage u = {0};
+    for (uint32_t i = 0; i < j->ask.n_prompts; i++) {
+        u.prompt += j->parts[i].n_prompt;
+        u.cached += j->parts[i].cached;
+    }
+    for (uint32_t i = 0; i < j->n_choices; i++) u.answer += j->choices[i].n_tokens;
+    return u;
+}
+
+static const char *model_of(const struct job *j)
+{
+    return j->ask.request.model ? j->ask.request.model : j->e.g->model;
+}
+
 static struct json *usage_of(const struct job *j)
 {
-    uint64_t prompt = 0, cached = 0, answer = 0;
-    for (uint32_t i = 0; i < j->ask.n_prompts; i++) {
-        prompt += j->parts[i].n_prompt;
-        cached += j->parts[i].cached;
-    }
-    for (uint32_t i = 0; i < j->n_choices; i++) answer += j->choices[i].n_tokens;
+    struct message_usage n = counts_of(j);
     struct json *u = json_new_object(), *details = json_new_object();
-    json_put_u64(u, "prompt_tokens", prompt);
-    json_put_u64(u, "completion_tokens", answer);
-    json_put_u64(u, "total_tokens", prompt + answer);
-    json_put_u64(details, "cached_tokens", cached);
+    json_put_u64(u, "prompt_tokens", n.prompt);
+    json_put_u64(u, "completion_tokens", n.answer);
+    json_put_u64(u, "total_tokens", n.prompt + n.answer);
+    json_put_u64(details, "cached_tokens", n.cached);
     json_put(u, "prompt_tokens_details", details);
     return u;
 }
@@ -102,7 +116,7 @@ static struct json *usage_of(const struct job *j)
 /* What a whole reply and a chunk begin with. */
 static struct json *head_of(const struct job *j, bool chunk)
 {
-    const char *model = j->ask.request.model ? j->ask.request.model : j->e.g->model;
+    const char *model = model_of(j);
     const char *object = j->ask.kind == ASK_COMPLETION ? "text_completion"
                          : chunk                       ? "chat.completion.chunk"
                                                        : "chat.completion";
@@ -123,6 +137,12 @@ static int by_likelihood(const void *a, const void *b)
 
 static void reply_whole(struct job *j)
 {
+    if (j->anthropic) {
+        const struct message_head h = {j->id, model_of(j), counts_of(j)};
+        j->replied = true;
+        gateway__reply(j->e.g, j->e.http, 200, message_whole(&h, &j->choices[0]));
+        return;
+    }
     uint32_t n = j->ask.n, best_of = j->ask.best_of;
     struct json *o = head_of(j, false), *choices = json_new_array();
     for (uint32_t p = 0; p < j->ask.n_prompts; p++) {
@@ -154,14 +174,29 @@ static void put_error(struct job *j)
 {
     struct buf text = {0};
     struct json *o = NULL;
-    fault_write(&j->fault, &text);
+    (j->anthropic ? message_fault : fault_write)(&j->fault, &text);
     if (json_read(text.data, text.len, &o, NULL) == 0) sse_event(&j->out, "error", o);
     buf_close(&text);
+}
+
+static void fill_anthropic(struct job *j)
+{
+    const struct message_head h = {j->id, model_of(j), counts_of(j)};
+    bool ends = !j->n_live && !j->told_end;
+    message_events(&j->stream, &h, &j->choices[0], ends && !j->fault.http, &j->out);
+    if (ends && j->fault.http) put_error(j);
+    j->told_end |= ends;
 }
 
 /* Makes the next events of all that is new. */
 static void fill(struct job *j)
 {
+    if (j->anthropic) {
+        fill_anthropic(j);
+        if (j->beat && !j->out.len) sse_comment(&j->out);
+        j->beat = false;
+        return;
+    }
     for (uint32_t i = 0; i < j->n_choices; i++)
         while (choice_has_news(&j->choices[i], j->ask.kind))
             put_chunk(j, choice_chunk(&j->choices[i], j->ask.kind, i, j->ask.logprobs), NULL);
@@ -241,7 +276,11 @@ static void on_reply(void *arg, struct client_call *call, const struct client_re
     (void)call;
     if (reply->sample >= j->ask.best_of) return;
     struct choice *c = &j->choices[p->first + reply->sample];
-    if (reply->has_usage) p->n_prompt = reply->n_prompt_tokens;
+    if (reply->has_usage) {
+        p->n_prompt = reply->n_prompt_tokens;
+        for (uint32_t i = 0; i < j->ask.best_of && reply->open_thought; i++)
+            choice_open_thought(&j->choices[p->first + i]);
+    }
     if (!reply->n_tokens && !reply->text[0] && !reply->finish_reason) return; /* it lives */
     if (reply->n_tokens && reply->sample == 0 && reply->first_index == 0) p->cached = reply->cached;
     if (reply->n_tokens && !c->begun) stats_record(&j->e.g->count.first, clock_ns() - j->begun_ns);
@@ -302,12 +341,14 @@ static int read_deadline(const struct httpd_request *r, uint64_t *ret_ms, struct
     return 0;
 }
 
-static struct job *new_job(struct gateway *g, struct httpd_request *r, const struct ask *a)
+static struct job *new_job(struct gateway *g, struct httpd_request *r, const struct ask *a,
+                           bool anthropic)
 {
     uint32_t n = a->n_prompts * a->best_of;
     struct job *j = mem_zalloc(sizeof *j);
     *j = (struct job){.e = {g, r, on_http_end},
                       .ask = *a,
+                      .anthropic = anthropic,
                       .begun_ns = clock_ns(),
                       .created_s = (uint64_t)time(NULL),
                       .n_choices = n,
@@ -317,9 +358,14 @@ static struct job *new_job(struct gateway *g, struct httpd_request *r, const str
                       .at = &g->jobs};
     j->ask.request.stops = j->ask.stops;
     if (j->ask.user[0]) j->ask.request.user = j->ask.user;
-    (void)snprintf(j->id, sizeof j->id, "%s-%016" PRIx64, a->kind == ASK_CHAT ? "chatcmpl" : "cmpl",
+    (void)snprintf(j->id, sizeof j->id, "%s-%016" PRIx64,
+                   anthropic             ? "msg"
+                   : a->kind == ASK_CHAT ? "chatcmpl"
+                                         : "cmpl",
                    g->ids++);
     (void)snprintf(j->alone, sizeof j->alone, "uncached %.40s", j->id);
+    for (uint32_t i = 0; i < n && a->kind == ASK_CHAT; i++)
+        choice_split(&j->choices[i], &j->ask, g->ids * ASK_CHOICES_MAX + i);
     for (uint32_t i = 0; i < a->n_prompts; i++)
         j->parts[i] = (struct part){.job = j, .first = i * a->best_of};
     if (g->jobs) g->jobs->at = &j->next;
@@ -328,20 +374,45 @@ static struct job *new_job(struct gateway *g, struct httpd_request *r, const str
     return j;
 }
 
-void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind)
+int job__read_anthropic(struct httpd_request *r, bool counts, struct ask *ret, struct fault *f)
+{
+    struct errmsg em = {0};
+    struct json *doc, *chat;
+    struct buf text = {0};
+    size_t n;
+    const char *body = httpd_body(r, &n);
+    if (json_read(body, n, &doc, &em) < 0)
+        return fault_set(f, 400, NULL, "the body: %.400s", em.text);
+    chat = message_translate(doc, counts, f);
+    json_free(doc);
+    if (!chat) return -1;
+    json_write(chat, &text);
+    json_free(chat);
+    int rc = ask_read(ASK_CHAT, text.data, text.len, ret, f);
+    buf_close(&text);
+    return rc;
+}
+
+static int read_ask(struct httpd_request *r, enum ask_kind kind, bool anthropic, struct ask *ret,
+                    struct fault *f)
+{
+    size_t n;
+    const char *body = httpd_body(r, &n);
+    return anthropic ? job__read_anthropic(r, false, ret, f) : ask_read(kind, body, n, ret, f);
+}
+
+void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind, bool anthropic)
 {
     struct fault f = {0};
     struct ask a;
-    size_t n;
     uint64_t deadline_ms = 0;
-    const char *body = httpd_body(r, &n);
-    if (read_deadline(r, &deadline_ms, &f) < 0 || ask_read(kind, body, n, &a, &f) < 0) {
+    if (read_deadline(r, &deadline_ms, &f) < 0 || read_ask(r, kind, anthropic, &a, &f) < 0) {
         gateway__refuse(g, r, &f);
         return;
     }
     a.request.deadline_ms = deadline_ms;
     httpd_drop_body(r);
-    struct job *j = new_job(g, r, &a);
+    struct job *j = new_job(g, r, &a, anthropic);
     httpd_set_context(r, &j->e);
     for (uint32_t i = 0; i < a.n_prompts && !j->fault.http; i++) (void)start_part(j, i);
     tell(j);

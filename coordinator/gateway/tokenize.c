@@ -60,11 +60,22 @@ static struct json *make_text(struct query *q, const void *body, size_t bytes, s
     return o;
 }
 
-static void ask_chat(struct gateway *g, struct httpd_request *r, const struct ask *a, bool tokens)
+static struct json *make_count(struct query *q, const void *body, size_t bytes, struct fault *f)
+{
+    struct errmsg em = {0};
+    struct msg_tokens t;
+    if (wire_get_tokens(body, bytes, &q->arena, &t, &em) < 0) return query__unread(f, &em);
+    struct json *o = json_new_object();
+    json_put_int(o, "input_tokens", t.n);
+    return o;
+}
+
+static void ask_chat(struct gateway *g, struct httpd_request *r, const struct ask *a,
+                     query_make_fn make)
 {
     struct buf m = {0};
     wire_put_tokenize(&(struct msg_tokenize){.chat = a->chat.data}, &m);
-    query__ask(query__new(g, r, tokens ? make_tokens : make_prompt), "Tokenize", m.data, m.len);
+    query__ask(query__new(g, r, make), "Tokenize", m.data, m.len);
     buf_close(&m);
 }
 
@@ -79,7 +90,19 @@ static void chat(struct gateway *g, struct httpd_request *r, bool tokens)
         gateway__refuse(g, r, &f);
         return;
     }
-    ask_chat(g, r, &a, tokens);
+    ask_chat(g, r, &a, tokens ? make_tokens : make_prompt);
+    ask_close(&a);
+}
+
+void tokenize__count(struct gateway *g, struct httpd_request *r)
+{
+    struct fault f;
+    struct ask a;
+    if (job__read_anthropic(r, true, &a, &f) < 0) {
+        gateway__refuse(g, r, &f);
+        return;
+    }
+    ask_chat(g, r, &a, make_count);
     ask_close(&a);
 }
 

@@ -258,7 +258,8 @@ static void check_loss(struct world *w, uint32_t replica)
         r->lost_in_flight += r->last_step >= oldest && r->last_step > 0;
     }
     order__new_generation(w, replica);
-    if (w->faultless) world__fail(w, "nothing broke, but a generation was lost");
+    if (w->faultless && !w->ordering && !x->was_draining && !x->was_rebalancing)
+        world__fail(w, "nothing broke, but a generation was lost");
 }
 
 /* Nobody speaks to a worker that said goodbye. */
@@ -275,7 +276,10 @@ void check__action(struct world *w, const struct action *a)
     case ACT_END: check_terminal(w, a); break;
     case ACT_STEP: check_step(w, a->step); break;
     case ACT_LINK_CLOSE: check_loss(w, a->link.epoch.replica); break;
-    case ACT_TO_WORKER: check_spoken_to(w, a->to_worker.instance); break;
+    case ACT_TO_WORKER:
+        check_spoken_to(w, a->to_worker.instance);
+        if (a->to_worker.msg->type == TO_ASSIGN) admin__assigned(w, a->to_worker.instance);
+        break;
     default: break;
     }
 }
@@ -433,6 +437,7 @@ static void check_waits(struct world *w, bool ready)
         if (w->now_ns > (limit > went_on ? limit : went_on) + DEADLINE_SLACK_NS)
             world__fail(w, "request %" PRIu64 " lives beyond its deadline", r->id);
         if (since + wait_ns < went_on) since = went_on - wait_ns;
+        if (r->with != CORE_NO_REPLICA) continue; /* it drains */
         if (!ready && w->now_ns > since + wait_ns + (wait_ns ? WAIT_SLACK_NS : 0))
             world__fail(w, "request %" PRIu64 " waits longer than replica_wait", r->id);
     }
@@ -461,7 +466,12 @@ static void check_idle(struct world *w, uint32_t replica, bool ready)
                     live, (w->now_ns - x->idle_ns) / NS_PER_MS);
 }
 
-/* A request is with a replica that is ready; where one is, none waits for one. */
+static bool computes(const struct msg_replica_status *r)
+{
+    return r->ready || strcmp(r->state, "draining") == 0;
+}
+
+/* A request is with a replica that is ready, or was; where one is, none waits for one. */
 static void check_routes(struct world *w, const struct msg_status *s)
 {
     for (uint32_t i = 0; i < core_n_sequences(w->core) && !w->failed; i++) {
@@ -469,7 +479,7 @@ static void check_routes(struct world *w, const struct msg_status *s)
         if (x.replica == CORE_NO_REPLICA && s->ready)
             world__fail(w, "request %" PRIu64 " waits for a replica, although one is ready",
                         x.request);
-        if (x.replica != CORE_NO_REPLICA && !s->replicas[x.replica].ready)
+        if (x.replica != CORE_NO_REPLICA && !computes(&s->replicas[x.replica]))
             world__fail(w, "request %" PRIu64 " is sent to a replica that is not ready", x.request);
     }
 }
@@ -545,6 +555,7 @@ void check__state(struct world *w, const struct event *e)
     core_status(w->core, &s);
     check_ready(w, &s);
     check_routes(w, &s);
+    admin__state(w, &s);
     for (uint32_t i = 0; i < w->cfg.n_replicas; i++) {
         check_pages(w, i);
         if (!w->failed) check_index(w, i);
@@ -554,7 +565,7 @@ void check__state(struct world *w, const struct event *e)
     check_waits(w, s.ready);
     check_hung(w);
     for (uint32_t i = 0; i < w->cfg.n_replicas && e->type == EV_COMPOSE; i++)
-        check_idle(w, i, s.replicas[i].ready);
+        check_idle(w, i, computes(&s.replicas[i]));
     if (e->type == EV_SUBMIT) check_client(w, e->submit.client);
     check_bounds(w);
     w->was_ready = s.ready;

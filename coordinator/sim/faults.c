@@ -42,6 +42,15 @@ static void cripple(struct world *w, uint32_t who, enum fault f)
     s->damaged |= f == FAULT_DAMAGE;
 }
 
+/* Whatever an admin orders, every request that may wait is answered. */
+static void plan_orders(struct world *w)
+{
+    static const uint32_t orders[] = {1u << FAULT_DRAIN, 1u << FAULT_REBALANCE,
+                                      1u << FAULT_DRAIN | 1u << FAULT_REBALANCE};
+    w->faults |= orders[rng_below(&w->rng, 3)];
+    w->cfg.replica_wait_ns = 30 * NS_PER_S;
+}
+
 /* Faultless worlds: nothing may be lost in them. What they have is what must not be taken for a
  * fault: a coordinator that does not run for a while, forged messages, loads that take minutes, a
  * slow machine. */
@@ -51,6 +60,7 @@ static void plan_faultless(struct world *w)
     w->faults = bit(FAULT_STALL) | bit(FAULT_FORGE);
     w->slow = one_in(w, 3);
     w->long_load = !w->slow && one_in(w, 8);
+    if (!w->slow && !w->long_load && one_in(w, 2)) plan_orders(w);
     if (w->slow) {
         w->faults = bit(FAULT_FORGE);
         w->faults_end_ns = 20 * NS_PER_S;
@@ -102,7 +112,7 @@ void fault__plan(struct world *w)
 
 /* ---- one fault ---- */
 
-static void restart_later(struct world *w, uint32_t who)
+void fault__restart_later(struct world *w, uint32_t who)
 {
     world__schedule(w, NS_PER_MS * (50 + rng_below(&w->rng, 3000)), HAPPEN_RESTART)->who = who;
 }
@@ -126,12 +136,12 @@ static void break_worker(struct world *w, uint32_t who, enum fault f)
     switch (f) {
     case FAULT_KILL:
         stage__kill(w, who);
-        restart_later(w, who);
+        fault__restart_later(w, who);
         break;
     case FAULT_GOODBYE:
         if (s->stopped) break;
         stage__goodbye(w, who);
-        restart_later(w, who);
+        fault__restart_later(w, who);
         break;
     case FAULT_STOP: stop(w, who); break;
     case FAULT_CUT: s->cut = true; break;
@@ -166,16 +176,28 @@ static void break_world(struct world *w, enum fault f)
     case FAULT_ERROR: spoil(w, LIE_ERROR); break;
     case FAULT_FORGE: (void)world__schedule(w, 0, HAPPEN_FORGED); break;
     case FAULT_NEW_CORE: world__new_core(w); break;
+    case FAULT_DRAIN: admin__drain(w); break;
+    case FAULT_REBALANCE: admin__rebalance(w); break;
     default: break;
+    }
+}
+
+/* One of the kinds that the world has; every third is an order, if it has these. */
+static enum fault draw_fault(struct world *w)
+{
+    const uint32_t orders = bit(FAULT_DRAIN) | bit(FAULT_REBALANCE);
+    uint32_t kinds = w->faults;
+    if ((kinds & orders) && one_in(w, 3)) kinds &= orders;
+    for (;;) {
+        enum fault f = (enum fault)rng_below(&w->rng, N_FAULTS);
+        if (kinds & bit(f)) return f;
     }
 }
 
 void fault__break(struct world *w)
 {
     uint32_t who = (uint32_t)rng_below(&w->rng, w->n_workers);
-    enum fault f;
-    do f = (enum fault)rng_below(&w->rng, N_FAULTS);
-    while (!(w->faults & bit(f)));
+    enum fault f = draw_fault(w);
     w->report->faults++;
     const struct world_worker *x = &w->workers[who];
     if (f == FAULT_HANG && x->busy && w->replicas[x->gate.epoch.replica].was_ready)
@@ -201,7 +223,7 @@ void fault__repair(struct world *w)
         s->hung = s->unloadable = s->unreachable = s->damaged = false;
         if (!s->alive) continue;
         stage__kill(w, i);
-        restart_later(w, i);
+        fault__restart_later(w, i);
     }
 }
 

@@ -35,8 +35,8 @@ struct fifo_result {
     struct samples ttft_ms;   /* of each request, in the order of their first tokens */
     struct fifo_replica *replicas;
     uint32_t n_replicas;
-    /* The core's own time, in us: of all events, and of single ones. An arrival is the event that
-     * submits a request; a compose follows the events of one moment. */
+    /* The core's own CPU time, in us: of all events, and of single ones. An arrival is the event
+     * that submits a request; a compose follows the events of one moment. */
     uint64_t events;
     double events_us;
     struct samples arrival_us, compose_us;

@@ -16,8 +16,11 @@ struct sim_report {
     uint64_t events; /* that the core took */
     uint64_t faults; /* kills, stops, cuts, losses, duplicates, late deliveries, stalls */
     uint64_t requests, completed, tokens, generations;
-    uint64_t digest;   /* of all actions: the same seed gives the same */
-    char failure[512]; /* empty: everything held */
+    uint64_t drained,
+        replanned; /* workers that left as ordered; generations that were planned as ordered */
+    uint64_t cut_shorter; /* generations of fewer stages than wanted */
+    uint64_t digest;      /* of all actions: the same seed gives the same */
+    char failure[512];    /* empty: everything held */
 };
 
 /* Runs one world to its end. False: report->failure says what broke, and when. */

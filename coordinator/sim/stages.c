@@ -81,6 +81,7 @@ void stage__start(struct world *w, uint32_t who)
 {
     struct world_worker *s = &w->workers[who];
     s->alive = true;
+    s->greeted = s->leaves = false;
     s->life = ++w->next_life;
     s->instance = (struct instance){rng_u64(&w->rng), rng_u64(&w->rng)};
     s->gate = (struct gate){0};
@@ -167,7 +168,8 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
 {
     struct world_worker *s = &w->workers[who];
     struct msg_from_worker answer = {.type = FROM_LINKED};
-    if (s->hung && m->type != TO_WHO) return; /* its compute thread takes nothing */
+    if (s->hung && m->type != TO_WHO && m->type != TO_LEAVE)
+        return; /* its compute thread takes nothing */
     switch (m->type) {
     case TO_ASSIGN:
         if (!gate_newer(&s->gate, m->epoch)) return;
@@ -199,6 +201,13 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
     case TO_WHO: say_hello(w, who); break;
     case TO_CALIBRATE: say_speed(w, who, &m->calibrate); break;
     case TO_ALIVE: break; /* between the shells */
+    case TO_LEAVE:
+        if (!s->leaves)
+            world__fail(w, "worker %" PRIu32 " is told to leave by nobody's order", who);
+        w->report->drained++;
+        stage__goodbye(w, who);
+        fault__restart_later(w, who);
+        break;
     case TO_REFUSE: world__fail(w, "worker %" PRIu32 " was refused: %s", who, m->text); break;
     }
 }

@@ -160,6 +160,7 @@ static uint64_t fold(struct world *w, uint64_t digest, const struct action *a)
             digest = check__mix(digest, (uint64_t)a->tokens.tokens[i]);
         return check__mix(digest, a->tokens.queued_ns);
     case ACT_END: return check__mix(digest, a->end.request * 64 + (uint64_t)a->end.status);
+    case ACT_ANSWER: return check__mix(digest, (uint64_t)a->answer.status);
     case ACT_NOTE: break;
     }
     return check__mix(digest, a->loss);
@@ -187,6 +188,10 @@ static void carry_out(struct world *w, struct actions actions)
                 struct occurrence *o = world__schedule(w, 0, HAPPEN_STOP_STRING);
                 o->who = (uint32_t)a->tokens.request - 1;
             }
+            break;
+        case ACT_ANSWER:
+            w->answered++;
+            w->answer = a->answer.status;
             break;
         case ACT_END:
         case ACT_NOTE: break;
@@ -223,7 +228,11 @@ void world__new_core(struct world *w)
     w->core = core_open(&w->cfg);
     w->core_life++;
     w->ever_ready = w->was_ready = false;
-    for (uint32_t i = 0; i < WORLD_REPLICAS; i++) w->replicas[i].was_ready = false;
+    for (uint32_t i = 0; i < WORLD_REPLICAS; i++)
+        w->replicas[i].was_ready = w->replicas[i].was_draining = w->replicas[i].was_rebalancing =
+            false;
+    for (uint32_t i = 0; i < WORLD_WORKERS; i++)
+        w->workers[i].greeted = w->workers[i].leaves = false;
     w->stalled_until_ns = 0;
     w->unready_ns = w->now_ns;
     w->n_gone = 0;
@@ -303,12 +312,37 @@ static bool of_earlier_core(const struct world *w, const struct occurrence *o)
     return control && o->core_life != w->core_life;
 }
 
+static bool lists(const struct msg_worker_status *list, uint32_t n, const char *name, uint32_t who)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (list[i].pid == who && strcmp(list[i].name, name) == 0) return true;
+    return false;
+}
+
+bool world__knows(const struct world *w, uint32_t who)
+{
+    const char *name = w->workers[who].name;
+    struct msg_status s;
+    core_status(w->core, &s);
+    bool known = lists(s.spares, s.n_spares, name, who);
+    for (uint32_t r = 0; r < s.n_replicas; r++)
+        known |= lists(s.replicas[r].workers, s.replicas[r].n_workers, name, who);
+    return known;
+}
+
+static void greeted(struct world *w, struct instance instance)
+{
+    uint32_t who = worker_of(w, instance);
+    if (who != UINT32_MAX) w->workers[who].greeted |= world__knows(w, who);
+}
+
 static void from_worker(struct world *w, const struct occurrence *o)
 {
     char address[16];
     (void)snprintf(address, sizeof address, "10.0.0.%" PRIu32, o->who + 1);
     struct event e = {.type = EV_FROM_WORKER, .from = {o->from, address}};
     world__core(w, &e);
+    if (o->from->type == FROM_HELLO) greeted(w, o->from->instance);
     if (o->from->type == FROM_GOODBYE) w->gone[w->n_gone++ % WORLD_GONE] = o->from->instance;
 }
 
@@ -396,7 +430,7 @@ static void draw_config(struct world *w)
     static const int32_t eog = WORLD_EOG;
     static const uint64_t masks[] = {UINT64_MAX, UINT64_MAX, 3,
                                      0}; /* of the hash: 0: always equal */
-    static const uint64_t waits[] = {0, 2, 30};
+    static const uint64_t waits[] = {0, 2, 30}, replans_ms[] = {0, 300, 1500};
     static const uint64_t rows_ns[] = {50000, 50000, 2 * NS_PER_MS, 10 * NS_PER_MS};
     uint32_t n_stages = (uint32_t)(1 + rng_below(&w->rng, WORLD_STAGES));
     uint32_t pages = (uint32_t)(16 + rng_below(&w->rng, WORLD_PAGES_MAX - 15));
@@ -421,6 +455,7 @@ static void draw_config(struct world *w)
                                   .logits_max = (uint32_t)(1 + rng_below(&w->rng, 8)),
                                   .window = (uint32_t)(1 + rng_below(&w->rng, n_stages + 2)),
                                   .max_live = (uint32_t)(4 + rng_below(&w->rng, 40)),
+                                  .replan_after_ns = replans_ms[rng_below(&w->rng, 3)] * NS_PER_MS,
                                   .replica_wait_ns = waits[rng_below(&w->rng, 3)] * NS_PER_S,
                                   .deadline_ns = 20 * NS_PER_S,
                                   .worker_timeout_ns = 1500 * NS_PER_MS,
@@ -459,12 +494,20 @@ static void open_world(struct world *w)
     w->n_workers = n_needed(w) + (uint32_t)rng_below(&w->rng, 3);
     for (uint32_t i = 0; i < WORLD_WORKERS; i++)
         w->workers[i].layer_ns = 1000 + 7000 * rng_below(&w->rng, 2);
+    if (w->cfg.n_replicas > 1 && rng_below(&w->rng, 3) == 0)
+        w->cfg.n_wanted = 1 + (uint32_t)rng_below(&w->rng, w->cfg.n_replicas);
     w->n_requests = 8 + (uint32_t)rng_below(&w->rng, WORLD_REQUESTS - 7);
     w->faults_end_ns = NS_PER_S * (3 + rng_below(&w->rng, 6));
     fault__plan(w);
     w->core = core_open(&w->cfg);
     w->end_ns = w->faults_end_ns + SETTLE_NS;
-    for (uint32_t i = 0; i < w->n_workers; i++) stage__start(w, i);
+    for (uint32_t i = 0; i < w->n_workers; i++) {
+        bool late = i + 1 == w->n_workers && rng_below(&w->rng, 4) == 0;
+        if (late)
+            world__schedule(w, rng_below(&w->rng, w->faults_end_ns), HAPPEN_RESTART)->who = i;
+        else
+            stage__start(w, i);
+    }
     for (uint32_t i = 0; i < w->n_requests; i++)
         world__schedule(w, rng_below(&w->rng, w->faults_end_ns + NS_PER_S), HAPPEN_SUBMIT)->who = i;
     w->next_tick_ns = TICK_NS;

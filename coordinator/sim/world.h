@@ -64,8 +64,10 @@ enum fault {
     FAULT_LIE,         /* the next result is not what was asked for */
     FAULT_ERROR,       /* the next result has an error for one of its runs */
     FAULT_FORGE,
-    FAULT_DAMAGE,   /* a worker computes wrong logits, as its next probe shows */
-    FAULT_NEW_CORE, /* the coordinator is killed and started again */
+    FAULT_DAMAGE,    /* a worker computes wrong logits, as its next probe shows */
+    FAULT_NEW_CORE,  /* the coordinator is killed and started again */
+    FAULT_DRAIN,     /* no fault: an admin has a worker leave, */
+    FAULT_REBALANCE, /* or replicas planned anew */
     N_FAULTS
 };
 
@@ -103,8 +105,9 @@ struct occurrence {
 struct world_worker {
     bool alive, stopped, busy, loaded;
     bool hung, unreachable, unloadable, damaged, slow; /* broken until it is mended */
-    uint32_t loads_left; /* signs of progress until what it loads is there */
-    uint64_t layer_ns;   /* what it says that a layer takes it */
+    bool greeted, leaves; /* the core took its Hello; an admin has ordered it to leave since */
+    uint32_t loads_left;  /* signs of progress until what it loads is there */
+    uint64_t layer_ns;    /* what it says that a layer takes it */
     char name[LIMIT_NAME_BYTES];
     uint64_t life; /* counts restarts */
     struct instance instance;
@@ -195,9 +198,12 @@ struct world_replica {
     uint64_t flight_first, flight_next; /* numbers of the Steps in flight, by our count */
     struct epoch flight_epoch;
     uint64_t result_step; /* the Step whose result is being taken; 0: none */
-    bool was_ready;       /* before the core's present event */
-    bool probe_wrong;     /* its last probe went through a damaged worker */
-    uint64_t idle_ns;     /* since when nothing is done although something is due; 0: it is done */
+    bool was_ready;       /* before the core's present event, as the next two */
+    bool was_draining, was_rebalancing;
+    uint32_t was_generation;
+    uint64_t drains_until_ns; /* at the latest, if it drains */
+    bool probe_wrong;         /* its last probe went through a damaged worker */
+    uint64_t idle_ns; /* since when nothing is done although something is due; 0: it is done */
 };
 
 struct world {
@@ -237,6 +243,11 @@ struct world {
     struct instance gone[WORLD_GONE];
     uint32_t n_gone;
     uint32_t n_tokens_now; /* handed out in the present event */
+    bool ordering;         /* the present event is an admin's order, */
+    uint32_t answered;     /* which has so many answers, */
+    enum status answer;    /* the last with this status */
+    uint64_t order_ns;     /* when the last one was given, */
+    uint64_t limit_ns;     /* and how long running requests have then */
     bool failed, done;
 };
 
@@ -250,6 +261,8 @@ bool world__faulty(const struct world *w);
 /* A new coordinator process in place of the one before: nothing of its memory is left. */
 void world__new_core(struct world *w);
 bool world__ready(const struct world *w);
+/* Whether the core's status has the worker, or a dead predecessor of it. */
+bool world__knows(const struct world *w, uint32_t who);
 /* One of the replicas, drawn. */
 struct world_replica *world__some_replica(struct world *w);
 
@@ -258,10 +271,20 @@ void fault__plan(struct world *w);
 void fault__break(struct world *w);
 void fault__repair(struct world *w);
 void fault__stranger(struct world *w);
+/* A worker that ended is started again, after a while. */
+void fault__restart_later(struct world *w, uint32_t who);
 void fault__forge(struct world *w);
 /* Turns a true result into a lie; returns the request that it is told of, 0: there is none. */
 uint64_t fault__lie(struct world *w, enum lie *lie, struct msg_result *m,
                     struct msg_run_result *runs);
+
+/* admin.c */
+void admin__drain(struct world *w);
+void admin__rebalance(struct world *w);
+/* The core gives a worker a stage. */
+void admin__assigned(struct world *w, struct instance to);
+/* After every event. */
+void admin__state(struct world *w, const struct msg_status *s);
 
 /* clients.c */
 void client__submit(struct world *w, uint32_t idx);

@@ -606,7 +606,7 @@ class FullPool(unittest.TestCase):
     def test_full_pool(self):
         with Cluster(workers=2, threads=1, kv_tokens=512) as c:
             def body(i, **kw):
-                return dict(dict(prompt=str(10 ** 99 + i), max_tokens=100, temperature=0, ignore_eos=True), **kw)
+                return dict(dict(prompt=str(10 ** 99 + i), max_tokens=100 if LONG else 30, temperature=0, ignore_eos=True), **kw)
             alone = [post(c.http, COMPLETIONS, body(i)).json()["choices"][0]["text"] for i in range(16)]
             with concurrent.futures.ThreadPoolExecutor(16) as pool:
                 replies = list(pool.map(lambda i: post(c.http, COMPLETIONS, body(i), timeout=600), range(16)))
@@ -682,6 +682,31 @@ class Access(unittest.TestCase):
             self.assertEqual((r.status, r.headers["access-control-allow-origin"]), (204, "https://a.example"))
             self.assertIn("Authorization", r.headers["access-control-allow-headers"])
             self.assertEqual(get(c.http, "/health").headers["access-control-allow-origin"], "https://a.example")
+
+    def test_cluster_with_keys(self):
+        """Between coordinator and workers there are keys: the gateway comes with the coordinator's own, and is believed."""
+        public = {}
+        for name in ("coordinator", "worker"):
+            public[name] = subprocess.run([program("flotilla"), "keygen", self.path(name)], check=True, stdout=subprocess.PIPE,
+                                          text=True).stdout.split()[-1]
+        with open(self.path("cluster.yaml"), "w") as f:
+            f.write(f"model: {json.dumps(MODEL)}\nworkers: 1\nkv_tokens: 1024\nmetrics: false\n"
+                    "ports: {clients: 0, workers: 0, results: 0, http: 0}\n"
+                    "keys: " + json.dumps({"file": self.path("coordinator"), "workers": [public["worker"]]}) + "\n")
+        coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", self.path("cluster.yaml")],
+                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        line = coordinator.stdout.readline()
+        worker = subprocess.Popen([program("flotilla-worker"), "--coordinator", line.split("worker=")[1].strip(), "--key",
+                                   self.path("worker"), "--coordinator-key", public["coordinator"]], stderr=subprocess.DEVNULL)
+        try:
+            url = coordinator.stdout.readline().split("http=")[1].strip()
+            body = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0, "user": "u", "priority": "high", "cache_prompt": False}
+            self.assertEqual(post(url, COMPLETIONS, body).json()["choices"][0]["text"], local("Once upon a time", tokens=4)["text"])
+        finally:
+            for p in (worker, coordinator):
+                p.terminate()
+                p.wait(timeout=30)
+            coordinator.stdout.close()
 
     def test_wrong_files(self):
         def refused(words, *sets):

@@ -73,7 +73,7 @@ class Memory(unittest.TestCase):
                 log.seek(0)
                 logged = log.read()
                 for text in (r.stderr.decode(), status, logged):
-                    self.assertRegex(text, r"'kv_tokens' of \d+: the largest 'kv_tokens' or 'ctx' that fits is \d+; the tightest: worker w\d and 1 more")
+                    self.assertRegex(text, r"'kv_tokens' of \d+: \d+ MiB more are needed; the largest 'kv_tokens' or 'ctx' that fits is \d+; the tightest: worker w\d and 1 more")
                 self.assertIn("UNAVAILABLE", r.stderr.decode())
                 self.assertNotIn("generation 1", logged)
                 for w in workers:  # not one of them has read the model

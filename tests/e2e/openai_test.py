@@ -1,5 +1,5 @@
 """The official Python client of OpenAI's API, from PyPI, against two workers: what people point at a cluster without a change."""
-import asyncio, os, sys, time, unittest
+import asyncio, json, os, subprocess, sys, tempfile, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
@@ -124,6 +124,54 @@ class Client(unittest.TestCase):
                 await asyncio.gather(task, return_exceptions=True)
         asyncio.run(run())
         self.idle()
+
+
+class Tools(unittest.TestCase):
+    """A scripted model that thinks, and then calls a tool (tests/lib/specs.py)."""
+
+    def test_tools(self):
+        tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+        with tempfile.TemporaryDirectory() as d:
+            subprocess.run([sys.executable, os.path.join(HERE, "..", "lib", "specs.py"), d], check=True, stdout=subprocess.DEVNULL)
+            with Cluster(model=os.path.join(d, "tools.gguf"), workers=2, threads=1, kv_tokens=2048) as c, \
+                    openai.OpenAI(base_url=c.http + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+                messages = [{"role": "user", "content": "Weather?"}]
+                def chat(**kw):
+                    return client.chat.completions.create(**dict(dict(model="tools.gguf", messages=messages, tools=tools, temperature=0),
+                                                                 **kw))
+                whole = chat().choices[0]
+                call = whole.message.tool_calls[0]
+                self.assertEqual((call.type, call.function.name, json.loads(call.function.arguments)),
+                                 ("function", "weather", {"city": "Paris"}))
+                self.assertEqual((whole.finish_reason, whole.message.content, whole.message.reasoning_content),
+                                 ("tool_calls", "Look:", "Hm."))
+                # Streamed: the same, bit by bit.
+                content = reasoning = arguments = ""
+                names, reasons = [], []
+                for chunk in chat(stream=True):
+                    delta = chunk.choices[0].delta
+                    content += delta.content or ""
+                    reasoning += getattr(delta, "reasoning_content", None) or ""
+                    for t in delta.tool_calls or []:
+                        self.assertEqual(t.index, 0)
+                        names += [t.function.name] if t.function.name else []
+                        arguments += t.function.arguments or ""
+                    reasons.append(chunk.choices[0].finish_reason)
+                self.assertEqual((content, reasoning, names, json.loads(arguments), reasons[-1]),
+                                 ("Look:", "Hm.", ["weather"], {"city": "Paris"}, "tool_calls"))
+                # The result is handed back: arguments are what they say, for the template.
+                messages += [whole.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+                self.assertEqual(chat().choices[0].finish_reason, "tool_calls")
+                r = client.post("/../apply-template", body={"messages": messages, "tools": tools}, cast_to=object)
+                self.assertIn('[assistant]Look:weather{"city": "Paris"}\n[tool]sunny\n', r["prompt"])
+                # Without tools it is text, and so is reasoning that is not wanted apart.
+                raw = chat(tools=openai.NOT_GIVEN, extra_body={"reasoning_format": "none"}).choices[0]
+                self.assertTrue(raw.message.content.startswith("Hm.</think>\n\nLook: <tool_call>"))
+                self.assertEqual((raw.finish_reason, raw.message.tool_calls), ("stop", None))
+                self.assertEqual(chat(tool_choice="none").choices[0].message.tool_calls, None)
+                with self.assertRaises(openai.BadRequestError) as e:
+                    chat(tool_choice="required")
+                self.assertEqual(e.exception.param, "tool_choice")
 
 
 class Lost(unittest.TestCase):

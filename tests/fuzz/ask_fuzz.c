@@ -1,6 +1,6 @@
 /* Bodies of the gateway's requests: each is taken, or refused with a status and a text, and either
  * can be told in JSON. */
-#include "coordinator/gateway/ask.h"
+#include "coordinator/gateway/message.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -30,11 +30,40 @@ static void check_ask(const struct ask *a)
     json_free(j);
 }
 
+/* Anthropic's bodies become OpenAI's, or are refused. */
+static void check_message(const char *body, size_t bytes)
+{
+    struct json *doc, *chat;
+    struct fault f = {0};
+    struct buf text = {0};
+    struct ask a;
+    if (json_read(body, bytes, &doc, NULL) < 0) return;
+    chat = message_translate(doc, bytes & 1, &f);
+    json_free(doc);
+    if (!chat) {
+        check_fault(&f);
+        return;
+    }
+    json_write(chat, &text);
+    json_free(chat);
+    if (ask_read(ASK_CHAT, text.data, text.len, &a, &f) < 0) {
+        check_fault(&f);
+    } else {
+        check_ask(&a);
+        ask_close(&a);
+    }
+    buf_close(&text);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct ask a;
     struct fault f = {0};
     if (size == 0) return 0;
+    if (data[0] % 4 == 2) {
+        check_message((const char *)data + 1, size - 1);
+        return 0;
+    }
     enum ask_kind kind = data[0] & 1 ? ASK_CHAT : ASK_COMPLETION;
     if (ask_read(kind, (const char *)data + 1, size - 1, &a, &f) < 0) {
         check_fault(&f);

@@ -1,13 +1,15 @@
 """Starts real processes and talks to them through the command line, for the end-to-end tests.
 
 Environment: FLOTILLA_BIN (folder of the programs), FLOTILLA_MODEL (the demo model), FLOTILLA_GEMMA,
-FLOTILLA_LLAMA_SOURCE (deploy/fetch.py), FLOTILLA_LONG.
+FLOTILLA_LLAMA_SOURCE (deploy/fetch.py), FLOTILLA_LONG, and then also FLOTILLA_QWEN, FLOTILLA_QWEN_LARGE.
 """
 import json, os, re, signal, socket, subprocess, tempfile, time, urllib.request
 
 BIN = os.environ["FLOTILLA_BIN"]
 MODEL = os.environ["FLOTILLA_MODEL"]
 GEMMA = os.environ.get("FLOTILLA_GEMMA", "")
+QWEN = os.environ.get("FLOTILLA_QWEN", "")
+QWEN_LARGE = os.environ.get("FLOTILLA_QWEN_LARGE", "")
 LLAMA_SOURCE = os.environ.get("FLOTILLA_LLAMA_SOURCE", "")
 LONG = bool(os.environ.get("FLOTILLA_LONG"))
 
@@ -30,8 +32,8 @@ def options(kw):
     return words
 
 
-def run(*words, prefix=(), **kw):
-    return subprocess.run([*prefix, program("flotilla"), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=600, **kw)
+def run(*words, prefix=(), timeout=600, **kw):
+    return subprocess.run([*prefix, program("flotilla"), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout, **kw)
 
 
 def free_ports(n):
@@ -200,7 +202,7 @@ class HandCluster(Service):
         self.folder = tempfile.TemporaryDirectory(prefix="flotilla-cache-")
         self.env = {**os.environ, "XDG_CACHE_HOME": self.folder.name}
         self.processes = {}
-        text = f"model: {model}\nports: {{clients: 0, workers: 0, results: 0}}\nmetrics: false\n{keys}\n"
+        text = f"model: {model}\nports: {{clients: 0, workers: 0, results: 0}}\nmetrics: false\nhttp: {{serve: false}}\n{keys}\n"
         self.coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
                                             stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.env)
         self.coordinator.stdin.write(text)

@@ -14,12 +14,14 @@ def write(source, path):
         kind = field.types[0]
         w.add_key_value(name, field.contents(), kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
     w.add_file_type(gguf.LlamaFileType.ALL_F32)
-    for t in reader.tensors:
-        data = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
-        w.add_tensor(t.name, data.reshape([int(n) for n in reversed(t.shape)]))
+    shapes = [[int(n) for n in reversed(t.shape)] for t in reader.tensors]
+    for t, shape in zip(reader.tensors, shapes):
+        w.add_tensor_info(t.name, shape, np.dtype(np.float32), 4 * t.n_elements)
     w.write_header_to_file()
     w.write_kv_data_to_file()
-    w.write_tensors_to_file()
+    w.write_ti_data_to_file()
+    for t, shape in zip(reader.tensors, shapes):  # one after the other: a large model's do not fit in memory together
+        w.write_tensor_data(gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32).reshape(shape))
     w.close()
 
 

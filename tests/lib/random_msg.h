@@ -95,7 +95,7 @@ static inline void random_to_worker(struct rng *r, struct buf *to)
     static struct msg_to_worker m;
     static uint64_t hashes[20];
     m = (struct msg_to_worker){.version = PROTO_VERSION,
-                               .type = (enum to_worker)rng_below(r, TO_CALIBRATE + 1),
+                               .type = (enum to_worker)rng_below(r, TO_LEAVE + 1),
                                .epoch = random_epoch(r),
                                .assign = {.layer_last = (uint32_t)rng_below(r, 9),
                                           .n_pages = 4,

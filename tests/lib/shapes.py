@@ -15,7 +15,8 @@ SHAPES = {  # layers, hidden, heads, KV heads, head size, ffn, vocabulary
     "llama-3.1-8b": (32, 4096, 32, 8, 128, 14336, 128256),
 }
 CONTEXTS = {"llama-3.1-8b": 131072}  # of the others: 8192
-SCALES = {T.Q4_0: (0,), T.Q4_1: (0, 2), T.Q5_0: (0,), T.Q8_0: (0,), T.Q4_K: (0, 2), T.Q5_K: (0, 2), T.Q6_K: (208,)}
+SCALES = {T.Q4_0: (0,), T.Q4_1: (0, 2), T.Q5_0: (0,), T.Q8_0: (0,), T.Q4_K: (0, 2), T.Q5_K: (0, 2), T.Q6_K: (208,),
+          T.IQ4_NL: (0,), T.IQ4_XS: (0,), T.IQ3_S: (0,), T.MXFP4: ()}
 
 
 def blocks(rng, kind, n):
@@ -23,7 +24,9 @@ def blocks(rng, kind, n):
     size = gguf.GGML_QUANT_SIZES[kind][1]
     some = min(n, 1 << 15)
     data = rng.integers(0, 256, (some, size), np.uint8)
-    scale = {T.Q4_K: 2e-4, T.Q5_K: 1e-4, T.Q6_K: 1e-5, T.Q8_0: 3e-4}.get(kind, 4e-3)
+    scale = {T.Q4_K: 2e-4, T.Q5_K: 1e-4, T.Q6_K: 1e-5, T.Q8_0: 3e-4, T.IQ4_NL: 3e-4, T.IQ4_XS: 2e-5, T.IQ3_S: 2e-4}.get(kind, 4e-3)
+    if kind == T.MXFP4:  # powers of two about 2^-9
+        data[:, 0] = rng.integers(118, 121, some)
     for at in SCALES[kind]:
         d = (rng.uniform(0.5, 1, some) * scale).astype(np.float16)
         data[:, at:at + 2] = d.view(np.uint8).reshape(-1, 2)

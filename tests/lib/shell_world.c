@@ -363,6 +363,13 @@ static void read_generate(struct seen *x, const struct msg_generate_reply *r)
         x->n_usage++;
         x->n_prompt = r->n_prompt_tokens;
         x->seed = r->seed;
+        x->open_thought = r->open_thought;
+    }
+    if (r->n_tokens && r->first_index == 0) x->cached = r->cached;
+    for (uint32_t i = 0, at = 0; i < r->n_pieces; at += r->piece_bytes[i++]) {
+        size_t n = strlen(x->pieces);
+        (void)snprintf(x->pieces + n, sizeof x->pieces - n, "[%.*s]", (int)r->piece_bytes[i],
+                       r->pieces + at);
     }
     for (uint32_t i = 0; r->logprobs.chosen && i < r->n_tokens; i++) {
         x->chosen[x->n_chosen++] = r->logprobs.chosen[i];

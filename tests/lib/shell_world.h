@@ -34,7 +34,10 @@ struct seen {
     uint32_t n_chosen, n_top; /* log-probabilities, and alternatives to all tokens */
     float chosen[512], top[2048];
     int32_t top_ids[2048];
-    uint32_t n_ids; /* of a TokenizeReply */
+    uint32_t n_ids;    /* of a TokenizeReply */
+    char pieces[1024]; /* bytes of tokens and alternatives, each in brackets */
+    uint32_t cached;   /* told with the first token */
+    bool open_thought;
     bool ended;
     enum status status;
     char message[LIMIT_TEXT_BYTES], finish[16];

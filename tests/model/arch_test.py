@@ -34,7 +34,7 @@ class Architectures(unittest.TestCase):
         return os.path.join(cls.dir.name, name + ".gguf")
 
     def test_logits(self):
-        self.assertGreaterEqual(len(NAMES), 8)
+        self.assertGreaterEqual(len(NAMES), 9)
         for name in NAMES:
             with self.subTest(name):
                 got = logits(self.path(name), IDS, kv="f32")

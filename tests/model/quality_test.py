@@ -15,8 +15,8 @@ TEXT = os.path.join(HERE, "ruth_jonah.txt")
 FILES = {"smollm2": MODEL, "gemma3": GEMMA}
 
 
-def quality(model, *words):
-    r = run("quality", "--model", model, "--json", *words)
+def quality(model, *words, **kw):
+    r = run("quality", "--model", model, "--json", *words, **kw)
     assert r.returncode == 0, r.stderr[-500:]
     return json.loads(r.stdout)
 

@@ -17,6 +17,15 @@ def texts(name):
         return f.read().split("\n__ggml_vocab_test__\n")
 
 
+def expected(name):
+    """Each text of a vocabulary's test, and its ids."""
+    with open(os.path.join(MODELS, f"ggml-vocab-{name}.gguf.out")) as f:
+        want = [[int(t) for t in line.split()] for line in f.read().split("\n")]
+    inputs = texts(name)
+    assert (len(inputs), len(want)) == (47, 47)
+    return zip(inputs, want)
+
+
 def encode(path, data):
     r = run("tokenize", "--model", path, "--json", input=data)
     assert r.returncode == 0, r.stderr
@@ -26,11 +35,7 @@ def encode(path, data):
 class Vocabularies(unittest.TestCase):
     def test_expected(self):
         for name in NAMES:
-            with open(os.path.join(MODELS, f"ggml-vocab-{name}.gguf.out")) as f:
-                want = [[int(t) for t in line.split()] for line in f.read().split("\n")]
-            inputs = texts(name)
-            self.assertEqual((len(inputs), len(want)), (47, 47))
-            for text, ids in zip(inputs, want):
+            for text, ids in expected(name):
                 got = encode(os.path.join(MODELS, f"ggml-vocab-{name}.gguf"), text.encode())
                 self.assertEqual(got, ids, (name, text))
 

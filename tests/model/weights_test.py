@@ -41,8 +41,8 @@ class Dequantise(unittest.TestCase):
 
     def test_made_tensors(self):
         rng = np.random.default_rng(3)
-        types = [gguf.GGMLQuantizationType[n] for n in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")]
-        scales_at = dict(Q2_K=(80, 82), Q3_K=(108,), Q4_K=(0, 2), Q5_K=(0, 2), Q6_K=(208,))
+        types = [gguf.GGMLQuantizationType[n] for n in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")]
+        scales_at = dict(Q2_K=(80, 82), Q3_K=(108,), Q4_K=(0, 2), Q5_K=(0, 2), Q6_K=(208,), IQ4_NL=(0,), IQ4_XS=(0,), IQ3_S=(0,))
         with tempfile.TemporaryDirectory() as d:
             path = os.path.join(d, "t.gguf")
             w = gguf.GGUFWriter(path, "llama")
@@ -57,13 +57,35 @@ class Dequantise(unittest.TestCase):
                     for o in offsets:
                         data[:, b + o:b + o + 2] = rng.standard_normal((7, 1)).astype(np.float16).view(np.uint8)
                 w.add_tensor(name, data, raw_dtype=t)
+            # Every scale that MXFP4 has but the last, which is not a number; the first are denormal.
+            exponents = rng.integers(0, 256, (255, 17), np.uint8)
+            exponents[:, 0] = np.arange(255)
+            w.add_tensor("exponents", exponents, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
             w.write_header_to_file()
             w.write_kv_data_to_file()
             w.write_tensors_to_file()
             w.close()
             tensors = gguf.GGUFReader(path).tensors
-            self.assertEqual(len(tensors), 13)
+            self.assertEqual(len(tensors), 18)
             self.compare(path, tensors)
+
+    def test_grid(self):
+        """All 512 entries of IQ3_S's grid, with every sign and sub-block scale."""
+        blocks = np.random.default_rng(4).integers(0, 256, (64, 110), np.uint8)
+        blocks[:, 0:2] = np.array([1], np.float16).view(np.uint8)
+        for b in range(64):
+            index = np.roll(np.arange(64) + 64 * (b % 8), b)
+            blocks[b, 2:66] = index % 256
+            blocks[b, 66:74] = np.packbits(index // 256 == 1, bitorder="little")
+        with tempfile.TemporaryDirectory() as d:
+            path = os.path.join(d, "t.gguf")
+            w = gguf.GGUFWriter(path, "llama")
+            w.add_tensor("grid", blocks, raw_dtype=gguf.GGMLQuantizationType.IQ3_S)
+            w.write_header_to_file()
+            w.write_kv_data_to_file()
+            w.write_tensors_to_file()
+            w.close()
+            self.compare(path, gguf.GGUFReader(path).tensors)
 
 
 class Encode(unittest.TestCase):
@@ -141,17 +163,23 @@ class Refused(unittest.TestCase):
         self.refuse("block_count", block_count=2**31 - 1)
 
     def test_types(self):
-        def iq4(t):
+        def iq2(t):
             f32 = t["output"][1]
             t["blk.0.ffn_gate"] = t["blk.0.ffn_up"] = (np.zeros((256, 64), np.float32), f32)
-            t["blk.0.ffn_down"] = (np.zeros((64, 136), np.uint8), gguf.GGMLQuantizationType.IQ4_XS)
-        self.refuse("blk.0.ffn_down.weight", "IQ4_XS", change=iq4, feed_forward_length=256)
+            t["blk.0.ffn_down"] = (np.zeros((64, 66), np.uint8), gguf.GGMLQuantizationType.IQ2_XXS)
+        self.refuse("blk.0.ffn_down.weight", "IQ2_XXS", change=iq2, feed_forward_length=256)
 
         def infinite(t):
             block = np.zeros((64, 34 * 3), np.uint8)
             block[5, 0:2] = 0x00, 0x7C
             t["blk.0.ffn_down"] = (block, gguf.GGMLQuantizationType.Q8_0)
         self.refuse("blk.0.ffn_down.weight", "infinite", change=infinite)
+
+        def no_number(t):
+            block = np.zeros((64, 17 * 3), np.uint8)
+            block[5, 17] = 255
+            t["blk.0.ffn_down"] = (block, gguf.GGMLQuantizationType.MXFP4)
+        self.refuse("blk.0.ffn_down.weight", "not a number", change=no_number)
 
     def test_variants(self):
         self.refuse("rope.scaling.type", "longrope", rope_scaling_type=gguf.RopeScalingType.LONGROPE)

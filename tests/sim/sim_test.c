@@ -54,12 +54,18 @@ int main(int argc, char **argv)
         sum.completed += r.completed;
         sum.tokens += r.tokens;
         sum.generations += r.generations;
+        sum.cut_shorter += r.cut_shorter;
+        sum.drained += r.drained;
+        sum.replanned += r.replanned;
     }
     double n = (double)seeds;
     (void)printf("%" PRIu32 " seeds held; a seed has on average %.0f events, %.1f faults, %.1f "
                  "generations lost, %.1f requests of which %.1f complete, %.0f tokens\n",
                  seeds, (double)sum.events / n, (double)sum.faults / n, (double)sum.generations / n,
                  (double)sum.requests / n, (double)sum.completed / n, (double)sum.tokens / n);
+    (void)printf("in all: %" PRIu64 " workers left as ordered, %" PRIu64
+                 " replicas were planned anew, %" PRIu64 " generations had fewer stages\n",
+                 sum.drained, sum.replanned, sum.cut_shorter);
     (void)printf("digest of all actions: %016" PRIx64 "\n", digest);
     if ((double)sum.events / n < 500.0 || (double)sum.faults / n < 5.0) {
         (void)printf("too little happens: 500 events and 5 faults a seed are needed\n");

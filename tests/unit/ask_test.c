@@ -2,6 +2,7 @@
 #include "coordinator/gateway/access.h"
 #include "coordinator/gateway/ask.h"
 #include "coordinator/gateway/choice.h"
+#include "coordinator/gateway/message.h"
 #include "coordinator/gateway/sse.h"
 
 #include <math.h>
@@ -95,6 +96,25 @@ static void test_parameters(void **state)
     ask_close(&a);
 }
 
+/* Tools are shown to the model, unless none may be called. */
+static void test_tools(void **state)
+{
+    (void)state;
+    static const char tools[] = "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]";
+    char body[256];
+    for (int none = 0; none < 2; none++) {
+        (void)snprintf(body, sizeof body, "{\"messages\":[7],\"tool_choice\":\"%s\",%s}",
+                       none ? "none" : "auto", tools);
+        struct ask a = taken(ASK_CHAT, body);
+        assert_int_equal(strstr(a.request.chat, tools) == NULL, none);
+        assert_int_equal(a.tools == NULL, none);
+        ask_close(&a);
+    }
+    struct ask a = taken(ASK_CHAT, "{\"messages\":[7],\"tools\":[]}");
+    assert_null(a.tools);
+    ask_close(&a);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -103,11 +123,22 @@ static void test_refused(void **state)
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"messages\": []}", "messages", "no parameter");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"temprature\": 1}", "temprature", "no parameter");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"n\": 17}", "n", "from 1 to 16");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"top_p\": 1.1}", "top_p", "from 0 to 1");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"min_p\": -0.1}", "min_p", "from 0 to 1");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"stop\": [1]}", "stop", "string");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"echo\": true}", "echo", "not supported");
     refused(ASK_COMPLETION, "[1]", "", "no JSON object");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"top_p\": 1e999}", "top_p", "not JSON");
     refused(ASK_CHAT, "{\"messages\": {}}", "messages", "array");
+    refused(ASK_CHAT, "{\"messages\": [1], \"tools\": [{\"type\": \"x\"}]}", "tools", "tool 0");
+    refused(ASK_CHAT, "{\"messages\": [1], \"tools\": [{\"type\": \"function\"}]}", "tools",
+            "name");
+    refused(ASK_CHAT, "{\"messages\": [1], \"tool_choice\": \"required\"}", "tool_choice",
+            "not supported");
+    refused(ASK_CHAT, "{\"messages\": [1], \"tool_choice\": {\"type\": \"function\"}}",
+            "tool_choice", "not supported");
+    refused(ASK_CHAT, "{\"messages\": [1], \"parallel_tool_calls\": false}", "parallel_tool_calls",
+            "not supported");
     refused(ASK_CHAT, "{\"messages\": [1], \"response_format\": {\"type\": \"json_object\"}}",
             "response_format", "json_object");
     char many[4096] = "{\"prompt\": [";
@@ -209,6 +240,268 @@ static void test_logprobs(void **state)
                 "\"logprob\":-9999.0,\"bytes\":[255],\"top_logprobs\":[{\"token\":\"\","
                 "\"logprob\":-1.0,\"bytes\":[]}]}],\"refusal\":null},\"finish_reason\":null}");
     choice_close(&c);
+}
+
+/* ---- reasoning and calls of tools ---- */
+
+#define TOOLS                                                                                      \
+    "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"                                      \
+    "{\"type\":\"function\",\"function\":{\"name\":\"g_2\"}}]"
+
+/* What an answer becomes: "reasoning|content|name(arguments)...". `step` bytes come at a time. */
+static void said(const char *text, size_t step, bool open, const char *tools, char *ret)
+{
+    struct split s;
+    struct json *j = NULL;
+    if (tools) assert_int_equal(json_read(tools, strlen(tools), &j, NULL), 0);
+    split_init(&s, true, open, j);
+    for (size_t i = 0, n = strlen(text); i < n; i += step)
+        split_push(&s, text + i, n - i < step ? n - i : step);
+    split_finish(&s);
+    int at = sprintf(ret, "%.*s|%.*s", (int)s.reasoning.len, s.reasoning.data, (int)s.content.len,
+                     s.content.data);
+    for (uint32_t i = 0; i < s.n_calls; i++)
+        at += sprintf(ret + at, "|%s(%.*s)", s.calls[i].name.data, (int)s.calls[i].arguments.len,
+                      s.calls[i].arguments.data);
+    split_close(&s);
+    json_free(j);
+}
+
+static void test_split(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *want;
+        bool tools, open;
+    } cases[] = {
+        {"Hello <tool_call> {x", "|Hello <tool_call> {x", false, false},
+        {"<think>\nwhy\n</think>\n\nso", "why\n|so", false, false},
+        {"<think></think>so", "|so", false, false},
+        {"\n<think>\n\n</think>\n\nso\n", "|so\n", false, false},
+        {"why</think>so", "why|so", false, true},
+        {"\nwhy <think> </think>so</think>", "why <think> |so</think>", false, true},
+        {"<think>cut </thi", "cut </thi|", false, false},
+        {"so <think>x</think>", "|so <think>x</think>", false, false},
+        {"<thin", "|<thin", false, false},
+        {"", "|", true, false},
+        {" \n", "| \n", true, false},
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
+         "||f({\"a\": [1, \"}\\\"\"]})", true, false},
+        {"Let me see. \n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n"
+         "{\"name\": \"other\", \"arguments\": {\"b\": {}}, \"x\": \"}\"}</tool_call>\n",
+         "|Let me see.|f({})|other({\"b\": {}})", true, false},
+        {"<think>x</think>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call> done",
+         "x| done|f({})", true, false},
+        {"<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", "||f({\"a\":1})",
+         true, false},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>",
+         "||f({\"a\": 1})", true, false},
+        {"<tool_call>{\"name\": \"f\"}</tool_call>", "||f({})", true, false},
+        {"<tool_call>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": {}}]"
+         "</tool_call>",
+         "||f({})|f({})", true, false},
+        {"<tool_call>{\"name\": \"f\", \"argu", "|<tool_call>{\"name\": \"f\", \"argu", true,
+         false},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cut", "||f({\"a\": \"cut)", true,
+         false},
+        {"<tool_call>not JSON</tool_call>", "|<tool_call>not JSON</tool_call>", true, false},
+        {"<tool_call>{oops}</tool_call>", "|<tool_call>{oops}</tool_call>", true, false},
+        {"a <tool_cal", "|a <tool_cal", true, false},
+        {"{\"name\": \"g_2\", \"parameters\": {\"x\": 1}}", "||g_2({\"x\": 1})", true, false},
+        {" {\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g_2\", \"parameters\": {}}",
+         "||f({})|g_2({})", true, false},
+        {"{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"x\": 1}}", "||f({\"x\":1})",
+         true, false},
+        {"[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g_2\", \"arguments\": {\"y\": []}}]",
+         "||f({})|g_2({\"y\": []})", true, false},
+        {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```", "||f({})", true, false},
+        {"```\n[{\"name\": \"f\", \"arguments\": {}}]\n```\n", "||f({})", true, false},
+        /* Answers that look alike. */
+        {"{\"name\": \"h\", \"arguments\": {}}", "|{\"name\": \"h\", \"arguments\": {}}", true,
+         false},
+        {"{\"answer\": 42}", "|{\"answer\": 42}", true, false},
+        {"[1, 2]", "|[1, 2]", true, false},
+        {"[{\"a\": 1}]", "|[{\"a\": 1}]", true, false},
+        {"```json\n{\"a\": 1}\n```", "|```json\n{\"a\": 1}\n```", true, false},
+        {"```python\nx\n```", "|```python\nx\n```", true, false},
+        {"``", "|``", true, false},
+        {"```json", "|```json", true, false},
+        {"[", "|[", true, false},
+        {"{\"name\": \"f\", \"arguments\": {}}", "|{\"name\": \"f\", \"arguments\": {}}", false,
+         false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (size_t step = 1; step < 200; step = step < 4 ? step + 1 : step * 3) {
+            char got[1024];
+            said(cases[i].text, step, cases[i].open, cases[i].tools ? TOOLS : NULL, got);
+            if (strcmp(got, cases[i].want) != 0)
+                fail_msg("'%s' by %zu is '%s', not '%s'", cases[i].text, step, got, cases[i].want);
+        }
+}
+
+static void test_call_chunks(void **state)
+{
+    (void)state;
+    struct ask a = taken(ASK_CHAT, "{\"messages\": [1], \"tools\": " TOOLS "}");
+    struct choice c = {.begun = false};
+    choice_split(&c, &a, 5);
+    struct client_reply r = {.n_tokens = 1,
+                             .text = "<think>w</think>x <tool_call>{\"name\": \"f\", "
+                                     "\"arguments\": {\"a\""};
+    choice_take(&c, &r, false);
+    r.text = ": 1}}</tool_call>";
+    r.finish_reason = FINISH_STOP;
+    static const char *const want[] = {
+        "{\"role\":\"assistant\",\"content\":\"\"}",
+        "{\"reasoning_content\":\"w\"}",
+        "{\"content\":\"x\"}",
+        "{\"tool_calls\":[{\"index\":0,\"id\":\"*********\",\"type\":\"function\",\"function\":{"
+        "\"name\":\"f\",\"arguments\":\"\"}}]}",
+        "{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\\\"a\\\"\"}}]}",
+        "{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\": 1}\"}}]}",
+        "{}"};
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        struct buf b = {0};
+        if (i == 5) choice_take(&c, &r, false);
+        assert_true(choice_has_news(&c, ASK_CHAT));
+        struct json *j = choice_chunk(&c, ASK_CHAT, 0, false);
+        json_write(json_get(j, "delta"), &b);
+        char *id = strstr(b.data, "\"id\":\"");
+        for (int k = 0; id && k < 9; k++) {
+            assert_non_null(strchr("0123456789abcdefghijklmnopqrstuvwxyz", id[6 + k]));
+            id[6 + k] = '*';
+        }
+        assert_string_equal(b.data, want[i]);
+        if (i == 6) assert_non_null(json_get(j, "finish_reason"));
+        buf_close(&b);
+        json_free(j);
+    }
+    assert_false(choice_has_news(&c, ASK_CHAT));
+    choice_close(&c);
+    choice_split(&c, &a, 5);
+    choice_take(&c,
+                &(struct client_reply){.text = "{\"name\":\"f\",\"parameters\":{}}",
+                                       .finish_reason = FINISH_STOP},
+                false);
+    struct json *j = choice_whole(&c, ASK_CHAT, 0, false);
+    const struct json *m = json_get(j, "message");
+    struct buf b = {0};
+    assert_int_equal(json_kind(json_get(m, "content")), JSON_KIND_NULL);
+    json_write(json_get(json_at(json_get(m, "tool_calls"), 0), "function"), &b);
+    assert_string_equal(b.data, "{\"name\":\"f\",\"arguments\":\"{}\"}");
+    buf_close(&b);
+    json_free(j);
+    choice_close(&c);
+    ask_close(&a);
+}
+
+/* ---- Anthropic's form ---- */
+
+static void translated(const char *body, const char *want)
+{
+    struct json *doc = NULL;
+    struct fault f = {0};
+    assert_int_equal(json_read(body, strlen(body), &doc, NULL), 0);
+    struct json *j = message_translate(doc, false, &f);
+    json_free(doc);
+    if (!j && (want[0] == '{' || !strstr(f.text, want))) fail_msg("%s: %s", body, f.text);
+    if (!j) return;
+    expect_json(j, want);
+}
+
+static void test_translation(void **state)
+{
+    (void)state;
+    translated(
+        "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"system\":\"s\","
+        "\"stop_sequences\":[\"q\"],\"metadata\":{\"user_id\":\"u\"},\"top_k\":3,"
+        "\"thinking\":{\"type\":\"disabled\"}}",
+        "{\"max_tokens\":1,\"stop\":[\"q\"],\"user\":\"u\",\"top_k\":3,\"messages\":["
+        "{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"x\"}]}");
+    /* Results of tools are messages of their own, in front of what else the user says. */
+    translated(
+        "{\"max_tokens\":1,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":"
+        "\"thinking\",\"thinking\":\"h\"},{\"type\":\"text\",\"text\":\"t\"},{\"type\":\"tool_"
+        "use\","
+        "\"id\":\"i\",\"name\":\"f\",\"input\":{\"a\":1}}]},{\"role\":\"user\",\"content\":[{"
+        "\"type\":"
+        "\"tool_result\",\"tool_use_id\":\"i\",\"content\":[{\"type\":\"text\",\"text\":\"r\"}]},"
+        "{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}],\"tools\":[{"
+        "\"name\":"
+        "\"f\",\"input_schema\":{}}],\"tool_choice\":{\"type\":\"none\"}}",
+        "{\"max_tokens\":1,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+        "\"parameters\":{}}}],\"tool_choice\":\"none\",\"messages\":[{\"role\":\"assistant\","
+        "\"content\":\"t\",\"reasoning_content\":\"h\",\"tool_calls\":[{\"id\":\"i\",\"type\":"
+        "\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"a\":1}}}]},{\"role\":\"tool\","
+        "\"content\":\"r\",\"tool_call_id\":\"i\"},{\"role\":\"user\",\"content\":\"ab\"}]}");
+    translated("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}", "'max_tokens' is missing");
+    translated("{\"max_tokens\":1,\"messages\":[]}", "'messages'");
+    translated(
+        "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
+        "'image'");
+    translated("{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":7}]}",
+               "neither a text");
+    translated("{\"max_tokens\":1,\"betas\":[],\"messages\":[]}", "'betas'");
+    translated("{\"max_tokens\":1,\"tool_choice\":{\"type\":\"any\"},\"messages\":[]}",
+               "auto or none");
+    translated("{\"max_tokens\":1,\"thinking\":{\"type\":\"enabled\"},\"messages\":[]}",
+               "disabled");
+}
+
+static void test_message_events(void **state)
+{
+    (void)state;
+    struct ask a = taken(ASK_CHAT, "{\"messages\": [1], \"tools\": " TOOLS "}");
+    struct choice c = {.begun = false};
+    struct message_stream s = {.begun = false};
+    struct message_head h = {.id = "msg-1", .model = "m", .usage = {.prompt = 20, .cached = 16}};
+    struct buf b = {0};
+    choice_split(&c, &a, 5);
+    choice_take(&c, &(struct client_reply){.text = "<think>w</think>x"}, false);
+    message_events(&s, &h, &c, false, &b);
+    assert_string_equal(
+        b.data,
+        "event: message_start\ndata: {\"message\":{\"id\":\"msg-1\",\"type\":\"message\",\"role\":"
+        "\"assistant\",\"model\":\"m\",\"content\":[],\"stop_reason\":null,\"stop_sequence\":null,"
+        "\"usage\":{\"input_tokens\":4,\"cache_read_input_tokens\":16,"
+        "\"cache_creation_input_tokens\":0,\"output_tokens\":0}},\"type\":\"message_start\"}\n\n"
+        "event: content_block_start\ndata: {\"index\":0,\"content_block\":{\"type\":\"thinking\","
+        "\"thinking\":\"\",\"signature\":\"\"},\"type\":\"content_block_start\"}\n\n"
+        "event: content_block_delta\ndata: {\"index\":0,\"delta\":{\"type\":\"thinking_delta\","
+        "\"thinking\":\"w\"},\"type\":\"content_block_delta\"}\n\n"
+        "event: content_block_stop\ndata: {\"index\":0,\"type\":\"content_block_stop\"}\n\n"
+        "event: content_block_start\ndata: "
+        "{\"index\":1,\"content_block\":{\"type\":\"text\",\"text\":"
+        "\"\"},\"type\":\"content_block_start\"}\n\n"
+        "event: content_block_delta\ndata: "
+        "{\"index\":1,\"delta\":{\"type\":\"text_delta\",\"text\":"
+        "\"x\"},\"type\":\"content_block_delta\"}\n\n");
+    buf_close(&b);
+    choice_take(&c,
+                &(struct client_reply){.text = "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":"},
+                false);
+    message_events(&s, &h, &c, false, &b);
+    assert_non_null(
+        strstr(b.data, "\"content_block\":{\"type\":\"tool_use\",\"name\":\"f\",\"id\":"));
+    assert_non_null(strstr(b.data, "\"partial_json\":\"{\\\"a\\\":\""));
+    buf_close(&b);
+    choice_take(&c, &(struct client_reply){.text = "1}}</tool_call>", .finish_reason = FINISH_STOP},
+                false);
+    message_events(&s, &h, &c, true, &b);
+    assert_non_null(strstr(b.data, "\"partial_json\":\"1}\""));
+    assert_non_null(strstr(b.data, "{\"index\":2,\"type\":\"content_block_stop\"}"));
+    assert_non_null(
+        strstr(b.data, "\"delta\":{\"stop_reason\":\"tool_use\",\"stop_sequence\":null}"));
+    assert_non_null(strstr(b.data, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"));
+    buf_close(&b);
+    choice_close(&c);
+    ask_close(&a);
+    struct fault f;
+    (void)fault_set(&f, 503, NULL, "x");
+    message_fault(&f, &b);
+    assert_string_equal(b.data, "{\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\","
+                                "\"message\":\"x\"}}");
+    buf_close(&b);
 }
 
 static void test_events(void **state)
@@ -326,10 +619,13 @@ static void test_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_events),
-        cmocka_unit_test(test_faults),   cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_tools),          cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_chunks),         cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_split),          cmocka_unit_test(test_call_chunks),
+        cmocka_unit_test(test_events),         cmocka_unit_test(test_translation),
+        cmocka_unit_test(test_message_events), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,6 +134,44 @@ static void test_logprobs(void **state)
     world_close(w);
 }
 
+/* The bytes of tokens and of their alternatives, where they are asked for. */
+static void test_pieces(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 64\n");
+    struct msg_generate g = world_ask(3, 3);
+    g.pieces = true;
+    world_generate(w, 0, CLIENT, 1, 0, &g);
+    world_run(w, 100);
+    assert_string_equal(world_seen(w, 1)->pieces, "[d][e][f]");
+    g.sampling.logprobs = true;
+    g.sampling.top_logprobs = 2;
+    g.max_tokens = 1;
+    world_generate(w, 0, CLIENT, 2, 0, &g);
+    world_run(w, 100);
+    assert_string_equal(world_seen(w, 2)->pieces, "[d][a][b]");
+    g.pieces = false;
+    world_generate(w, 0, CLIENT, 3, 0, &g);
+    world_run(w, 100);
+    assert_string_equal(world_seen(w, 3)->pieces, "");
+    world_close(w);
+}
+
+/* How much of the prompt was found computed is told with the first token. */
+static void test_cached(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 128\n");
+    struct msg_generate g = world_ask(40, 2);
+    for (uint64_t call = 1; call <= 2; call++) {
+        world_generate(w, 0, CLIENT, call, 0, &g);
+        world_run(w, 50);
+        world_expect_end(w, call, STATUS_OK, "");
+        assert_int_equal(world_seen(w, call)->cached, call == 1 ? 0 : 32);
+    }
+    world_close(w);
+}
+
 /* A worker that tells fewer or more alternatives than were asked for changes those of no other
  * token, and no memory of this process is told in their place. */
 static void test_logprobs_of_another_number(void **state)
@@ -209,7 +247,7 @@ static void test_priority(void **state)
     }
 }
 
-/* A tenant and a priority are a gateway's to name, or an admin's. */
+/* A tenant, a priority and a user are a gateway's to name, or an admin's. */
 static void test_who_may_name_them(void **state)
 {
     (void)state;
@@ -217,17 +255,69 @@ static void test_who_may_name_them(void **state)
     struct world *w = world_open("ctx: 64\n");
     uint64_t call = 1;
     for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
-        for (int field = 0; field < 3; field++, call++) {
+        for (int field = 0; field < 4; field++, call++) {
             struct msg_generate g = world_ask(3, 1);
             bool denied = field && roles[i] == KEY_CLIENT;
             w->roles = roles[i];
             g.tenant = field == 1 ? "x" : "";
             g.has_priority = field == 2;
+            g.user = field == 3 ? "x" : "";
             world_generate(w, 0, CLIENT, call, 0, &g);
             world_run(w, 50);
             world_expect_end(w, call, denied ? STATUS_PERMISSION_DENIED : STATUS_OK,
                              denied ? "gateway" : "");
         }
+    world_close(w);
+}
+
+static void send_order(struct world *w, uint64_t call, const char *method, struct msg_order o)
+{
+    struct buf body = {0};
+    wire_put_order(&o, &body);
+    world_send(w, 0, CLIENT, call, method, body.data, body.len);
+    buf_close(&body);
+    world_turn(w);
+}
+
+/* Drain and Rebalance are an admin's orders; the core's answer is the call's. */
+static void test_orders(void **state)
+{
+    (void)state;
+    static const uint32_t roles[] = {KEY_CLIENT, KEY_GATEWAY, KEY_WORKER, KEY_ADMIN};
+    struct world *w = world_open("ctx: 64\ndrain: 1\n");
+    uint64_t call = WORLD_OTHERS;
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
+        for (int rebalance = 0; rebalance < 2; rebalance++, call++) {
+            bool admin = roles[i] == KEY_ADMIN;
+            w->roles = roles[i];
+            send_order(w, call, rebalance ? "Rebalance" : "Drain",
+                       (struct msg_order){.name = "nobody"});
+            world_expect_end(w, call, admin ? STATUS_NOT_FOUND : STATUS_PERMISSION_DENIED,
+                             admin ? "'nobody'" : "keys.admins");
+        }
+    world_send(w, 0, CLIENT, call, "Drain", "\x10", 1); /* a field that is cut off */
+    world_turn(w);
+    world_expect_end(w, call, STATUS_INVALID_ARGUMENT, "");
+    w->paused = true; /* its answer cannot end */
+    world_ask_tokens(w, 1, 3, 5);
+    world_run_pinging(w, 50, CLIENT, 1);
+    send_order(w, ++call, "Drain", (struct msg_order){.name = "w1"});
+    world_expect_end(w, call, STATUS_OK, "");
+    assert_string_equal(world_status(w)->replicas[0].state, "draining");
+    world_run_pinging(w, 850, CLIENT, 1); /* the file's `drain` */
+    assert_string_equal(world_status(w)->replicas[0].state, "draining");
+    world_run_pinging(w, 200, CLIENT, 1);
+    assert_string_equal(world_status(w)->replicas[0].state, "waiting");
+    world_close(w);
+    w = world_open("ctx: 64\n");
+    w->paused = true;
+    world_ask_tokens(w, 1, 3, 5);
+    world_run_pinging(w, 50, CLIENT, 1);
+    send_order(w, ++call, "Drain", (struct msg_order){.name = "w1", .has_limit = true});
+    world_expect_end(w, call, STATUS_OK, "");
+    assert_string_equal(world_status(w)->replicas[0].state, "waiting"); /* at once */
+    assert_int_equal(world_status(w)->n_spares, 1);
+    assert_string_equal(world_status(w)->spares[0].state, "drained");
     world_close(w);
 }
 
@@ -302,6 +392,28 @@ static void test_key_max_per_client(void **state)
     world_generate(w, 0, CLIENT, 7, 0, &g);
     world_run(w, 20);
     world_expect_end(w, 7, STATUS_RESOURCE_EXHAUSTED, "of this client");
+    world_close(w);
+}
+
+/* Users of one gateway have a limit each, as clients of their own. */
+static void test_users(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 64\nmax_per_client: 1\n");
+    struct msg_generate g = world_ask(3, 20);
+    w->paused = true;
+    static const char *const users[] = {"a", "a", "b", ""};
+    for (uint64_t call = 1; call <= 4; call++) {
+        g.user = users[call - 1];
+        world_generate(w, 0, CLIENT, call, 0, &g);
+        world_run(w, 10);
+        assert_int_equal(world_seen(w, call)->ended, call == 2);
+    }
+    world_expect_end(w, 2, STATUS_RESOURCE_EXHAUSTED, "of this client");
+    w->paused = false;
+    world_run(w, 500);
+    for (uint64_t call = 1; call <= 4; call++)
+        if (call != 2) world_expect_end(w, call, STATUS_OK, "");
     world_close(w);
 }
 
@@ -674,6 +786,52 @@ static void test_cancel_while_tokenised(void **state)
     world_close(w);
 }
 
+static void ask_chat(struct world *w, uint64_t call, const char *chat)
+{
+    struct msg_generate g = {.chat = chat, .max_tokens = 3};
+    world_generate(w, 0, CLIENT, call, 0, &g);
+    world_turn(w);
+    world_wait_text(w);
+    world_run(w, 100);
+}
+
+/* A conversation becomes a prompt off the loop; one that is wrong ends its call in words. */
+static void test_chat(void **state)
+{
+    (void)state;
+    static const char hello[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"ab<e>\"}]}";
+    struct world *w = world_open("ctx: 128\n");
+    struct errmsg em = {0};
+    static const char text[] = "{% if messages[0].content == 'x' %}{{ raise_exception('no x') }}"
+                               "{% endif %}{{ eos_token }}{{ messages[0].content }}<e>";
+    w->s->talk = (struct conversation_model){.vocab = w->s->model->vocab, .why = "no template"};
+    ask_chat(w, 1, hello);
+    world_expect_end(w, 1, STATUS_INVALID_ARGUMENT, "field 'messages': no template");
+    assert_int_equal(chat_open_text(NULL, text, sizeof text - 1, &w->s->chat, &em), 0);
+    w->s->talk.chat = &w->s->chat;
+    ask_chat(w, 2, hello);
+    world_expect_end(w, 2, STATUS_OK, "");
+    /* "ab" and the letter of "<e>" that the vocabulary has, then the template's control token. */
+    assert_int_equal(world_seen(w, 2)->n_prompt, 4);
+    assert_false(world_seen(w, 2)->open_thought);
+    ask_chat(w, 3, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}");
+    world_expect_end(w, 3, STATUS_INVALID_ARGUMENT, "no x");
+    ask_chat(w, 4, "{\"messages\": [");
+    world_expect_end(w, 4, STATUS_INVALID_ARGUMENT, "field 'chat_json'");
+    struct msg_generate both = {.prompt = "a", .prompt_len = 1, .chat = hello, .max_tokens = 1};
+    world_generate(w, 0, CLIENT, 5, 0, &both);
+    world_run(w, 20);
+    world_expect_end(w, 5, STATUS_INVALID_ARGUMENT, "field 'chat_json'");
+    world_expect_idle(w);
+    chat_close(&w->s->chat);
+    static const char thinks[] = "{{ messages[0].content }}<think>\n\n";
+    assert_int_equal(chat_open_text(NULL, thinks, sizeof thinks - 1, &w->s->chat, &em), 0);
+    ask_chat(w, 6, hello);
+    assert_true(world_seen(w, 6)->open_thought);
+    chat_close(&w->s->chat);
+    world_close(w);
+}
+
 static void test_a_refused_send(void **state)
 {
     (void)state;
@@ -777,9 +935,14 @@ int main(void)
         cmocka_unit_test(test_stop_at_the_last_token),
         cmocka_unit_test(test_control_token_is_not_shown),
         cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_cached),
+        cmocka_unit_test(test_users),
+        cmocka_unit_test(test_chat),
         cmocka_unit_test(test_logprobs_of_another_number),
         cmocka_unit_test(test_priority),
         cmocka_unit_test(test_who_may_name_them),
+        cmocka_unit_test(test_orders),
         cmocka_unit_test(test_tenants),
         cmocka_unit_test(test_key_deadline),
         cmocka_unit_test(test_key_max_per_client),

@@ -54,7 +54,8 @@ static void test_defaults(void **state)
                 c.http_read_s == 30 && c.http_stall_s == 60 && !c.http_api_keys &&
                 !c.http_certificate && !c.http_cors && !c.chat_template);
     assert_true(c.metrics && !c.plaintext && !c.name && c.hwm == 64 && c.client_stall_s == 60);
-    assert_true(k.n_replicas == 1 && k.policy == ROUTE_AUTO);
+    assert_true(k.n_replicas == 1 && k.n_wanted == 1 && k.policy == ROUTE_AUTO);
+    assert_true(k.replan_after_ns == 60 * NS_PER_S);
     assert_true(k.n_stages == 2 && k.n_layers == 12 && k.width == 64 && k.vocab == 1000);
     assert_true(k.model_digest == 9 && k.incarnation == 5 && k.hash_seed == 5);
     assert_string_equal(k.results_endpoint, "tcp://:9");
@@ -125,6 +126,10 @@ static void test_each_key(void **state)
     WITH("replica_wait: 7\n", k.replica_wait_ns == 7 * NS_PER_S);
     WITH("deadline: 7\n", k.deadline_ns == 7 * NS_PER_S && c.deadline_s == 7);
     WITH("drain: 0\n", c.drain_s == 0);
+    WITH("replicas: 2\nmax_replicas: 40\n",
+         k.n_replicas == 40 && k.n_wanted == 2 && k.max_workers == 160);
+    WITH("replan_after: 7\n", k.replan_after_ns == 7 * NS_PER_S);
+    WITH("replan_after: 0\n", k.replan_after_ns == 0);
     WITH("limits: {connections: 7}\n", c.connections == 7 && c.hwm == 64);
     WITH("pre: qwen2\n", strcmp(c.pre, "qwen2") == 0);
     WITH("client_stall: 7\n", c.client_stall_s == 7);
@@ -269,16 +274,6 @@ static void refused_workers(void)
 #undef LIST
 }
 
-static void refused_http(void)
-{
-    refused(GIVEN "ports: {http: 65536}\n", "ports.http");
-    refused(GIVEN "http: {body_kib: 17409}\n", "http.body_kib");
-    refused(GIVEN "http: {read: 0}\n", "http.read");
-    refused(GIVEN "http: {certificate: x}\n", "http.key");
-    refused(GIVEN "http: {key: x}\n", "http.certificate");
-    refused(GIVEN "http: true\n", "http");
-}
-
 static void test_refused(void **state)
 {
     (void)state;
@@ -328,13 +323,14 @@ static void test_refused(void **state)
     refused("model: /m\nworkers: 0\n", "workers");
     refused(GIVEN "replicas: 0\n", "replicas");
     refused(GIVEN "replicas: 1025\n", "replicas");
+    refused(GIVEN "replicas: 3\nmax_replicas: 2\n", "max_replicas");
+    refused(GIVEN "replan_after: 86401\n", "replan_after");
     refused("model: /m\nworkers: 33\n", "workers");
     refused_workers();
     refused("model: /m\n", "workers");
     refused("workers: 2\n", "model");
     refused(GIVEN "workers: 2\n", "workers");
     refused(GIVEN "ports: {clients: 65536}\n", "ports.clients");
-    refused_http();
     refused(GIVEN "ports: {clients: 1}\nports: {clients: 2}\n", "ports.clients");
     refused(GIVEN "limits: {hwm: 0}\n", "limits.hwm");
     refused(GIVEN "metrics: \"true\"\n", "metrics");
@@ -351,6 +347,17 @@ static void test_refused(void **state)
     refused(GIVEN "keys: {file: /k, workers: [~]}\n", "'keys.workers': has an empty item");
     refused(GIVEN "keys: {file: /k, workers: &a []}\n", "'keys.workers': needs a list, without");
     refused(GIVEN "keys: {file: /k, admin: []}\n", "keys.admin");
+}
+
+static void test_http_refused(void **state)
+{
+    (void)state;
+    refused(GIVEN "ports: {http: 65536}\n", "ports.http");
+    refused(GIVEN "http: {body_kib: 17409}\n", "http.body_kib");
+    refused(GIVEN "http: {read: 0}\n", "http.read");
+    refused(GIVEN "http: {certificate: x}\n", "http.key");
+    refused(GIVEN "http: {key: x}\n", "http.certificate");
+    refused(GIVEN "http: true\n", "http");
 }
 
 /* The example has the keys without a fixed default as comments, with values that are accepted. */
@@ -381,8 +388,8 @@ static void test_example(void **state)
     SAME(client_port), SAME(worker_port), SAME(result_port), SAME(metrics_port), SAME(plaintext);
     SAME(http_port), SAME(http), SAME(http_connections), SAME(http_body_kib), SAME(http_read_s);
     SAME(http_stall_s);
-    SAME(replicas), SAME(metrics), SAME(prefix_cache), SAME(ctx), SAME(kv_tokens), SAME(chunk),
-        SAME(window);
+    SAME(replicas), SAME(replan_after_s), SAME(metrics), SAME(prefix_cache), SAME(ctx),
+        SAME(kv_tokens), SAME(chunk), SAME(window);
     SAME(step_ms), SAME(max_requests), SAME(max_sequences), SAME(max_per_client), SAME(deadline_s);
     SAME(replica_wait_s), SAME(client_stall_s), SAME(worker_timeout_ms), SAME(step_timeout_ms);
     SAME(hwm);
@@ -404,6 +411,6 @@ int main(void)
         cmocka_unit_test(test_defaults),       cmocka_unit_test(test_each_key),
         cmocka_unit_test(test_keys),           cmocka_unit_test(test_workers),
         cmocka_unit_test(test_named_replicas), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_example)};
+        cmocka_unit_test(test_http_refused),   cmocka_unit_test(test_example)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

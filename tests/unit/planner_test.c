@@ -130,7 +130,7 @@ static void test_speeds(void **state)
     assert_int_equal(status(0)->workers[0].row_ns, 8 * MS);
 }
 
-/* One that does not answer is asked again each five seconds, and after fifteen planned with all the
+/* One that does not answer is asked again each five seconds, and after thirty planned with all the
  * same; so is one that could not measure, at once. */
 static void test_silence(void **state)
 {
@@ -143,7 +143,7 @@ static void test_silence(void **state)
     assert_int_equal(told[2].n_asked, 1);
     pass(500, 1, 2);
     assert_true(told[2].n_asked == 2 && told[1].n_asked == 1);
-    pass(9250, 1, 2);
+    pass(24250, 1, 2);
     assert_false(told[2].assigned);
     pass(1000, 1, 2);
     expect_layers(1, 0, 4); /* as if it were as fast as the other */
@@ -295,6 +295,54 @@ static void test_stand_in(void **state)
     expect_layers(4, 5, 9);
 }
 
+/* Both stages are ready, and the probe has come back. */
+static void make_both_ready(void)
+{
+    for (uint64_t w = 1; w <= 2; w++)
+        look(from(&f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"}));
+    for (uint64_t w = 1; w <= 2; w++)
+        look(from(&f, w, (struct msg_from_worker){.type = FROM_LINKED}));
+    look(feed(&f, (struct event){.type = EV_LINK_UP, .link = {f.epoch}}));
+    struct msg_result probe = {.epoch = f.epoch, .number = 1, .digest = 5};
+    look(feed(&f, (struct event){.type = EV_RESULT, .result = &probe}));
+    assert_true(status(0)->ready);
+}
+
+static const char *rebalance(void)
+{
+    static char text[LIMIT_TEXT_BYTES];
+    struct actions a = feed(&f, (struct event){.type = EV_REBALANCE, .order = {"", 0}});
+    (void)snprintf(text, sizeof text, "%s", first(a, ACT_ANSWER)->answer.text);
+    look(a);
+    return text;
+}
+
+/* A worker measures itself after the first plan, which took it to be like the other. An order plans
+ * anew by what it says, even where that loads all layers again; but not for nothing. */
+static void test_rebalance(void **state)
+{
+    (void)state;
+    for (int slow = 0; slow < 2; slow++) {
+        open(measured());
+        join(1);
+        join(2);
+        say_speed(1, 1 * MS, 0, 0);
+        pass(60000, 1, 2);
+        expect_layers(1, 0, 4);
+        expect_layers(2, 5, 9);
+        make_both_ready();
+        assert_non_null(strstr(rebalance(), "nothing is gained"));
+        say_speed(2, slow ? 4 * MS : 1050000, 0, 0);
+        assert_true(status(0)->ready); /* never by itself */
+        assert_non_null(strstr(rebalance(), slow ? "1 replica is planned" : "nothing is gained"));
+        pass(250, 1, 2);
+        expect_layers(1, 0, slow ? 7 : 4);
+        expect_layers(2, slow ? 8 : 5, 9);
+        if (slow) make_both_ready();
+        assert_non_null(strstr(rebalance(), "nothing is gained")); /* it is as it should be */
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -305,6 +353,7 @@ int main(void)
         cmocka_unit_test_teardown(test_wishes, close),
         cmocka_unit_test_teardown(test_named, close),
         cmocka_unit_test_teardown(test_stand_in, close),
+        cmocka_unit_test_teardown(test_rebalance, close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

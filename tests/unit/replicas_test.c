@@ -274,6 +274,65 @@ static void test_moves(void **state)
     assert_int_equal(p.closed[there], 0);
 }
 
+static uint32_t n_at(uint32_t replica)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < core_n_sequences(p.f.core); i++)
+        n += core_sequence_at(p.f.core, i).replica == replica;
+    return n;
+}
+
+/* Cancels all that are at a replica. */
+static void cancel_all(uint32_t replica)
+{
+    for (uint32_t i = core_n_sequences(p.f.core); i-- > 0;) {
+        struct core_sequence x = core_sequence_at(p.f.core, i);
+        if (x.replica != replica) continue;
+        event((struct event){.type = EV_CANCEL, .request = {x.request, ""}});
+    }
+}
+
+/* With two replicas and eight requests, those of one are cancelled. */
+static void one_has_nothing(enum route_policy policy, void **state)
+{
+    struct core_config k = pair_config();
+    k.policy = policy;
+    k.max_live = k.max_per_client = 16;
+    (void)close_pair(state);
+    open_with(k);
+    for (uint64_t id = 1; id <= 8; id++) alone(id, 40, PRIORITY_NORMAL);
+    compose();
+    assert_int_equal(n_at(0), 4);
+    assert_int_equal(n_at(1), 4);
+    cancel_all(1);
+}
+
+/* A replica without anything to do takes a request that waits for another one at once, and
+ * more while the other's queue is longer. What runs stays. */
+static void test_balance(void **state)
+{
+    one_has_nothing(ROUTE_AUTO, state);
+    uint64_t runs = core_sequence_at(p.f.core, 0).request;
+    compose();
+    assert_int_equal(n_at(0), 3);
+    assert_int_equal(n_at(1), 1);
+    for (int i = 0; i < 10; i++) compose();
+    assert_int_equal(n_at(0), 2);
+    assert_int_equal(n_at(1), 2);
+    assert_int_equal(core_sequence_at(p.f.core, 0).request, runs);
+    assert_true(core_sequence_at(p.f.core, 0).running);
+    assert_int_equal(core_sequence_at(p.f.core, 0).replica, 0);
+}
+
+/* Only where the policy is ours. */
+static void test_others_stay(void **state)
+{
+    one_has_nothing(ROUTE_ROUND_ROBIN, state);
+    for (int i = 0; i < 10; i++) compose();
+    assert_int_equal(n_at(0), 4);
+    assert_int_equal(n_at(1), 0);
+}
+
 /* Requests that wait for a lost replica go to the other at once, and those of the other are not
  * touched. */
 static void test_only_the_lost_one(void **state)
@@ -343,6 +402,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_other_goes_on, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_epochs, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_moves, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_balance, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_others_stay, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_only_the_lost_one, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_spare, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_lost_before_new, open_pair, close_pair),

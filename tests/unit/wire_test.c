@@ -535,6 +535,61 @@ static void test_status(void **state)
     for (int i = 0; i < 2; i++) assert_same_worker(&a->workers[i], &b->workers[i]);
 }
 
+static void test_spares(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    const struct msg_worker_status spare = distinct_worker(9000);
+    const struct msg_replica_status replicas[] = {
+        {.name = "a", .state = "ready", .why = "", .rebalancing = true},
+        {.name = "b", .state = "draining", .why = ""}};
+    struct msg_status m = {.model = "m",
+                           .n_replicas = 2,
+                           .replicas = replicas,
+                           .n_spares = 1,
+                           .spares = &spare},
+                      r;
+    wire_put_status(&m, &out);
+    if (wire_get_status(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_true(r.replicas[0].rebalancing && !r.replicas[1].rebalancing);
+    assert_true(r.replicas[0].ready && !r.replicas[1].ready);
+    assert_int_equal(r.n_spares, 1);
+    assert_string_equal(r.spares[0].name, spare.name);
+    assert_true(r.spares[0].pid == spare.pid && r.spares[0].layer_last == spare.layer_last);
+}
+
+/* What an admin orders, the answer, and what a worker is told. */
+static void test_orders(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    struct msg_order m = {.name = "w2", .has_limit = true, .limit_ms = LIMIT_DEADLINE_MS}, r;
+    const char *text = NULL;
+    wire_put_order(&m, &out);
+    if (wire_get_order(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_string_equal(r.name, "w2");
+    assert_true(r.has_limit && r.limit_ms == LIMIT_DEADLINE_MS);
+    m.limit_ms++;
+    wire_put_order(&m, &out);
+    assert_int_equal(wire_get_order(out.data, out.len, &arena, &r, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "limit_ms"));
+    assert_int_equal(wire_get_order("", 0, &arena, &r, &em), 0); /* all replicas */
+    assert_true(!r.name[0] && !r.has_limit);
+    char name[LIMIT_NAME_BYTES + 2] = {0x0a, LIMIT_NAME_BYTES}; /* field 1, its length */
+    memset(name + 2, 'w', LIMIT_NAME_BYTES);
+    assert_int_equal(wire_get_order(name, sizeof name, &arena, &r, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "name"));
+    wire_put_order_reply("as ordered", &out);
+    assert_int_equal(wire_get_order_reply(out.data, out.len, &arena, &text, &em), 0);
+    assert_string_equal(text, "as ordered");
+    static struct msg_to_worker leave = {.version = PROTO_VERSION, .type = TO_LEAVE}, got;
+    (void)snprintf(leave.text, sizeof leave.text, "it is drained");
+    wire_put_to_worker(&leave, &out);
+    assert_int_equal(wire_get_to_worker(out.data, out.len, &arena, &got, &em), 0);
+    assert_int_equal(got.type, TO_LEAVE);
+    assert_string_equal(got.text, "it is drained");
+}
+
 /* A worker's memory is in its Hello and in each heartbeat; it may also be absent. */
 static void test_memory(void **state)
 {
@@ -580,6 +635,85 @@ static void test_names_are_cleaned(void **state)
     wire_put_from_worker(&m, &out);
     assert_int_equal(wire_get_from_worker(out.data, out.len, &arena, &r, &em), 0);
     assert_string_equal(r.hello.name, "?????????.");
+}
+
+/* What gateways ask for, and what they are told. */
+static void test_gateway_fields(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    char long_user[LIMIT_USER_BYTES + 1] = {0};
+    struct msg_generate g = {.chat = "{}", .user = "u", .pieces = true, .sampling = SAMPLING_PLAIN},
+                        r;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    assert_true(r.pieces && strcmp(r.chat, "{}") == 0 && strcmp(r.user, "u") == 0);
+    memset(long_user, 'u', LIMIT_USER_BYTES);
+    g.user = long_user;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "user"));
+    static const int32_t two[] = {1, 2}, top_ids[] = {3, 4};
+    static const float p[] = {-1, -2};
+    uint32_t bytes[] = {1, 0, 2, 1};
+    struct msg_generate_reply reply = {.n_tokens = 2,
+                                       .tokens = two,
+                                       .text = "",
+                                       .logprobs = {p, 1, top_ids, p},
+                                       .cached = 16,
+                                       .pieces = "abcd",
+                                       .n_pieces = 4,
+                                       .piece_bytes = bytes,
+                                       .has_usage = true,
+                                       .open_thought = true},
+                              got;
+    wire_put_generate_reply(&reply, &out);
+    assert_int_equal(wire_get_generate_reply(out.data, out.len, &arena, &got, &em), 0);
+    assert_true(got.cached == 16 && got.n_pieces == 4 && got.open_thought);
+    assert_memory_equal(got.pieces, "abcd", 4);
+    assert_memory_equal(got.piece_bytes, bytes, sizeof bytes);
+    reply.n_pieces = 3; /* not one for each token and alternative */
+    wire_put_generate_reply(&reply, &out);
+    assert_int_equal(wire_get_generate_reply(out.data, out.len, &arena, &got, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "piece_bytes"));
+    reply.n_pieces = 4;
+    wire_put_generate_reply(&reply, &out);
+    const char from[] = {0x6a, 4, 1, 0, 2, 1}; /* field 13: the lengths */
+    char *at = memmem(out.data, out.len, from, sizeof from);
+    assert_non_null(at);
+    at[2] = 2; /* more bytes than there are */
+    assert_int_equal(wire_get_generate_reply(out.data, out.len, &arena, &got, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "pieces"));
+}
+
+static void test_texts(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    static const int32_t ids[] = {5, 6};
+    struct msg_tokenize t = {.chat = "[]"}, t2;
+    struct msg_tokens k = {ids, 2, "p"}, k2;
+    const int32_t *back;
+    const char *text;
+    uint32_t n;
+    size_t bytes;
+    wire_put_tokenize(&t, &out);
+    assert_int_equal(wire_get_tokenize(out.data, out.len, &arena, &t2, &em), 0);
+    assert_true(strcmp(t2.chat, "[]") == 0 && !t2.text[0]);
+    wire_put_tokenize(&(struct msg_tokenize){.text = "x", .special = true}, &out);
+    assert_int_equal(wire_get_tokenize(out.data, out.len, &arena, &t2, &em), 0);
+    assert_true(!t2.chat && strcmp(t2.text, "x") == 0 && t2.special);
+    wire_put_tokens(&k, &out);
+    assert_int_equal(wire_get_tokens(out.data, out.len, &arena, &k2, &em), 0);
+    assert_true(k2.n == 2 && k2.tokens[1] == 6 && strcmp(k2.prompt, "p") == 0);
+    wire_put_detokenize(ids, 2, &out);
+    assert_int_equal(wire_get_detokenize(out.data, out.len, &arena, &back, &n, &em), 0);
+    assert_true(n == 2 && back[0] == 5);
+    wire_put_bytes("\xff\0x", 3, &out);
+    assert_int_equal(wire_get_bytes(out.data, out.len, &arena, &text, &bytes, &em), 0);
+    assert_true(bytes == 3 && memcmp(text, "\xff\0x", 3) == 0);
+    assert_int_equal(wire_get_bytes("", 0, &arena, &text, &bytes, &em), 0);
+    assert_int_equal(bytes, 0);
 }
 
 static void test_generate(void **state)
@@ -750,11 +884,17 @@ static void test_many_small(void **state)
 
     for (uint32_t i = 0; i < LIMIT_REPLICAS; i++)
         replicas[i] = (struct msg_replica_status){.n_workers = LIMIT_STAGES, .workers = workers};
-    struct msg_status status = {.n_replicas = LIMIT_REPLICAS, .replicas = replicas}, got_status;
+    static struct msg_worker_status spares[LIMIT_SPARES];
+    struct msg_status status = {.n_replicas = LIMIT_REPLICAS,
+                                .replicas = replicas,
+                                .n_spares = LIMIT_SPARES,
+                                .spares = spares},
+                      got_status;
     wire_put_status(&status, &out);
     if (wire_get_status(out.data, out.len, &arena, &got_status, &em) < 0) fail_msg("%s", em.text);
     assert_int_equal(got_status.n_replicas, LIMIT_REPLICAS);
     assert_int_equal(got_status.replicas[LIMIT_REPLICAS - 1].n_workers, LIMIT_STAGES);
+    assert_int_equal(got_status.n_spares, LIMIT_SPARES);
 
     /* Empty ones from somebody else: two bytes each. */
     buf_drop(&out, out.len);
@@ -775,12 +915,16 @@ int main(void)
         cmocka_unit_test(test_assign),
         cmocka_unit_test(test_assign_rules),
         cmocka_unit_test(test_connect),
+        cmocka_unit_test(test_spares),
+        cmocka_unit_test(test_orders),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_names_are_cleaned),
         cmocka_unit_test(test_worker_status),
         cmocka_unit_test(test_speed),
         cmocka_unit_test(test_calibrate),
         cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_gateway_fields),
+        cmocka_unit_test(test_texts),
         cmocka_unit_test(test_mutations),
         cmocka_unit_test(test_gate),
         cmocka_unit_test(test_many_small),

@@ -29,7 +29,7 @@ static struct script {
     uint64_t silent_ns; /* from then on the first connection brings no answer; 0: never */
     uint64_t freeze_ns, freeze_for_ns; /* the worker's process is stopped then, for so long */
     uint32_t version;                  /* of the coordinator */
-    bool refuse;
+    bool refuse, dismiss;
     uint64_t ready_ns; /* the compute thread says Ready then; 0: never */
     uint64_t steps_ns; /* it has received a Step from then on; 0: never */
     bool sent_ready;
@@ -151,7 +151,8 @@ static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
     if (sock == CONTROL && script.silent_ns && fake.now_ns >= script.silent_ns) return 0;
     /* Nothing is sent to a worker that is about to be stopped. */
     if (script.freeze_ns && fake.now_ns + NS_PER_S >= script.freeze_ns) return 0;
-    if (m.type == FROM_HEARTBEAT) say(sock, script.refuse ? TO_REFUSE : TO_ALIVE);
+    if (m.type == FROM_HEARTBEAT)
+        say(sock, script.refuse ? TO_REFUSE : script.dismiss ? TO_LEAVE : TO_ALIVE);
     return 0;
 }
 
@@ -359,6 +360,19 @@ static void test_refused(void **state)
     assert_non_null(strstr(em.text, "version 9, this worker 2"));
 }
 
+/* A worker that is told to leave ends in order, at once and with success. */
+static void test_told_to_leave(void **state)
+{
+    struct loop_options o = options();
+    struct errmsg em;
+    (void)state;
+    script.dismiss = true;
+    assert_int_equal(run(&o, &em), 0);
+    assert_int_equal(script.n_goodbye, 1);
+    assert_in_range(script.n_heartbeat, 1, 2);
+    assert_int_equal(script.n_commands, 0); /* it is nothing for the compute thread */
+}
+
 static void refuse_key(void)
 {
     static uint32_t told;
@@ -453,6 +467,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_addresses, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_such_host, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_told_to_leave, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keys, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failing_once, setup, teardown),
     };

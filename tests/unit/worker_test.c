@@ -1,6 +1,7 @@
 /* What a worker does with a Step (stage_work), without sockets; and its compute thread (exec), in
  * this process, with Assigns, Steps and results through real sockets. Every allocation and every
  * read of a load is made to fail. All on a tiny model. */
+#include "worker/calibrate.h"
 #include "worker/exec.h"
 #include "worker/stage_work.h"
 
@@ -11,6 +12,7 @@
 #include "proto/wire.h"
 #include "tests/lib/tiny_llama.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -19,6 +21,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -680,6 +683,158 @@ static void test_failing_assigns(void **state)
     close_rig(&r);
 }
 
+/* ---- what a layer takes it ---- */
+
+/* Asks, and waits for the answer, which names no generation yet. */
+static struct msg_speed ask_speed(struct rig *r, const char *model_path, uint64_t header,
+                                  uint32_t threads)
+{
+    struct msg_to_worker m = {
+        .version = PROTO_VERSION,
+        .type = TO_CALIBRATE,
+        .calibrate = {.header_digest = header, .kv_type = KV_F16, .threads = threads}};
+    (void)snprintf(m.calibrate.model_path, sizeof m.calibrate.model_path, "%s", model_path);
+    assert_true(exec_command(r->exec, &m));
+    struct net_poll item = {.sock = exec_socket(r->exec)};
+    while (!exec_next(r->exec, &r->heard)) {
+        assert_int_equal(net_poll(&item, 1, WAIT_MS), 0);
+        if (!item.readable) fail_msg("the compute thread says nothing");
+    }
+    assert_int_equal(r->heard.type, FROM_SPEED);
+    return r->heard.speed;
+}
+
+static bool same_speed(const struct msg_speed *a, const struct msg_speed *b)
+{
+    if (a->n_layer != b->n_layer || a->n_head != b->n_head || a->layer_bytes != b->layer_bytes)
+        return false;
+    for (uint32_t i = 0; i < a->n_layer; i++)
+        if (a->layer[i].rows != b->layer[i].rows || a->layer[i].ns != b->layer[i].ns) return false;
+    for (uint32_t i = 0; i < a->n_head; i++)
+        if (a->head[i].rows != b->head[i].rows || a->head[i].ns != b->head[i].ns) return false;
+    return true;
+}
+
+/* The files of the folder are overwritten at one place, or become two days old. */
+static void damage(const char *speeds, bool age)
+{
+    const struct timespec old[2] = {{.tv_sec = time(NULL) - 2 * 86400},
+                                    {.tv_sec = time(NULL) - 2 * 86400}};
+    char name[400];
+    DIR *d = opendir(speeds);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        if (e->d_name[0] == '.') continue;
+        (void)snprintf(name, sizeof name, "%s/%s", speeds, e->d_name);
+        int fd = open(name, O_WRONLY);
+        assert_true(fd >= 0 && (age || pwrite(fd, "x", 1, 60) == 1));
+        assert_true((!age || futimens(fd, old) == 0) && close(fd) == 0);
+    }
+    (void)closedir(d);
+}
+
+static void empty(const char *speeds)
+{
+    char name[400];
+    DIR *d = opendir(speeds);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        (void)snprintf(name, sizeof name, "%s/%s", speeds, e->d_name);
+        if (e->d_name[0] != '.') (void)unlink(name);
+    }
+    if (d) (void)closedir(d);
+    (void)rmdir(speeds);
+}
+
+/* Measured once: the answer is the same to the next question, and to one that another process is
+ * asked. It says what the model's layers are, reads no tensor, and holds nothing afterwards. */
+static void test_calibrate(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct errmsg em = {0};
+    struct msg_holding holding;
+    struct exec_options o = local;
+    char speeds[80];
+    uint64_t header = weights_digest(model), bytes;
+    (void)snprintf(speeds, sizeof speeds, "%s/speeds", folder);
+    o.speeds = speeds;
+    open_rig(&r, &o);
+    struct msg_speed first = ask_speed(&r, path, header, 0);
+    if (!first.n_layer) fail_msg("%s", r.heard.text);
+    assert_true(first.header_digest == header && first.kv_type == KV_F16 && first.threads == 0);
+    assert_true(first.n_layer == 5 && first.layer[4].rows == 32 && first.n_head == 3);
+    for (uint32_t i = 1; i < first.n_layer; i++) /* more rows never take less time */
+        assert_true(first.layer[i].ns >= first.layer[i - 1].ns && first.layer[i - 1].ns > 0);
+    assert_int_equal(eng_layers_bytes(model, &dims, 1, 1, &bytes, &em), 0);
+    assert_int_equal(first.layer_bytes, bytes); /* they are all alike */
+    assert_int_equal(heartbeat(&r).read_bytes, 0);
+    assert_false(exec_holding(r.exec, &holding));
+    struct msg_speed again = ask_speed(&r, path, header, 0);
+    assert_true(same_speed(&first, &again));
+    again = ask_speed(&r, path, header, 1); /* it has one thread anyway */
+    assert_int_equal(again.threads, 1);
+    close_rig(&r);
+    open_rig(&r, &o);
+    again = ask_speed(&r, path, header, 0);
+    assert_true(same_speed(&first, &again));
+    close_rig(&r);
+    for (int i = 0; i < 2; i++) { /* it is measured anew, and kept */
+        damage(speeds, i == 1);
+        open_rig(&r, &o);
+        first = ask_speed(&r, path, header, 0);
+        assert_true(first.n_layer == 5 && !same_speed(&first, &again));
+        again = first;
+        close_rig(&r);
+    }
+    open_rig(&r, &o);
+    again = ask_speed(&r, path, header, 0);
+    assert_true(same_speed(&first, &again));
+    /* What cannot be measured is said, and the worker goes on. */
+    assert_int_equal(ask_speed(&r, path, header + 1, 0).n_layer, 0);
+    assert_non_null(strstr(r.heard.text, "is not the coordinator's model"));
+    assert_int_equal(ask_speed(&r, "/no/such/file", header, 0).n_layer, 0);
+    assert_non_null(strstr(r.heard.text, "/no/such/file"));
+    assert_int_equal(ask_speed(&r, path, header, 0).n_layer, 5);
+    struct msg_assign a = assign_of(0, 2);
+    if (assign(&r, &a) != FROM_READY) fail_msg("%s", r.heard.text);
+    close_rig(&r);
+    empty(speeds);
+}
+
+static bool some_steps(void *arg)
+{
+    return (*(int *)arg)-- > 0;
+}
+
+/* Any allocation may fail, and it may be given up at any Step. */
+static void test_failing_calibrations(void **state)
+{
+    (void)state;
+    struct msg_speed s;
+    int left = 3, failed = 0;
+    struct calibrate_options o = {.path = path,
+                                  .header_digest = weights_digest(model),
+                                  .kv_type = KV_F16,
+                                  .threads = 1,
+                                  .goes_on = some_steps,
+                                  .goes_on_arg = &left};
+    struct errmsg em = {0};
+    assert_int_equal(calibrate(&o, &s, &em), ERR_CANCELLED);
+    for (int n = 1;; n++) {
+        em = (struct errmsg){0};
+        left = 3;
+        atomic_store(&fail_alloc, n);
+        int rc = calibrate(&o, &s, &em);
+        bool beyond = atomic_exchange(&fail_alloc, 0) > 0;
+        assert_true(rc < 0 && em.text[0]);
+        failed += rc != ERR_CANCELLED;
+        if (beyond) break;
+    }
+    assert_true(failed > 10);
+    o.kv_type = KV_N_TYPES;
+    assert_int_equal(calibrate(&o, &s, &em), ERR_UNSUPPORTED);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -733,6 +888,8 @@ int main(void)
         cmocka_unit_test(test_larger_steps_after_a_restart),
         cmocka_unit_test(test_other_models),
         cmocka_unit_test(test_failing_assigns),
+        cmocka_unit_test(test_calibrate),
+        cmocka_unit_test(test_failing_calibrations),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

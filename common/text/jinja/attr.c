@@ -133,7 +133,10 @@ struct value attr_slice(struct interp *in, struct value of, struct value start, 
         interp_undefined(in, of);
         return value_none();
     }
-    if (!is_list && of.type != V_STRING) return undefined(of, value_text("slice", 5));
+    if (!is_list && of.type != V_STRING) {
+        interp_fail(in, ERR_RANGE, "a '%s' cannot be sliced", value_type_name(of));
+        return value_none();
+    }
     if (step_value.type != V_NONE && (!value_integer(step_value, &step) || step == 0)) {
         interp_fail(in, ERR_RANGE, "a slice's step is an integer, and not 0");
         return value_none();
@@ -163,18 +166,23 @@ static bool as_index(struct value s, int64_t *ret)
     return s.len > 0;
 }
 
-struct value attr_path(struct interp *in, struct value v, struct value path)
+struct value attr_path(struct interp *in, struct value v, struct value path, struct value missing)
 {
     const struct value dot = value_text(".", 1);
+    bool has_default = missing.type != V_NONE && missing.type != V_MISSING;
     if (path.type == V_NONE || path.type == V_MISSING) return v;
-    if (path.type != V_STRING) return attr_item(in, v, path);
-    for (size_t at = 0; at <= path.len && interp_step(in, 1);) {
-        size_t end = str_find(path, dot, at);
+    for (size_t at = 0, end; in->rc == 0; at = end + 1) {
         int64_t i;
-        if (end == SIZE_MAX) end = path.len;
-        struct value part = str_part(path, at, end);
-        v = attr_item(in, v, as_index(part, &i) ? value_int(i) : part);
-        at = end + 1;
+        struct value part = path;
+        end = SIZE_MAX;
+        if (path.type == V_STRING) {
+            end = str_find(path, dot, at);
+            part = str_part(path, at, end == SIZE_MAX ? path.len : end);
+            if (as_index(part, &i)) part = value_int(i);
+        }
+        v = attr_item(in, v, part);
+        if (has_default && (v.type == V_UNDEFINED || v.type == V_UNSAFE)) v = missing;
+        if (end == SIZE_MAX || !interp_step(in, 1)) break;
     }
     return v;
 }

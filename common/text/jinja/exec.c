@@ -92,8 +92,16 @@ void exec_loop(struct interp *in, const struct node *n, struct list *items, stru
     if (!l || in->rc < 0) return;
     *l = (struct loop){.items = items, .node = n->recursive ? n : NULL, .scope = scope};
     l->depth = n->recursive ? ++in->loop_depth : 1;
+    struct scope *s = NULL;
+    bool whole = false; /* some turn went to the body's end */
+    uint64_t macros = in->macros;
     for (; l->at < items->n && interp_step(in, 1); l->at++) {
-        struct scope *s = scope_new(in, scope);
+        /* A scope that no macro was defined in is of no use any more. */
+        if (s && in->macros == macros)
+            s->n = 0;
+        else
+            s = scope_new(in, scope);
+        macros = in->macros;
         if (!s) break;
         assign(in, s, n->a, items->items[l->at]);
         scope_set(in, s, NAME_LOOP, (struct value){.type = V_LOOP, .loop = l});
@@ -101,11 +109,12 @@ void exec_loop(struct interp *in, const struct node *n, struct list *items, stru
         exec_body(in, n->body);
         in->scope = was;
         bool stop = in->flow == FLOW_BREAK;
+        whole = whole || in->flow == FLOW_ON;
         in->flow = FLOW_ON;
         if (stop) break;
     }
     if (n->recursive) in->loop_depth--;
-    if (items->n == 0 && n->else_body) {
+    if (!whole && n->else_body) { /* as in Jinja, also where each turn ended early */
         in->scope = scope_new(in, scope);
         if (in->scope) exec_body(in, n->else_body);
         in->scope = was;
@@ -152,6 +161,7 @@ static struct value macro_value(struct interp *in, const struct node *n)
     struct macro *m = interp_alloc(in, sizeof *m);
     if (!m) return value_none();
     *m = (struct macro){n, in->scope};
+    in->macros++;
     return (struct value){.type = V_MACRO, .macro = m};
 }
 

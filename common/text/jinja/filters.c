@@ -5,11 +5,18 @@
 
 const struct filter_def *filter_find(const char *name, size_t len)
 {
-    const struct filter_def *tables[] = {filters_text, filters_items};
+    const struct filter_def *tables[] = {filters_text, filters_items, filters_lazy};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
         for (const struct filter_def *f = tables[i]; f->name; f++)
             if (strlen(f->name) == len && memcmp(f->name, name, len) == 0) return f;
     return NULL;
+}
+
+static bool is_lazy(const struct filter_def *f)
+{
+    const struct filter_def *lazy = filters_lazy;
+    while (lazy->name && lazy != f) lazy++;
+    return lazy->name != NULL;
 }
 
 struct value filter_run(struct interp *in, const struct filter_def *f, struct value v,
@@ -21,5 +28,11 @@ struct value filter_run(struct interp *in, const struct filter_def *f, struct va
         return value_none();
     }
     if (f->params && !call_bind(in, f->name, f->params, a, to)) return value_none();
-    return f->run(in, v, to, a);
+    struct value result = f->run(in, v, to, a);
+    struct iter it = {0};
+    if (in->rc == 0 || !is_lazy(f) || !(it.em = interp_set_aside(in, &it.rc))) return result;
+    struct iter *kept = interp_alloc(in, sizeof *kept);
+    if (!kept) return value_none();
+    *kept = it;
+    return (struct value){.type = V_ITER, .iter = kept};
 }

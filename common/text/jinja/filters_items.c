@@ -79,8 +79,7 @@ FILTER(items)
 FILTER(first)
 {
     UNUSED;
-    if (v.type == V_ITER)
-        return v.iter->at < v.iter->list.n ? v.iter->list.items[v.iter->at++] : nothing("first");
+    if (v.type == V_ITER && v.iter->at < v.iter->list.n) return v.iter->list.items[v.iter->at++];
     if (v.type == V_STRING && v.len > 0) return attr_item(in, v, value_int(0));
     const struct list *l = list_walk(in, v);
     return l && l->n ? l->items[0] : nothing("first");
@@ -144,8 +143,7 @@ FILTER(map)
     const struct list *from = list_walk(in, v);
     for (size_t i = 0; from && i < from->n && interp_step(in, 1); i++) {
         struct value x = from->items[i];
-        x = f ? filter_run(in, f, x, &rest) : attr_path(in, x, to[0]);
-        if (!f && undefined(x) && to[1].type != V_MISSING && to[1].type != V_NONE) x = to[1];
+        x = f ? filter_run(in, f, x, &rest) : attr_path(in, x, to[0], to[1]);
         list_add(in, l, x);
     }
     return iter_value(in, l);
@@ -168,10 +166,11 @@ static struct value chosen(struct interp *in, struct value v, const struct call_
     }
     const struct list *from = list_walk(in, v);
     if (in->rc < 0) return v;
-    rest.pos += skip;
+    if (skip) rest.pos += skip;
     rest.n_pos -= skip;
     for (size_t i = 0; from && i < from->n && interp_step(in, 1); i++) {
-        struct value x = member ? attr_path(in, from->items[i], a->pos[0]) : from->items[i];
+        struct value x =
+            member ? attr_path(in, from->items[i], a->pos[0], value_none()) : from->items[i];
         if (in->rc < 0) break;
         if ((test ? is_run(in, test, x, &rest) : value_true(in, x)) == want)
             list_add(in, l, from->items[i]);
@@ -210,7 +209,8 @@ FILTER(unique)
     struct dict *seen = dict_new(in);
     const struct list *from = list_walk(in, v);
     for (size_t i = 0; from && i < from->n && interp_step(in, 1); i++) {
-        struct value key = lower_case(in, attr_path(in, from->items[i], p[1]), truth(in, p[0]));
+        struct value key =
+            lower_case(in, attr_path(in, from->items[i], p[1], value_none()), truth(in, p[0]));
         if (dict_get(in, seen, key)) continue;
         dict_put(in, seen, key, value_none());
         list_add(in, l, from->items[i]);
@@ -233,14 +233,14 @@ static struct value sort_key(struct interp *in, struct value x, struct value pat
 {
     struct list *keys = list_new(in, 1);
     if (path.type != V_STRING) {
-        list_add(in, keys, lower_case(in, attr_path(in, x, path), sensitive));
+        list_add(in, keys, lower_case(in, attr_path(in, x, path, value_none()), sensitive));
         return list_value(V_LIST, keys);
     }
     for (size_t at = 0; at <= path.len && interp_step(in, 1);) {
         size_t end = str_find(path, value_text(",", 1), at);
         if (end == SIZE_MAX) end = path.len;
         struct value part = str_part(path, at, end);
-        list_add(in, keys, lower_case(in, attr_path(in, x, part), sensitive));
+        list_add(in, keys, lower_case(in, attr_path(in, x, part, value_none()), sensitive));
         at = end + 1;
     }
     return list_value(V_LIST, keys);
@@ -278,7 +278,8 @@ static struct value extreme(struct interp *in, struct value v, const struct valu
     const struct list *l = list_walk(in, v);
     struct value best = nothing(most ? "max" : "min"), best_key = value_none();
     for (size_t i = 0; l && i < l->n && interp_step(in, 1); i++) {
-        struct value key = lower_case(in, attr_path(in, l->items[i], p[1]), truth(in, p[0]));
+        struct value key =
+            lower_case(in, attr_path(in, l->items[i], p[1], value_none()), truth(in, p[0]));
         if (i > 0) {
             int order = value_order(in, key, best_key, most ? ">" : "<");
             if (most ? order <= 0 : order >= 0) continue;
@@ -308,7 +309,7 @@ FILTER(sum)
     struct value total = p[1].type == V_MISSING ? value_int(0) : p[1];
     if (total.type == V_STRING) interp_fail(in, ERR_RANGE, "sum() adds no strings");
     for (size_t i = 0; l && i < l->n && interp_step(in, 1); i++)
-        total = ops_binary(in, OP_ADD, total, attr_path(in, l->items[i], p[0]));
+        total = ops_binary(in, OP_ADD, total, attr_path(in, l->items[i], p[0], value_none()));
     return total;
 }
 
@@ -359,28 +360,30 @@ FILTER(slice)
 }
 
 const struct filter_def filters_items[] = {{"attr", "name", attr},
-                                           {"batch", "linecount fill_with?", batch},
                                            {"count", "", length},
                                            {"d", "default_value? boolean?", default_},
                                            {"default", "default_value? boolean?", default_},
                                            {"dictsort", "case_sensitive? by? reverse?", dictsort},
                                            {"first", "", first},
                                            {"groupby", NULL, NULL},
-                                           {"items", "", items},
                                            {"last", "", last},
                                            {"length", "", length},
                                            {"list", "", list},
-                                           {"map", NULL, map},
                                            {"max", "case_sensitive? attribute?", max},
                                            {"min", "case_sensitive? attribute?", min},
                                            {"random", NULL, NULL},
-                                           {"reject", NULL, reject},
-                                           {"rejectattr", NULL, rejectattr},
                                            {"reverse", "", reverse},
-                                           {"select", NULL, select},
-                                           {"selectattr", NULL, selectattr},
-                                           {"slice", "slices fill_with?", slice},
                                            {"sort", "reverse? case_sensitive? attribute?", sort},
                                            {"sum", "attribute? start?", sum},
-                                           {"unique", "case_sensitive? attribute?", unique},
                                            {0}};
+
+const struct filter_def filters_lazy[] = {{"batch", "linecount fill_with?", batch},
+                                          {"items", "", items},
+                                          {"map", NULL, map},
+                                          {"reject", NULL, reject},
+                                          {"rejectattr", NULL, rejectattr},
+                                          {"select", NULL, select},
+                                          {"selectattr", NULL, selectattr},
+                                          {"slice", "slices fill_with?", slice},
+                                          {"unique", "case_sensitive? attribute?", unique},
+                                          {0}};

@@ -49,19 +49,24 @@ FILTER(capitalize)
     return cases_capitalize(in, repr_str(in, v));
 }
 
-/* Words begin behind white space and - ( { [ < alone. */
+static bool between_words(int32_t c)
+{
+    return unicode_space(c) || (c > 0 && c < 0x80 && strchr("-({[<", c));
+}
+
+/* What stands between words is cased like a word, which changes nothing. */
 FILTER(title)
 {
     UNUSED;
     struct str_builder b;
     struct value s = repr_str(in, v);
-    bool begins = true;
     str_begin(&b, in);
-    for (size_t i = 0, n; i < s.len && in->rc == 0; i += n) {
-        int32_t c = str_char(s, i, &n);
-        struct value one = str_part(s, i, i + n);
-        str_add_value(&b, begins ? cases_upper(in, one) : cases_lower(in, one));
-        begins = unicode_space(c) || (c > 0 && c < 0x80 && strchr("-({[<", c));
+    for (size_t at = 0, end, n; at < s.len && interp_step(in, 1); at = end) {
+        bool between = between_words(str_char(s, at, &n));
+        size_t rest = at + n;
+        for (end = rest; end < s.len && between_words(str_char(s, end, &n)) == between;) end += n;
+        str_add_value(&b, cases_upper(in, str_part(s, at, rest)));
+        str_add_value(&b, cases_lower(in, str_part(s, rest, end)));
     }
     return str_end(&b);
 }
@@ -218,7 +223,7 @@ FILTER(join)
     str_begin(&b, in);
     for (size_t i = 0; l && i < l->n && interp_step(in, 1); i++) {
         if (i > 0) str_add_value(&b, sep);
-        str_add_value(&b, repr_str(in, attr_path(in, l->items[i], p[1])));
+        str_add_value(&b, repr_str(in, attr_path(in, l->items[i], p[1], value_none())));
     }
     return str_end(&b);
 }

@@ -221,8 +221,9 @@ struct value format_percent(struct interp *in, struct value s, struct value what
             return bad(in, "there are too few values");
         str_add_value(&b, in->rc < 0 ? s : percent_one(in, type, v, &f, s.markup));
     }
-    if (used < all->n && what.type != V_DICT && in->rc == 0)
-        return bad(in, "there are too many values");
+    bool has_items = what.type == V_DICT || what.type == V_LIST || what.type == V_RANGE ||
+                     what.type == V_UNDEFINED || what.type == V_UNSAFE; /* as far as Python sees */
+    if (used < all->n && !has_items && in->rc == 0) return bad(in, "there are too many values");
     str_add_part(&b, s, plain, s.len);
     struct value v = str_end(&b);
     v.markup = s.markup;

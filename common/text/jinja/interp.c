@@ -16,6 +16,23 @@ void interp_fail(struct interp *in, int code, const char *format, ...)
     in->rc = err_set(in->em, code, "line %" PRIu32 ": %s", in->line, why);
 }
 
+const struct errmsg *interp_set_aside(struct interp *in, int *ret_rc)
+{
+    if (in->rc != ERR_RANGE) return NULL;
+    *ret_rc = in->rc;
+    in->rc = 0;
+    struct errmsg *copy = interp_alloc(in, sizeof *copy);
+    if (copy) *copy = *in->em;
+    return copy;
+}
+
+void interp_raise(struct interp *in, int rc, const struct errmsg *em)
+{
+    if (in->rc < 0) return;
+    in->rc = rc;
+    *in->em = *em;
+}
+
 void interp_refuse(struct interp *in, struct value words)
 {
     if (in->rc < 0) return;

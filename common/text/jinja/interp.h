@@ -44,6 +44,7 @@ struct interp {
     struct scope *scope;
     struct str_builder *out; /* where text goes that is printed */
     enum flow flow;
+    uint64_t macros; /* that were made so far */
     uint32_t loop_depth;
     struct value block;  /* the text that the filters of a block get */
     struct list no_list; /* what there is in place of memory after an error: empty, and stays so */
@@ -54,6 +55,10 @@ struct interp {
 /* Notes the first error, with the line at hand; the text is followed through like printf's. */
 void interp_fail(struct interp *in, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* Takes an error of the conversation's back, to be raised later or never. NULL: there is none, or
+ * it is of another kind (a limit, the template's refusal), and stays. */
+const struct errmsg *interp_set_aside(struct interp *in, int *ret_rc);
+void interp_raise(struct interp *in, int rc, const struct errmsg *em);
 /* The template's own refusal. */
 void interp_refuse(struct interp *in, struct value words);
 /* Counts n steps. False: an error, of now or before. */
@@ -116,8 +121,9 @@ struct value attr_get(struct interp *in, struct value of, struct value name);  /
 struct value attr_item(struct interp *in, struct value of, struct value item); /* of[item] */
 struct value attr_slice(struct interp *in, struct value of, struct value start, struct value stop,
                         struct value step);
-/* "a.b.0" walked from v, as filters take it: a string, an integer, or V_NONE for v itself. */
-struct value attr_path(struct interp *in, struct value v, struct value path);
+/* "a.b.0" walked from v, as filters take it: a string, an integer, or V_NONE for v itself. What is
+ * undefined on the way becomes `missing`, unless that is V_NONE or V_MISSING. */
+struct value attr_path(struct interp *in, struct value v, struct value path, struct value missing);
 
 /* ---- ops.c ---- */
 
@@ -129,8 +135,7 @@ bool ops_compare(struct interp *in, enum op op, struct value a, struct value b);
 
 struct filter_def {
     const char *name;
-    const char
-        *params; /* as call_bind takes them; NULL: the filter looks at the arguments itself */
+    const char *params; /* as call_bind takes them; NULL: `run` looks at the arguments itself */
     struct value (*run)(struct interp *in, struct value v, const struct value *p,
                         const struct call_args *a);
 };
@@ -139,7 +144,8 @@ struct filter_def {
 const struct filter_def *filter_find(const char *name, size_t len);
 struct value filter_run(struct interp *in, const struct filter_def *f, struct value v,
                         const struct call_args *a);
-extern const struct filter_def filters_text[], filters_items[];
+/* Those of filters_lazy make a V_ITER, in which their errors wait. */
+extern const struct filter_def filters_text[], filters_items[], filters_lazy[];
 
 /* ---- is.c ---- */
 

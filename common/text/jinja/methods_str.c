@@ -255,7 +255,6 @@ static struct list *rsplit_space(struct interp *in, struct value s, int64_t most
     if (most < 0 || (int64_t)words->n <= most + 1) return words;
     size_t keep = words->n - (size_t)most; /* the words of the first piece */
     struct value last = words->items[keep - 1];
-    s = str_strip(s, value_none(), true, true);
     list_add(in, l, str_part(s, 0, (size_t)(last.text + last.len - s.text)));
     for (size_t i = keep; i < words->n; i++) list_add(in, l, words->items[i]);
     return l;

@@ -240,14 +240,14 @@ static struct node *postfix(struct parser *p, struct node *n)
     return n;
 }
 
-/* "name", or "name.name", as filters and tests may be called. */
-static struct value dotted(struct parser *p)
+/* The name of a filter or test; *ret_known: it may be there. Of names with dots none is. */
+static struct value filter_name(struct parser *p, bool *ret_known)
 {
     const struct lex_token *t = parse__token(p);
     struct value v = parse__string(t);
+    *ret_known = true;
     parse__expect(p, T_NAME);
-    if (parse__is(p, T_DOT))
-        parse__fail(p, ERR_FORMAT, "there is no filter or test with a dot in its name");
+    for (; parse__skip(p, T_DOT); *ret_known = false) parse__expect(p, T_NAME);
     return v;
 }
 
@@ -262,9 +262,10 @@ struct node *parse__filters(struct parser *p, struct node *of, bool first)
 {
     while (p->rc == 0 && (first || parse__skip(p, T_PIPE))) {
         struct node *n = parse__node(p, NODE_FILTER, parse__token(p)->line);
+        bool known;
         first = false;
-        n->constant = dotted(p);
-        n->filter = filter_find(n->constant.text, n->constant.len);
+        n->constant = filter_name(p, &known);
+        if (known) n->filter = filter_find(n->constant.text, n->constant.len);
         if (!n->filter) note_unknown(p, n);
         if (parse__is(p, T_LPAREN)) arguments(p, n);
         of = with(n, of, NULL);
@@ -286,9 +287,9 @@ static bool begins_argument(const struct parser *p)
 static struct node *test(struct parser *p, struct node *of)
 {
     struct node *n = parse__node(p, NODE_TEST, parse__take(p)->line);
-    bool negated = parse__skip_name(p, "not");
-    n->constant = dotted(p);
-    n->test = is_find(n->constant.text, n->constant.len);
+    bool negated = parse__skip_name(p, "not"), known;
+    n->constant = filter_name(p, &known);
+    if (known) n->test = is_find(n->constant.text, n->constant.len);
     if (!n->test) note_unknown(p, n);
     if (parse__is(p, T_LPAREN)) {
         arguments(p, n);

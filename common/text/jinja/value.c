@@ -241,6 +241,7 @@ struct list *list_walk(struct interp *in, struct value v)
                            .n = v.iter->list.n - v.iter->at};
         l->cap = l->n;
         v.iter->at = v.iter->list.n;
+        if (v.iter->rc < 0) interp_raise(in, v.iter->rc, v.iter->em);
         return l;
     default: interp_fail(in, ERR_RANGE, "a '%s' cannot be walked", value_type_name(v)); return NULL;
     }

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct errmsg;
 struct interp;
 struct node;
 struct scope;
@@ -67,9 +68,12 @@ struct list {
     size_t n, cap;
 };
 
+/* Its items are made at once; but an error on the way shows when they are walked, as in Python. */
 struct iter {
     struct list list;
     size_t at; /* the next item */
+    int rc;    /* below 0: what comes behind the items */
+    const struct errmsg *em;
 };
 
 struct dict_entry {

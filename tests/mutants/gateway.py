@@ -1,0 +1,67 @@
+"""Faults in the gateway: requests' bodies, answers' JSON, streams, errors, keys, and what the API has for it."""
+
+ASK, CHOICE, SPLIT, FAULT = ("coordinator/gateway/ask.c", "coordinator/gateway/choice.c", "coordinator/gateway/split.c",
+                             "coordinator/gateway/fault.c")
+ACCESS, SSE, HTTPD, JOB = ("coordinator/gateway/access.c", "coordinator/gateway/sse.c", "common/io/httpd.c",
+                           "coordinator/gateway/job.c")
+CALLS, GENERATE, TALK, WIRE, SCHED = ("coordinator/calls.c", "coordinator/generate.c", "coordinator/conversation.c",
+                                      "proto/wire_client.c", "coordinator/core/sched.c")
+
+
+def m(name, file, old, new, tests, why, **kw):
+    return dict(name="gateway-" + name, file=file, old=old, new=new, tests=tests, why=why, **kw)
+
+
+MUTANTS = [
+    # ---- bodies
+    m("nan", ASK, "    if (!(x >= p->low && x <= p->high)) /* NaN too */", "    if (x < p->low)", "ask_test", "a parameter has no upper bound", short=True),
+    m("unknown", ASK, '        f->code = "unknown_parameter";\n        return -1;', '        f->code = "unknown_parameter";\n        return 0;', "ask_test",
+      "an unknown parameter is ignored"),
+    m("newer-max", ASK, "    if (a->newer_max && !newer) return 0;\n", "", "ask_test", "the last of two limits stands"),
+    m("best-unranked", ASK, "    r->sampling.logprobs = a->logprobs || a->best_of > a->n;", "    r->sampling.logprobs = a->logprobs;", "ask_test",
+      "the best of several answers are chosen without their likelihood"),
+    m("chat-special", ASK, "    a.request.special = kind == ASK_COMPLETION;", "    a.request.special = true;", "ask_test", "a chat's texts may name control tokens"),
+    m("choices", ASK, "a->n_prompts * a->best_of > ASK_CHOICES_MAX)", "false)", "ask_test", "answers have no limit"),
+    m("bias-wraps", ASK, "errno || id < 0 || id > INT32_MAX)", "errno)", "ask_test", "a negative token id has a bias", survives="sampling_check refuses it in the coordinator"),
+    m("tools-none", ASK, "    if (a->no_tools) a->tools = NULL;\n", "", "ask_test", "tools that may not be called are shown to the model"),
+    # ---- answers
+    m("no-role", CHOICE, '        json_put_string(delta, "role", "assistant", 9);\n        json_put_string(delta, "content", "", 0);', '        json_put_string(delta, "content", "", 0);',
+      "ask_test", "the first delta has no role"),
+    m("finish-early", CHOICE, "    put_finish(o, c, ends ? c->finish : FINISH_NONE);", "    put_finish(o, c, c->finish);", "ask_test", "a chunk before the last has a finish reason"),
+    m("offset", CHOICE, "    uint32_t offset = c->told_text;", "    uint32_t offset = 0;", "ask_test", "text offsets begin anew with each chunk"),
+    m("infinity", CHOICE, "    return (double)(x > LOGPROB_LEAST ? x : LOGPROB_LEAST);", "    return (double)x;", "ask_test", "an impossible token's log-probability is null"),
+    m("raw-bytes", CHOICE, 'whole ? bytes + i : "\\xef\\xbf\\xbd", whole ? len : 3);', "bytes + i, len);", "ask_test", "a token that is no text is null"),
+    m("calls-stop", CHOICE, "    bool calls = c->split.n_calls && finish == FINISH_STOP;", "    bool calls = false;", "openai_test", "an answer that calls tools ends with stop"),
+    m("id-length", CHOICE, "for (size_t k = 0; k < 9; k++, x /= 36)", "for (size_t k = 0; k < 8; k++, x /= 36)", "ask_test", "ids of calls have a NUL"),
+    # ---- reasoning and calls
+    m("end-held", SPLIT, "    if (m == MAYBE) return false;\n    if (m == NO) return is_text(s);\n    size_t n", "    if (m != YES) return is_text(s);\n    size_t n", "ask_test",
+      "an end tag that comes in parts is text", short=True),
+    m("escapes", SPLIT, "        if (!s->escaped && c == '\"') s->in_string = false;", "        if (c == '\"') s->in_string = false;", "ask_test", "an escaped quote ends a string"),
+    m("any-name", SPLIT, "    if (!s->tagged && !is_tool(s, text, n)) return is_text(s);\n", "", "ask_test", "an answer in JSON is taken for a call"),
+    m("lead-lost", SPLIT, "    (void)buf_append(&s->content, s->lead.data, s->lead.len);\n", "", "ask_test", "what stood before no call is lost"),
+    m("blanks", SPLIT, "    while (s->tools && end > 0 && is_blank(s->held.data[end - 1])) end--;\n", "", "ask_test", "blanks before a call are told"),
+    m("thought-open", SPLIT, ".state = reasoning && open ? SPLIT_THINK : SPLIT_START};", ".state = SPLIT_START};", "ask_test", "reasoning that the template began is content"),
+    # ---- errors, events, keys
+    m("retry-floor", FAULT, "f->retry_s = (end->retry_ms + 999) / 1000;", "f->retry_s = end->retry_ms / 1000;", "ask_test", "clients come back too early"),
+    m("lost-is-ok", FAULT, "end->lost ? 503 : http_of(end->status)", "http_of(end->status)", "ask_test", "a lost coordinator", survives="the client library gives lost calls UNAVAILABLE too"),
+    m("param", FAULT, "    find_param(f);\n", "", "ask_test", "errors of the coordinator name no parameter"),
+    m("prefix-key", ACCESS, "    unsigned bits = (unsigned)(n_key ^ n) | (unsigned)((n_key ^ n) >> 16);", "    unsigned bits = 0;", "ask_test", "a key's repetition is a key", short=True),
+    m("readable-keys", ACCESS, "    if (private && s.st_mode & (S_IRWXG | S_IRWXO))", "    if (private && s.st_mode & S_IRWXG)", "ask_test", "a file of keys that everybody reads is taken"),
+    m("one-line-break", SSE, '    put(to, "\\n\\n");\n    json_free(moved);', '    put(to, "\\n");\n    json_free(moved);', "ask_test", "events do not end"),
+    # ---- the API
+    m("share-of-all", CALLS, "user[0] ? hash_bytes(user, strlen(user), 2) : 0", "0", "calls_test", "users of a gateway share one limit"),
+    m("user-believed", GENERATE, "    if ((g->tenant[0] || g->has_priority || g->user[0]) &&", "    if ((g->tenant[0] || g->has_priority) &&", "calls_test", "any client may name a user"),
+    m("pieces-always", CALLS, "    if (c->pieces) put_pieces(s, &r);", "    put_pieces(s, &r);", "calls_test", "token bytes are told unasked"),
+    m("no-top-pieces", CALLS, "    for (uint32_t i = 0; i < n_top; i++) put_piece(s, r->logprobs.top_ids[i]);\n", "    for (uint32_t i = 0; i < n_top; i++) put_piece(s, -1);\n", "calls_test",
+      "alternatives have no bytes"),
+    m("found-twice", SCHED, "        r->n_found = n_hits * page + (first ? 0 : r->n_found);", "        r->n_found = r->n_found;", "calls_test", "cached tokens are not told"),
+    m("lengths", WIRE, "        if (pieces_length(ret) != r->pieces.len) return wire__bad(em, \"pieces\");\n", "", "wire_test", "a reply's pieces may reach beyond its bytes"),
+    m("user-length", WIRE, '    if (g->user && strlen(g->user) >= LIMIT_USER_BYTES) return wire__bad(em, "user");\n', "", "wire_test", "a user's name has no limit"),
+    m("thought", TALK, "    if (rc == 0) *ret_open_thought = ends_in_thought(&prompt);\n", "", "calls_test", "nobody hears that the prompt began the reasoning"),
+    # ---- HTTP
+    m("hangups", HTTPD, "        watch(r->k);\n", "", "gateway_test", "who leaves while a request waits is not noticed"),
+    m("slow-body", HTTPD, "now < k->since_ns + h->read_ns) continue;", "true) continue;", "gateway_test", "a request may take for ever to arrive"),
+    m("body-limit", HTTPD, "        r->too_large = n > r->body.max - r->body.len;\n", "        r->too_large = false;\n", "gateway_test", "a chunked body has no limit", ),
+    m("stream-first", JOB, "    } else if (j->ask.stream && begun) {", "    } else if (j->ask.stream) {", "gateway_test", "a stream's 200 is sent before anything is known"),
+    m("no-cancel", JOB, "    e->g->count.gone += gone;\n    cancel_all(j);", "    e->g->count.gone += gone;", "gateway_test", "calls of clients that left go on"),
+]
