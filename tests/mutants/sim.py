@@ -254,7 +254,4 @@ MUTANTS = [
     dict(name="sim-draining-replica-stands-still", file="coordinator/core/sched.c",
          old="while (rep->state >= REPLICA_READY && ", new="while (rep->state == REPLICA_READY && ",
          tests="sim_test", why="a draining replica issues no Steps"),
-    dict(name="sim-cut-short-with-enough-workers", file="coordinator/core/planner.c",
-         old=" || n < n_there(c, r)) return", new=") return",
-         tests="sim_test", why="a chain is cut for fewer while workers that are there measure themselves"),
 ]

@@ -274,6 +274,14 @@ static void refused_workers(void)
 #undef LIST
 }
 
+static void test_elastic_refused(void **state)
+{
+    (void)state;
+    refused(GIVEN "replicas: 3\nmax_replicas: 2\n", "max_replicas");
+    refused(GIVEN "max_replicas: 1025\n", "max_replicas");
+    refused(GIVEN "replan_after: 86401\n", "replan_after");
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -323,8 +331,6 @@ static void test_refused(void **state)
     refused("model: /m\nworkers: 0\n", "workers");
     refused(GIVEN "replicas: 0\n", "replicas");
     refused(GIVEN "replicas: 1025\n", "replicas");
-    refused(GIVEN "replicas: 3\nmax_replicas: 2\n", "max_replicas");
-    refused(GIVEN "replan_after: 86401\n", "replan_after");
     refused("model: /m\nworkers: 33\n", "workers");
     refused_workers();
     refused("model: /m\n", "workers");
@@ -407,10 +413,14 @@ static void test_example(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_each_key),
-        cmocka_unit_test(test_keys),           cmocka_unit_test(test_workers),
-        cmocka_unit_test(test_named_replicas), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_http_refused),   cmocka_unit_test(test_example)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_defaults),
+                                       cmocka_unit_test(test_each_key),
+                                       cmocka_unit_test(test_keys),
+                                       cmocka_unit_test(test_workers),
+                                       cmocka_unit_test(test_named_replicas),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_elastic_refused),
+                                       cmocka_unit_test(test_http_refused),
+                                       cmocka_unit_test(test_example)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
