@@ -85,7 +85,7 @@ int access_open(const char *path, struct access **ret, struct errmsg *em)
     if (lines > ACCESS_KEYS_MAX) lines = ACCESS_KEYS_MAX;
     struct access *a = mem_zalloc(sizeof *a + lines * sizeof a->keys[0]);
     rc = take_lines(a, &text, em);
-    explicit_bzero(text.data, text.len);
+    if (text.data) explicit_bzero(text.data, text.len);
     buf_close(&text);
     if (rc < 0) {
         access_close(a);

@@ -606,7 +606,7 @@ class FullPool(unittest.TestCase):
     def test_full_pool(self):
         with Cluster(workers=2, threads=1, kv_tokens=512) as c:
             def body(i, **kw):
-                return dict(dict(prompt=str(10 ** 99 + i), max_tokens=100, temperature=0, ignore_eos=True), **kw)
+                return dict(dict(prompt=str(10 ** 99 + i), max_tokens=100 if LONG else 30, temperature=0, ignore_eos=True), **kw)
             alone = [post(c.http, COMPLETIONS, body(i)).json()["choices"][0]["text"] for i in range(16)]
             with concurrent.futures.ThreadPoolExecutor(16) as pool:
                 replies = list(pool.map(lambda i: post(c.http, COMPLETIONS, body(i), timeout=600), range(16)))
