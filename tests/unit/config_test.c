@@ -232,8 +232,9 @@ static void refused(const char *text, const char *key)
 }
 
 /* The keys that say who serves, and with which layers. */
-static void refused_workers(void)
+static void test_refused_workers(void **state)
 {
+    (void)state;
 #define LIST "model: /m\nworkers:\n  - a\n  - "
     refused(LIST "a\n", "c.yaml:4:5: key 'workers': worker 'a' appears twice");
     refused(LIST "{memory: 1 GiB}\n", "c.yaml:4:5: key 'workers': needs a worker's name");
@@ -326,7 +327,6 @@ static void test_refused(void **state)
     refused(GIVEN "replicas: 3\nmax_replicas: 2\n", "max_replicas");
     refused(GIVEN "replan_after: 86401\n", "replan_after");
     refused("model: /m\nworkers: 33\n", "workers");
-    refused_workers();
     refused("model: /m\n", "workers");
     refused("workers: 2\n", "model");
     refused(GIVEN "workers: 2\n", "workers");
@@ -335,7 +335,8 @@ static void test_refused(void **state)
     refused(GIVEN "limits: {hwm: 0}\n", "limits.hwm");
     refused(GIVEN "metrics: \"true\"\n", "metrics");
     refused(GIVEN "kv: !!str f16\n", "kv");
-    refused(GIVEN "policy: nosuch\n", "'nosuch' is unknown (auto, round_robin, least_loaded, affinity, cost");
+    refused(GIVEN "policy: nosuch\n",
+            "'nosuch' is unknown (auto, round_robin, least_loaded, affinity, cost");
     refused(GIVEN "listen: 10.0.0.1\n", "listen");
     refused(GIVEN "kv-tokens: 600\n", "kv-tokens");
     refused(GIVEN "keys: {clients: ['" KEY_1 "']}\n", "keys.file");
@@ -407,10 +408,14 @@ static void test_example(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_each_key),
-        cmocka_unit_test(test_keys),           cmocka_unit_test(test_workers),
-        cmocka_unit_test(test_named_replicas), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_http_refused),   cmocka_unit_test(test_example)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_defaults),
+                                       cmocka_unit_test(test_each_key),
+                                       cmocka_unit_test(test_keys),
+                                       cmocka_unit_test(test_workers),
+                                       cmocka_unit_test(test_named_replicas),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_refused_workers),
+                                       cmocka_unit_test(test_http_refused),
+                                       cmocka_unit_test(test_example)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
