@@ -235,6 +235,10 @@ static void refused(const char *text, const char *key)
 static void test_refused_workers(void **state)
 {
     (void)state;
+    refused(GIVEN "replicas: 0\n", "replicas");
+    refused(GIVEN "replicas: 1025\n", "replicas");
+    refused("model: /m\nworkers: 0\n", "workers");
+    refused("model: /m\nworkers: 33\n", "workers");
 #define LIST "model: /m\nworkers:\n  - a\n  - "
     refused(LIST "a\n", "c.yaml:4:5: key 'workers': worker 'a' appears twice");
     refused(LIST "{memory: 1 GiB}\n", "c.yaml:4:5: key 'workers': needs a worker's name");
@@ -321,12 +325,8 @@ static void test_refused(void **state)
                        numbers[i].min);
         refused(text, "appears twice");
     }
-    refused("model: /m\nworkers: 0\n", "workers");
-    refused(GIVEN "replicas: 0\n", "replicas");
-    refused(GIVEN "replicas: 1025\n", "replicas");
     refused(GIVEN "replicas: 3\nmax_replicas: 2\n", "max_replicas");
     refused(GIVEN "replan_after: 86401\n", "replan_after");
-    refused("model: /m\nworkers: 33\n", "workers");
     refused("model: /m\n", "workers");
     refused("workers: 2\n", "model");
     refused(GIVEN "workers: 2\n", "workers");
