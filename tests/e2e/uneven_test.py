@@ -112,7 +112,7 @@ class DryRun(unittest.TestCase):
         code, replicas, _ = plan_of("workers: [{name: a, memory: 120 MiB}, b]\nctx: 4096\nsplit: even")
         self.assertEqual(code, 1)
         self.assertRegex(replicas[0]["why"], r"no room for 'ctx' of 4096: \d+ MiB more are needed; .* which has 120 MiB by the key 'memory'")
-        code, replicas, _ = plan_of("workers: [{name: a, memory: 200 MiB}, b]\nctx: 4096")
+        code, replicas, _ = plan_of("workers: [{name: a, memory: 150 MiB}, b]\nctx: 4096")
         self.assertEqual(code, 0, "it has few layers")
         self.assertLess(replicas[0]["workers"][0]["layers"][1], 14)
 

@@ -232,8 +232,13 @@ static void refused(const char *text, const char *key)
 }
 
 /* The keys that say who serves, and with which layers. */
-static void refused_workers(void)
+static void test_refused_workers(void **state)
 {
+    (void)state;
+    refused(GIVEN "replicas: 0\n", "replicas");
+    refused(GIVEN "replicas: 1025\n", "replicas");
+    refused("model: /m\nworkers: 0\n", "workers");
+    refused("model: /m\nworkers: 33\n", "workers");
 #define LIST "model: /m\nworkers:\n  - a\n  - "
     refused(LIST "a\n", "c.yaml:4:5: key 'workers': worker 'a' appears twice");
     refused(LIST "{memory: 1 GiB}\n", "c.yaml:4:5: key 'workers': needs a worker's name");
@@ -328,11 +333,6 @@ static void test_refused(void **state)
                        numbers[i].min);
         refused(text, "appears twice");
     }
-    refused("model: /m\nworkers: 0\n", "workers");
-    refused(GIVEN "replicas: 0\n", "replicas");
-    refused(GIVEN "replicas: 1025\n", "replicas");
-    refused("model: /m\nworkers: 33\n", "workers");
-    refused_workers();
     refused("model: /m\n", "workers");
     refused("workers: 2\n", "model");
     refused(GIVEN "workers: 2\n", "workers");
@@ -341,7 +341,8 @@ static void test_refused(void **state)
     refused(GIVEN "limits: {hwm: 0}\n", "limits.hwm");
     refused(GIVEN "metrics: \"true\"\n", "metrics");
     refused(GIVEN "kv: !!str f16\n", "kv");
-    refused(GIVEN "policy: nosuch\n", "'nosuch' is unknown (auto, round_robin, least_loaded, affinity, cost");
+    refused(GIVEN "policy: nosuch\n",
+            "'nosuch' is unknown (auto, round_robin, least_loaded, affinity, cost");
     refused(GIVEN "listen: 10.0.0.1\n", "listen");
     refused(GIVEN "kv-tokens: 600\n", "kv-tokens");
     refused(GIVEN "keys: {clients: ['" KEY_1 "']}\n", "keys.file");
@@ -420,6 +421,7 @@ int main(void)
                                        cmocka_unit_test(test_named_replicas),
                                        cmocka_unit_test(test_refused),
                                        cmocka_unit_test(test_elastic_refused),
+                                       cmocka_unit_test(test_refused_workers),
                                        cmocka_unit_test(test_http_refused),
                                        cmocka_unit_test(test_example)};
     return cmocka_run_group_tests(tests, NULL, NULL);
