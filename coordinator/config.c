@@ -7,6 +7,7 @@
 #include "common/io/conf.h"
 #include "common/io/keys.h"
 #include "common/io/net.h"
+#include "coordinator/core/route.h"
 #include "proto/limits.h"
 
 #include <errno.h>
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 49
+#define N_KEYS 50
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -59,6 +60,7 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"chunk", CONF_U32, &c->chunk, 1, LIMIT_STEP_ROWS, false},
         {"window", CONF_U32, &c->window, 1, LIMIT_WINDOW, false},
         {"step_ms", CONF_U32, &c->step_ms, 0, 60000, false},
+        {"policy", CONF_STRING, &c->policy, 0, 0, false},
         {"prefix_cache", CONF_BOOL, &c->prefix_cache, 0, 0, false},
         {"max_requests", CONF_U32, &c->max_requests, 1, LIMIT_LIVE, false},
         {"max_sequences", CONF_U32, &c->max_sequences, 1, LIMIT_LIVE, false},
@@ -165,6 +167,11 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
         return err_set(em, ERR_CONF,
                        "%s: key 'max_replicas': %" PRIu32 ", but 'replicas' asks for %" PRIu32,
                        path, c->max_replicas, c->replicas);
+    enum route_policy policy;
+    char names[ROUTE_POLICIES_TEXT_BYTES];
+    if (!route_policy_parse(c->policy, &policy))
+        return err_set(em, ERR_CONF, "%s: key 'policy': '%.60s' is unknown (%s)", path, c->policy,
+                       route_policies_text(names));
     if (!c->http_certificate != !c->http_key)
         return err_set(em, ERR_CONF,
                        "%s: keys 'http.certificate' and 'http.key' go together: one is missing",
@@ -179,6 +186,7 @@ static struct config defaults(void)
 {
     return (struct config){.listen = mem_strdup("127.0.0.1"),
                            .kv = mem_strdup("f16"),
+                           .policy = mem_strdup("auto"),
                            .client_port = 7070,
                            .worker_port = 7071,
                            .result_port = 7072,

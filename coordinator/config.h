@@ -32,6 +32,7 @@ struct config {
     bool model_relative;      /* it was not, and stands for a file under this process's folder */
     char *name, *listen, *kv; /* listen: an address of this machine, as in an endpoint */
     char *pre;                /* pre-tokeniser in place of the file's, or NULL */
+    char *policy;             /* which replica takes a request: enum route_policy's name */
     char *chat_template;      /* a file with one, in place of the model's; or NULL */
     uint32_t client_port, worker_port, result_port, metrics_port, http_port; /* 0: any free one */
     bool plaintext;

@@ -105,6 +105,13 @@ static uint32_t logits_max_of(const struct config *c, const struct arch_dims *d)
     return most ? most : 1;
 }
 
+static enum route_policy policy_of(const struct config *c)
+{
+    enum route_policy policy = ROUTE_AUTO;
+    (void)route_policy_parse(c->policy, &policy); /* config_read has checked it */
+    return policy;
+}
+
 static enum kv_type kv_of(const struct config *c)
 {
     enum kv_type kv = KV_F16;
@@ -223,6 +230,7 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
         .max_running = sequences,
         .max_per_client = c->max_per_client ? c->max_per_client : c->max_requests,
         .step_ns = c->step_ms * NS_PER_MS,
+        .policy = policy_of(c),
         .page = LIMIT_PAGE,
         .share = c->prefix_cache,
         .hash_seed = incarnation,

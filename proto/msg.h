@@ -307,6 +307,7 @@ struct msg_replica_status {
     bool ready;       /* it takes requests */
     bool rebalancing; /* it is to be planned anew, or is */
     uint32_t generation, n_workers, pages_total, pages_free, sequences_max, ctx;
+    uint32_t running, queued; /* requests: that run here, that wait for it */
     uint64_t steps, steps_mixed;
     /* Of Steps' round trips, beside the stages' computing: on the way, and behind other Steps. */
     uint64_t wire_ns, queue_ns;

@@ -563,6 +563,8 @@ static void set_replica(struct replica_out *out, const struct msg_replica_status
     SET(&r, wire_ns, x->wire_ns);
     SET(&r, queue_ns, x->queue_ns);
     SET(&r, sequences_max, x->sequences_max);
+    SET(&r, running, x->running);
+    SET(&r, queued, x->queued);
     SET(&r, pages_cached, x->cache.pages_cached);
     SET(&r, pages_held, x->cache.pages_held);
     SET(&r, positions_unused, x->cache.positions_unused);
@@ -676,6 +678,8 @@ static int get_replica(const PbReplica *r, struct arena *a, struct msg_replica_s
                                        .wire_ns = r->wire_ns,
                                        .queue_ns = r->queue_ns,
                                        .sequences_max = r->sequences_max,
+                                       .running = r->running,
+                                       .queued = r->queued,
                                        .cache = {.pages_cached = r->pages_cached,
                                                  .pages_held = r->pages_held,
                                                  .positions_unused = r->positions_unused,

@@ -17,10 +17,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAGIC UINT64_C(0x31706c6163746c66) /* "fltcalp1" */
 #define KEPT_MAX 64u
+#define KEPT_S 86400 /* for a day: what was measured on a busy machine is not for ever */
 
 _Static_assert(MEASURE_POINTS <= LIMIT_SPEED_POINTS, "all points fit a message");
 
@@ -91,7 +93,9 @@ static bool find_kept(const struct calibrate_options *o, struct msg_speed *ret)
     name_of(o, key, name, sizeof name);
     FILE *f = fopen(name, "rbe");
     if (!f) return false;
-    bool right = fread(words, sizeof *words, N_WORDS, f) == N_WORDS && fgetc(f) == EOF;
+    struct stat st;
+    bool right = fread(words, sizeof *words, N_WORDS, f) == N_WORDS && fgetc(f) == EOF &&
+                 fstat(fileno(f), &st) == 0 && time(NULL) - st.st_mtime < KEPT_S;
     (void)fclose(f);
     if (!right || words[W_MAGIC] != MAGIC || words[W_KEY] != key ||
         words[N_WORDS - 1] != checksum(words) || words[W_LAYERS] == 0 ||

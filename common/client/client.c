@@ -344,6 +344,17 @@ static void renew_silent(struct client *c, uint64_t now)
     }
 }
 
+/* In the order in which they began; the place of one that ends is the last one's. Calls that an
+ * on_end begins have the next turn. */
+static void look_after_calls(struct client *c, uint64_t now)
+{
+    for (size_t i = 0, left = c->n_calls; left > 0 && i < c->n_calls; left--) {
+        struct client_call *r = c->calls[i];
+        call__look_after(r, now);
+        i += i < c->n_calls && c->calls[i] == r;
+    }
+}
+
 size_t client_turn(struct client *c, int timeout_ms)
 {
     struct net_msg m;
@@ -367,7 +378,7 @@ size_t client_turn(struct client *c, int timeout_ms)
     }
     uint64_t now = clock_ns();
     if (waits_for_server(c)) renew_silent(c, now);
-    for (size_t i = c->n_calls; i-- > 0;) call__look_after(c->calls[i], now);
+    look_after_calls(c, now);
     unary__look_after(c, now);
     if (waits_for_server(c) && now >= c->pinged_ns + CLIENT_PING_NS) ping(c, now);
     watch(c);

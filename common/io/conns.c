@@ -7,6 +7,7 @@
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
@@ -47,6 +48,11 @@ struct conns {
     _Atomic uint64_t delivered[CONNS_FD_MAX];
     _Atomic uint64_t refused[CONNS_FD_MAX]; /* the cookie of a connection to be cut, or 0 */
     atomic_bool any_refused;
+    pthread_mutex_t lock; /* guards `owners` */
+    struct owner {
+        uint64_t cookie; /* of the connection by which a message of this key came last */
+        struct key key;
+    } owners[CONNS_FD_MAX];
 };
 
 int conns_open(struct conns **ret, struct errmsg *em)
@@ -57,6 +63,7 @@ int conns_open(struct conns **ret, struct errmsg *em)
         mem_free(c);
         return err_set(em, err_from_errno(errno), "epoll: %s", strerror(errno));
     }
+    (void)pthread_mutex_init(&c->lock, NULL);
     *ret = c;
     return 0;
 }
@@ -65,6 +72,7 @@ void conns_close(struct conns *c)
 {
     if (!c) return;
     (void)close(c->epoll);
+    (void)pthread_mutex_destroy(&c->lock);
     mem_free(c);
 }
 
@@ -123,6 +131,36 @@ static void watch(struct conns *c, int fd, int op)
 {
     struct epoll_event e = {.events = EPOLLIN | EPOLLONESHOT, .data = {.fd = fd}};
     (void)epoll_ctl(c->epoll, op, fd, &e); /* it may be closed already: then it is told as lost */
+}
+
+/* It may come before the guard has heard of the connection. A message of an earlier connection of
+ * the same descriptor may be handed over as late as now, and then counts as the present one's. */
+void conns_owned(struct conns *c, int fd, const struct key *key)
+{
+    if (fd < 0 || fd >= (int)CONNS_FD_MAX) return;
+    struct owner owner = {cookie_of(fd), *key};
+    (void)pthread_mutex_lock(&c->lock);
+    c->owners[fd] = owner;
+    (void)pthread_mutex_unlock(&c->lock);
+}
+
+static struct owner owner_of(struct conns *c, int fd)
+{
+    (void)pthread_mutex_lock(&c->lock);
+    struct owner owner = c->owners[fd];
+    (void)pthread_mutex_unlock(&c->lock);
+    return owner;
+}
+
+void conns_review(struct conns *c, conns_admits_fn admits, void *arg)
+{
+    for (int fd = 0; fd < c->fd_end; fd++) {
+        struct conn *x = &c->conns[fd];
+        if (!x->used || x->cut) continue;
+        struct owner owner = owner_of(c, fd);
+        bool known = owner.cookie && owner.cookie == x->cookie;
+        if (!known || !admits(arg, x->group, &owner.key)) cut(c, fd);
+    }
 }
 
 void conns_accepted(struct conns *c, int fd, uint32_t group, uint64_t now_ns)

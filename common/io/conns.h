@@ -6,12 +6,15 @@
  * receiver those that it was handed; the difference lies in libzmq. A connection beyond its limit
  * is shut down; libzmq then drops the unfinished message.
  *
- * One thread owns it (net.c's guard); conns_delivered and conns_refuse may be called from any. */
+ * One thread owns it (net.c's guard); conns_delivered, conns_owned and conns_refuse may be called
+ * from any. */
 #ifndef FLOTILLA_IO_CONNS_H
 #define FLOTILLA_IO_CONNS_H
 
 #include "common/base/err.h"
+#include "common/base/key.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -49,6 +52,14 @@ void conns_delivered(struct conns *c, int fd, size_t frame_bytes);
 
 /* The connection that fd names now is to be shut down, by the next conns_turn. */
 void conns_refuse(struct conns *c, int fd);
+
+/* A message that came by fd was of this key. */
+void conns_owned(struct conns *c, int fd, const struct key *key);
+/* Who is admitted has changed: shuts down the connections whose key is not admitted any more, and
+ * those of which nothing was received yet, since nobody knows whose they are: whoever is admitted
+ * connects again. */
+typedef bool (*conns_admits_fn)(void *arg, uint32_t group, const struct key *key);
+void conns_review(struct conns *c, conns_admits_fn admits, void *arg);
 
 /* Readable when conns_turn has work before the time it said. */
 int conns_fd(const struct conns *c);

@@ -50,11 +50,13 @@ struct guard {
     pthread_t thread;
     pthread_mutex_t lock; /* guards what follows, up to `conns` */
     bool running, stop;
-    int wake; /* an eventfd */
+    bool review; /* who is admitted has changed */
+    int wake;    /* an eventfd */
     struct watched {
         void *monitor; /* NULL: free. Used by the thread alone once it is here */
         struct conns_limits limits;
-        bool fresh; /* limits are not told to `conns` yet */
+        bool fresh;      /* limits are not told to `conns` yet */
+        uint32_t domain; /* of ZAP */
     } watched[CONNS_GROUPS];
     struct conns *conns;
     struct zap *zap; /* the context's, or NULL */
@@ -142,7 +144,12 @@ bool net_is_secure(const struct net *n)
 
 void net_allow(struct net *n, const struct key_list *keys)
 {
-    if (n->zap) zap_allow(n->zap, keys);
+    if (!n->zap) return;
+    zap_allow(n->zap, keys);
+    (void)pthread_mutex_lock(&n->guard.lock);
+    n->guard.review = n->guard.running; /* before, nobody has connected */
+    if (n->guard.review) (void)eventfd_write(n->guard.wake, 1);
+    (void)pthread_mutex_unlock(&n->guard.lock);
 }
 
 bool net_refusal(struct net *n, struct net_refusal *ret)
@@ -276,8 +283,17 @@ static bool take_events(struct guard *g, void *monitor, uint32_t group)
     }
 }
 
-/* Takes in what net_bind has put there. False: it is time to end. */
-static bool take_watched(struct guard *g, void **monitors)
+static bool still_admitted(void *arg, uint32_t group, const struct key *key)
+{
+    struct guard *g = arg;
+    (void)pthread_mutex_lock(&g->lock);
+    uint32_t domain = g->watched[group].domain;
+    (void)pthread_mutex_unlock(&g->lock);
+    return zap_roles(g->zap, domain, key) != 0;
+}
+
+/* Takes in what net_bind and net_allow have put there. False: it is time to end. */
+static bool take_watched(struct guard *g, void **monitors, bool *ret_review)
 {
     eventfd_t ignored;
     (void)eventfd_read(g->wake, &ignored);
@@ -291,6 +307,8 @@ static bool take_watched(struct guard *g, void **monitors)
         any |= w->monitor != NULL;
     }
     bool stop = g->stop;
+    *ret_review = g->review;
+    g->review = false;
     (void)pthread_mutex_unlock(&g->lock);
     return any || !stop;
 }
@@ -309,13 +327,13 @@ static void *run_guard(void *arg)
     struct guard *g = arg;
     void *monitors[CONNS_GROUPS];
     long wait_ms = -1;
-    while (take_watched(g, monitors)) {
+    bool review;
+    while (take_watched(g, monitors, &review)) {
         /* Between two looks that follow each other closely it only waits: asking each monitor costs
          * more than the looks. */
         bool looks = wait_ms >= 0 && wait_ms <= CONNS_LOOK_MS;
-        zmq_pollitem_t items[CONNS_GROUPS + 2] = {
-            {.fd = g->wake, .events = ZMQ_POLLIN},
-            {.fd = conns_fd(g->conns), .events = ZMQ_POLLIN}};
+        zmq_pollitem_t items[CONNS_GROUPS + 2] = {{.fd = g->wake, .events = ZMQ_POLLIN},
+                                                  {.fd = conns_fd(g->conns), .events = ZMQ_POLLIN}};
         uint32_t of[CONNS_GROUPS];
         int n = 0;
         for (uint32_t i = 0; i < CONNS_GROUPS; i++) {
@@ -323,11 +341,13 @@ static void *run_guard(void *arg)
             of[n] = i;
             items[2 + n++] = (zmq_pollitem_t){.socket = monitors[i], .events = ZMQ_POLLIN};
         }
-        (void)zmq_poll(items, looks ? 1 : n + 2, wait_ms);
+        (void)zmq_poll(items, looks ? 1 : n + 2, review ? 0 : wait_ms);
         for (int i = 0; i < n; i++)
-            if ((looks || (items[2 + i].revents & ZMQ_POLLIN)) &&
+            if ((looks || review || (items[2 + i].revents & ZMQ_POLLIN)) &&
                 !take_events(g, monitors[of[i]], of[i]))
                 forget_watched(g, of[i]);
+        /* Behind the events: of whom was admitted before, each connection is known now. */
+        if (review) conns_review(g->conns, still_admitted, g);
         wait_ms = conns_turn(g->conns, clock_ns());
     }
     return NULL;
@@ -406,7 +426,7 @@ static int watch_peers(struct net_sock *s, struct errmsg *em)
     rc = ERR_LIMIT;
     for (uint32_t i = 0; i < CONNS_GROUPS && rc < 0; i++) {
         if (g->watched[i].monitor) continue;
-        g->watched[i] = (struct watched){monitor, peer_limits(s), true};
+        g->watched[i] = (struct watched){monitor, peer_limits(s), true, s->domain};
         rc = 0;
     }
     (void)pthread_mutex_unlock(&g->lock);
@@ -605,6 +625,7 @@ static int receive(struct net_sock *s, struct net_msg *m, int *ret_fd)
             (void)zmq_msg_close(to);
         }
     }
+    if (s->guarded && s->has_domain) conns_owned(s->net->guard.conns, *ret_fd, &m->key);
     return 0;
 }
 

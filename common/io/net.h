@@ -33,8 +33,9 @@ void net_close(struct net *n);
 /* Before the first socket. The pair is copied. */
 int net_secure(struct net *n, const struct key_pair *own, struct errmsg *em);
 bool net_is_secure(const struct net *n);
-/* Replaces the keys that have roles: copied, and by any thread. A connection of a key that is not
- * admitted any more is cut when it sends its next message, which nobody receives. */
+/* Replaces the keys that have roles: copied, and by any thread. Connections of keys that are not
+ * admitted any more are cut, and nothing that came by them is received; so are those that have said
+ * nothing yet, whosoever they are. */
 void net_allow(struct net *n, const struct key_list *keys);
 
 /* Whom a listening socket admits: keys with one of these roles, or one key alone. */

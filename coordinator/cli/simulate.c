@@ -112,14 +112,10 @@ static int set_times(struct simulate *s, struct errmsg *em)
 
 static int set_policy(struct simulate *s, struct errmsg *em)
 {
-    char names[256] = "";
-    size_t n = 0;
-    if (!route_policy_parse(s->policy, &s->options.policy)) {
-        for (int i = 0; i < ROUTE_POLICIES && n < sizeof names; i++)
-            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "",
-                                  route_policy_name((enum route_policy)i));
-        return err_set(em, ERR_CONF, "--policy: '%s' is unknown (%s)", s->policy, names);
-    }
+    char names[ROUTE_POLICIES_TEXT_BYTES];
+    if (!route_policy_parse(s->policy, &s->options.policy))
+        return err_set(em, ERR_CONF, "--policy: '%s' is unknown (%s)", s->policy,
+                       route_policies_text(names));
     if (s->weight_given && s->options.policy != ROUTE_COST)
         return err_set(em, ERR_CONF, "--weight goes with --policy cost");
     s->options.route_weight = (double)s->weight;

@@ -95,6 +95,8 @@ static struct json *replica_json(const struct msg_replica_status *r)
     json_put_int(x, "steps", (int64_t)r->steps);
     json_put_int(x, "steps_mixed", (int64_t)r->steps_mixed);
     json_put_int(x, "sequences_max", r->sequences_max);
+    json_put_int(x, "running", r->running);
+    json_put_int(x, "queued", r->queued);
     json_put_int(x, "preemptions", (int64_t)r->cache.preemptions);
     json_put(x, "prefix_cache", cache_json(r));
     for (uint32_t i = 0; i < r->n_workers; i++) {
@@ -159,14 +161,14 @@ static void print_workers(const struct msg_worker_status *list, uint32_t n)
 
 static void print_replica(const struct msg_replica_status *r)
 {
-    (void)printf("replica   %s: %s%s%s, generation %" PRIu32 "\n"
-                 "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32
-                 " of them kept for prefixes\n"
-                 "prefixes  %" PRIu64 " of %" PRIu64 " requests found theirs, %" PRIu64
-                 " tokens saved, %" PRIu64 " computed\n",
-                 r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation, r->pages_free,
-                 r->pages_total, r->cache.pages_cached, r->cache.hits, r->cache.lookups,
-                 r->cache.tokens_saved, r->cache.tokens_computed);
+    (void)printf(
+        "replica   %s: %s%s%s, generation %" PRIu32 ", %" PRIu32 " running, %" PRIu32 " queued\n"
+        "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32 " of them kept for prefixes\n"
+        "prefixes  %" PRIu64 " of %" PRIu64 " requests found theirs, %" PRIu64
+        " tokens saved, %" PRIu64 " computed\n",
+        r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation, r->running, r->queued,
+        r->pages_free, r->pages_total, r->cache.pages_cached, r->cache.hits, r->cache.lookups,
+        r->cache.tokens_saved, r->cache.tokens_computed);
     if (r->n_workers) print_workers(r->workers, r->n_workers);
 }
 

@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/engine/engine.h"
+#include "coordinator/core/route.h"
 #include "proto/limits.h"
 
 #include <errno.h>
@@ -42,7 +43,7 @@ struct child {
 };
 
 struct up {
-    const char *model, *kv, *isa, *pre;
+    const char *model, *kv, *isa, *pre, *policy;
     uint32_t workers, replicas, threads, ctx, kv_tokens, chunk, replica_wait, max_requests;
     bool replica_wait_given, verbose, no_restart;
     struct opt_list keys; /* KEY=VALUE of the cluster file */
@@ -115,6 +116,7 @@ static void write_file(const struct up *u, struct buf *out)
     up_file_number(&f, "chunk", u->chunk);
     if (u->kv) up_file_string(&f, "kv", u->kv);
     if (u->pre) up_file_string(&f, "pre", u->pre);
+    if (u->policy) up_file_string(&f, "policy", u->policy);
     if (u->ctx) up_file_number(&f, "ctx", u->ctx);
     if (u->kv_tokens) up_file_number(&f, "kv_tokens", u->kv_tokens);
     if (u->max_requests) up_file_number(&f, "max_requests", u->max_requests);
@@ -427,9 +429,14 @@ static int run(struct up *u, struct errmsg *em)
 static int check(struct up *u, struct errmsg *em)
 {
     enum kv_type kv;
+    enum route_policy policy;
+    char names[ROUTE_POLICIES_TEXT_BYTES];
     if (!u->model) return err_set(em, ERR_CONF, "needs --model");
     if (u->kv && !eng_kv_parse(u->kv, &kv))
         return err_set(em, ERR_CONF, "--kv: '%s' is unknown (f32, f16, q8_0, q4_0)", u->kv);
+    if (u->policy && !route_policy_parse(u->policy, &policy))
+        return err_set(em, ERR_CONF, "--policy: '%s' is unknown (%s)", u->policy,
+                       route_policies_text(names));
     u->n_workers = u->workers * u->replicas;
     if (u->n_workers > WORKERS_MOST)
         return err_set(em, ERR_CONF,
@@ -459,6 +466,8 @@ int cmd_up(int argc, char **argv)
         {"--max-requests", 0, OPT_U32, &u.max_requests, 1, LIMIT_LIVE, NULL,
          "N  live requests (256)"},
         CMD_OPT_ISA(&u.isa),
+        {"--policy", 0, OPT_STRING, &u.policy, 0, 0, NULL,
+         "NAME  which replica takes a request; others than auto are for comparison (auto)"},
         {"--replica-wait", 0, OPT_U32, &u.replica_wait, 0, 86400, &u.replica_wait_given,
          "S  how long requests wait for lost workers (30)"},
         {"--set", 0, OPT_LIST, &u.keys, 0, 0, NULL,

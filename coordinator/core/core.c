@@ -323,6 +323,8 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                        .ctx = r->ctx,
                                        .pages_free = pages.n_free + pages.n_cached,
                                        .sequences_max = r->sequences_max,
+                                       .running = r->n_running,
+                                       .queued = r->n_queued,
                                        .steps = r->steps,
                                        .steps_mixed = r->steps_mixed,
                                        .wire_ns = r->flight.wire_sum_ns,

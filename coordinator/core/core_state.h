@@ -22,12 +22,17 @@
 #include "coordinator/core/cost.h"
 #include "coordinator/core/speed.h"
 
-#define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
+#define PRESUMED 32u /* workers that are remembered as dead */
+#define SUSPECTED_MAX                                                                              \
+    3u /* lost generations in whose lost Steps a request may have been in a row                    \
+        */
 #define NO_WORKER UINT32_MAX
 #define NAMES_A_WORKER 4u /* names remembered, for each worker that may be known at once */
 #define FLEET_LOSSES 3u   /* a worker that is to blame so often in ten minutes is held down */
-#define VERDICTS 4u       /* digests of probes that are remembered */
-#define STEP_SIZES 14u    /* powers of two up to LIMIT_STEP_ROWS, and one */
+/* Digests of probes that are remembered: so many that one which comes each few generations is not
+ * forgotten among those of a worker that computes another each time. */
+#define VERDICTS 16u
+#define STEP_SIZES 14u /* powers of two up to LIMIT_STEP_ROWS, and one */
 
 enum replica_state {
     REPLICA_WAITING,
@@ -110,6 +115,13 @@ struct verdict {
     uint64_t since_ns; /* and when the first of them did */
     uint32_t n_names;  /* of the workers that computed it, at most core.n_records */
     struct verdict_name *names;
+};
+
+/* A worker process that is taken for dead, and the generation that ended with it. */
+struct presumed {
+    struct instance instance;
+    uint32_t generation; /* 0: the entry is free */
+    uint64_t since_ns;
 };
 
 struct in_flight {
@@ -208,8 +220,9 @@ struct request {
     uint64_t queued_ns;              /* since when it is in the queue */
     uint64_t submitted_ns, begun_ns; /* begun: its first row was issued */
     uint32_t attempt;                /* 1 and one more for each lost generation that it ran in */
-    uint32_t suspected;              /* lost generations in whose lost Steps it was, */
-    uint32_t suspected_in;           /* the last of them */
+    uint32_t suspected;              /* lost generations in whose lost Steps it was since its last
+                                        token, */
+    uint32_t suspected_in[SUSPECTED_MAX]; /* which ones */
     uint32_t sample;
     int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
     uint32_t n_prompt, n_tokens, max_new;
@@ -218,7 +231,7 @@ struct request {
      */
     uint32_t n_issued, n_right;
     uint32_t n_found; /* positions found computed before its first token */
-    uint32_t *pages; /* room for all it can ever need */
+    uint32_t *pages;  /* room for all it can ever need */
     uint32_t n_pages;
     struct prefix walk; /* along its pages that are in the index, */
     uint32_t n_walked;  /* so many */
@@ -240,6 +253,8 @@ struct core {
     uint32_t n_records;
     struct instance *leaving; /* those that were last ordered to leave: a ring of cfg.max_workers */
     uint64_t n_leaving;       /* orders in all */
+    struct presumed dead[PRESUMED]; /* the latest, in turn */
+    uint32_t n_dead;                /* ever */
     struct verdict verdicts[VERDICTS];
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
@@ -308,6 +323,8 @@ void request__tick(struct core *c);
  * what ended it. */
 void request__generation_lost(struct core *c, struct replica *rep, bool suspicious,
                               const char *why);
+/* That generation did not end with a worker's death: no request is suspected of it any more. */
+void request__pardon(struct core *c, uint32_t generation);
 /* Whether a request was in flight at so many lost generations that it must show, without others
  * like it, that it is not what ends them. */
 bool request__on_trial(const struct request *r);
@@ -324,6 +341,11 @@ void fleet__tick(struct core *c, uint64_t lost_ns);
 void fleet__blame(struct core *c, struct worker *w, const char *why);
 /* The same, of a worker that may be gone. */
 void fleet__blame_name(struct core *c, const char *name, bool certain, const char *why);
+/* A worker that has a stage seems to have died, and its generation with it. */
+void fleet__presume_dead(struct core *c, const struct worker *w);
+/* A worker process has spoken: if it was taken for dead, it was not, and no request has killed it.
+ */
+void fleet__spoke(struct core *c, struct instance instance);
 /* The link from one worker to the next failed: either may be to blame. */
 void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const char *why);
 /* A replica's workers became ready, or served up to now. */
@@ -395,8 +417,10 @@ struct msg_to_worker *replica__to_worker(struct core *c, struct instance instanc
 /* A worker that has a stage is to blame, and nobody else: ends its generation. */
 void replica__lose_to(struct core *c, struct worker *w, const char *why);
 /* The link into a stage (n_stages: into the coordinator) failed: blames, and ends the generation.
- */
-void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, const char *why);
+ * broke: it closed, as it also does when the process behind it dies, so requests are suspects. If
+ * not, what was sent did not arrive, and both ends live: no request can be the cause. */
+void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, bool broke,
+                          const char *why);
 /* The probe of a generation has come back with this digest of its logits. */
 void replica__probed(struct core *c, struct replica *r, uint64_t digest);
 

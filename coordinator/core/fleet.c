@@ -115,6 +115,24 @@ void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const 
     }
 }
 
+void fleet__presume_dead(struct core *c, const struct worker *w)
+{
+    CHECK(w->replica != NULL && w->replica->generation > 0);
+    c->dead[c->n_dead++ % PRESUMED] = (struct presumed){
+        .instance = w->instance, .generation = w->replica->generation, .since_ns = c->now_ns};
+}
+
+void fleet__spoke(struct core *c, struct instance instance)
+{
+    for (uint32_t i = 0; i < PRESUMED && i < c->n_dead; i++) {
+        struct presumed *x = &c->dead[i];
+        if (!x->generation || !instance_eq(x->instance, instance)) continue;
+        if (c->now_ns <= x->since_ns + LAST_WORDS_NS) continue;
+        request__pardon(c, x->generation);
+        x->generation = 0;
+    }
+}
+
 /* A worker is silent for good: if its link broke just before, the fault is its alone. False: it was
  * not in doubt. */
 static bool settle_doubt(struct core *c, struct worker *w, const char *why)
@@ -329,8 +347,9 @@ static void check_silence(struct core *c, struct worker *w)
     const char *why = core__text(c, "worker %s lost: silent for %" PRIu64 " ms", w->hello.name,
                                  (c->now_ns - w->heard_ns) / NS_PER_MS);
     if (!settle_doubt(c, w, why) && r) fleet__blame(c, w, why);
+    /* No request is suspected: a process that crashes leaves closed connections, not silence. */
     if (r)
-        replica__lose(c, r, true, why);
+        replica__lose(c, r, false, why);
     else if (w->leaves)
         core__note(c, "worker %s has left, as ordered", w->hello.name);
     else if (has_come_again(c, w))

@@ -221,7 +221,7 @@ bool flight__result(struct core *c, const struct msg_result *m, const struct key
     uint32_t last = r->n_stages - 1;
     const char *name = replica__at(c, r, last)->hello.name;
     if (f->n == 0 || m->number != f->steps[0].number) {
-        replica__link_failed(c, r, last + 1,
+        replica__link_failed(c, r, last + 1, false,
                              core__text(c, "the result of Step %" PRIu64 " of worker %s is missing",
                                         f->n ? f->steps[0].number : f->next_number, name));
         return false;
@@ -283,7 +283,7 @@ static void look_at_stage(struct core *c, struct replica *r, uint32_t stage, uin
     } else if (c->now_ns - since_ns >= idle_ns) {
         const char *from = stage ? replica__at(c, r, stage - 1)->hello.name : "the coordinator";
         replica__link_failed(
-            c, r, stage,
+            c, r, stage, false,
             core__text(c, "Step %" PRIu64 " is overdue: the link from %s to worker %s", number,
                        from, name));
     }
@@ -310,7 +310,7 @@ void flight__check_overdue(struct core *c, struct replica *r)
     }
     if (c->now_ns - since_ns >= idle_ns)
         replica__link_failed(
-            c, r, r->n_stages,
+            c, r, r->n_stages, false,
             core__text(c, "Step %" PRIu64 " is overdue: the link from worker %s to the coordinator",
                        step->number, replica__at(c, r, r->n_stages - 1)->hello.name));
 }

@@ -178,13 +178,14 @@ static void lose_to(struct core *c, struct replica *r, uint32_t stage, const cha
     replica__lose_to(c, replica__at(c, r, stage), why);
 }
 
-void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, const char *why)
+void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, bool broke,
+                          const char *why)
 {
     if (stage == 0 || stage == r->n_stages) /* no other coordinator could be tried */
         fleet__blame(c, replica__at(c, r, stage ? stage - 1 : 0), why);
     else
         fleet__doubt(c, replica__at(c, r, stage - 1), replica__at(c, r, stage), why);
-    replica__lose(c, r, true, why);
+    replica__lose(c, r, broke, why);
 }
 
 /* ---- the beginning of one ---- */
@@ -314,7 +315,8 @@ void replica__link(struct core *c, struct epoch epoch, bool up)
     }
     struct worker *first = replica__at(c, r, 0);
     first->suspect = true;
-    replica__link_failed(c, r, 0,
+    fleet__presume_dead(c, first);
+    replica__link_failed(c, r, 0, true,
                          core__text(c, "worker %s lost: its data link closed", first->hello.name));
 }
 
@@ -361,7 +363,7 @@ static void check_links(struct core *c, struct replica *r)
 {
     if (c->now_ns - r->since_ns < LINK_MOST_NS) return;
     if (!r->link_up) {
-        replica__link_failed(c, r, 0,
+        replica__link_failed(c, r, 0, false,
                              core__text(c, "the coordinator does not reach worker %s",
                                         replica__at(c, r, 0)->hello.name));
         return;
@@ -370,11 +372,11 @@ static void check_links(struct core *c, struct replica *r)
         const char *name = replica__at(c, r, i)->hello.name;
         if (replica__at(c, r, i)->linked) continue;
         if (i + 1 < r->n_stages)
-            replica__link_failed(c, r, i + 1,
+            replica__link_failed(c, r, i + 1, false,
                                  core__text(c, "worker %s does not reach worker %s", name,
                                             replica__at(c, r, i + 1)->hello.name));
         else
-            replica__link_failed(c, r, i + 1,
+            replica__link_failed(c, r, i + 1, false,
                                  core__text(c, "worker %s does not reach the coordinator", name));
         return;
     }
@@ -414,12 +416,13 @@ static void fault(struct core *c, struct worker *w, const struct msg_from_worker
         lose_to(c, r, stage, core__text(c, "worker %s: %s", w->hello.name, m->text));
     } else if (stage + 1 == r->n_stages) {
         replica__link_failed(
-            c, r, stage + 1,
+            c, r, stage + 1, false,
             core__text(c, "worker %s: the coordinator's end: %s", w->hello.name, m->text));
     } else {
         struct worker *next = replica__at(c, r, stage + 1);
         next->suspect = true;
-        replica__link_failed(c, r, stage + 1,
+        fleet__presume_dead(c, next);
+        replica__link_failed(c, r, stage + 1, true,
                              core__text(c, "worker %s lost: %s, says worker %s", next->hello.name,
                                         m->text, w->hello.name));
     }
@@ -488,6 +491,7 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
         c->dropped++;
         return;
     }
+    fleet__spoke(c, m->instance);
     if (m->type == FROM_HELLO) {
         hello(c, m, address, key);
     } else if (!w) {

@@ -210,13 +210,14 @@ static struct msg_logprobs logprobs_of(struct core *c, const struct msg_logprobs
     return (struct msg_logprobs){chosen, l->n_top, ids, top};
 }
 
-/* The very rows that were lost with it twice have come back. */
+/* The very rows that were lost with it have come back. */
 static void acquit(struct core *c, struct request *r)
 {
-    if (!request__on_trial(r)) return;
-    CHECK(c->n_trials > 0);
+    if (request__on_trial(r)) {
+        CHECK(c->n_trials > 0);
+        c->n_trials--;
+    }
     r->suspected = 0;
-    c->n_trials--;
 }
 
 /* Takes token k of a run's result, if it is the request's next. Returns whether the request lives
@@ -287,6 +288,27 @@ void request__tick(struct core *c)
 
 /* ---- lost generations ---- */
 
+static bool suspected_of(const struct request *r, uint32_t generation)
+{
+    for (uint32_t i = 0; i < r->suspected; i++)
+        if (r->suspected_in[i] == generation) return true;
+    return false;
+}
+
+void request__pardon(struct core *c, uint32_t generation)
+{
+    for (uint32_t i = 0; i < c->cfg.max_live; i++) {
+        struct request *r = &c->requests[i];
+        if (!suspected_of(r, generation)) continue;
+        bool before = request__on_trial(r);
+        uint32_t n = 0;
+        for (uint32_t k = 0; k < r->suspected; k++)
+            if (r->suspected_in[k] != generation) r->suspected_in[n++] = r->suspected_in[k];
+        r->suspected = n;
+        c->n_trials -= before && !request__on_trial(r);
+    }
+}
+
 /* Those that have rows in a Step that was in flight may be what ended the generation. Where one on
  * trial runs, the others have shown that they are not. */
 static void suspect(struct core *c, const struct replica *rep)
@@ -299,12 +321,12 @@ static void suspect(struct core *c, const struct replica *rep)
         const struct asked *asked = flight__asked(c, &rep->flight, f->number);
         for (uint32_t i = 0; i < f->n_asked; i++) {
             struct request *x = find(c, asked[i].request);
-            if (!x || !x->running || x->replica != rep || x->suspected_in == rep->generation)
+            if (!x || !x->running || x->replica != rep || suspected_of(x, rep->generation))
                 continue;
             if (trial && !request__on_trial(x)) continue;
-            x->suspected_in = rep->generation;
             bool before = request__on_trial(x);
-            x->suspected++;
+            CHECK(x->suspected < SUSPECTED_MAX);
+            x->suspected_in[x->suspected++] = rep->generation;
             c->n_trials += !before && request__on_trial(x);
         }
     }
@@ -332,7 +354,8 @@ void request__generation_lost(struct core *c, struct replica *rep, bool suspicio
         struct request *r = &c->requests[rep->queued[0]];
         if (r->suspected >= SUSPECTED_MAX) {
             request__end(c, r, STATUS_INTERNAL, FINISH_NONE,
-                         core__text(c, "in flight at %u lost generations: %s", SUSPECTED_MAX, why));
+                         core__text(c, "in flight at %u lost generations, one after the other: %s",
+                                    SUSPECTED_MAX, why));
             continue;
         }
         router__send(c, r);

@@ -2,6 +2,7 @@
 
 #include "proto/limits.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define ALIKE (1.0 / 32.0)    /* costs that differ by less, in proportion, count as equal */
@@ -28,6 +29,15 @@ bool route_policy_parse(const char *name, enum route_policy *ret)
             return true;
         }
     return false;
+}
+
+const char *route_policies_text(char ret[ROUTE_POLICIES_TEXT_BYTES])
+{
+    size_t n = 0;
+    for (int i = 0; i < ROUTE_POLICIES && n < ROUTE_POLICIES_TEXT_BYTES; i++)
+        n += (size_t)snprintf(ret + n, ROUTE_POLICIES_TEXT_BYTES - n, "%s%s", i ? ", " : "",
+                              names[i]);
+    return ret;
 }
 
 /* What is known of all replicas that may take the request. */

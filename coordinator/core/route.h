@@ -25,6 +25,9 @@ enum route_policy {
 const char *route_policy_name(enum route_policy policy);
 /* The policy of that name; false: there is none. */
 bool route_policy_parse(const char *name, enum route_policy *ret);
+/* All their names, "auto, round_robin, ..."; returns ret. */
+#define ROUTE_POLICIES_TEXT_BYTES 128u
+const char *route_policies_text(char ret[ROUTE_POLICIES_TEXT_BYTES]);
 
 /* A replica's load. */
 struct route_load {

@@ -36,6 +36,7 @@ static void check_tokens(struct world *w, const struct action *a)
             return;
         }
         r->n_tokens++;
+        r->lost_in_flight = 0;
         w->report->tokens++;
         w->n_tokens_now++;
     }

@@ -166,9 +166,10 @@ struct world_request {
     uint32_t with;                          /* in which it runs or waits, or CORE_NO_REPLICA */
     uint64_t core_arrival;                  /* as the core told last */
     uint64_t last_step;                     /* that has rows of it, in this generation; 0: none */
-    uint32_t lost, lost_in_flight;          /* generations; those in whose lost Steps it was */
-    uint32_t issued;                        /* end of its last run in this generation */
-    uint64_t preemptions; /* of anybody, before the event in which that was issued */
+    uint32_t lost;                          /* generations */
+    uint32_t lost_in_flight; /* those in whose lost Steps it was, since its last token */
+    uint32_t issued;         /* end of its last run in this generation */
+    uint64_t preemptions;    /* of anybody, before the event in which that was issued */
 };
 
 /* What the core has had written, as its Steps say: reset with each generation. */

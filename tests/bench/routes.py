@@ -102,6 +102,8 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--trace", action="append", default=[], metavar="NAME=FILE")
     p.add_argument("--more", action="store_true", help="the workloads that are known not to hold, too")
+    p.add_argument("--rules", default="", help="what --out wrote before: the other rules' figures are taken from there, since they"
+                   " change only with the model or a rule")
     p.add_argument("--jobs", type=int, default=2)
     p.add_argument("--out", default="", help="a file for all figures, as JSON")
     p.add_argument("--plot", default="", help="a file for the plot, as SVG (needs matplotlib)")
@@ -109,11 +111,22 @@ def main():
     if any("=" not in t for t in o.trace):
         p.error("--trace is NAME=FILE")
     traces = {**dict(t.split("=", 1) for t in o.trace), **MADE_UP, **(MORE if o.more else {})}
+    known, rules_commit = {}, None
+    if o.rules:
+        with open(o.rules) as f:
+            before = json.load(f)
+        rules_commit = before.get("rules_commit") or before["commit"]
+        known = {(x["trace"], x["cache"], x["load"]): x["rules"] for x in before["points"]}
     points = [dict(trace=t, cache=c, load=l) for t in traces for c in CACHES for l in LOADS]
     with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
-        runs = [[pool.submit(run, traces[x["trace"]], x["cache"], x["load"], rule) for rule in RULES] for x in points]
+        runs = []
+        for x in points:
+            x["rules"] = dict(known.get((x["trace"], x["cache"], x["load"]), {}))
+            x["rules"].pop("auto", None)
+            due = [rule for rule in RULES if name_of(rule) not in x["rules"]]
+            runs.append({name_of(rule): pool.submit(run, traces[x["trace"]], x["cache"], x["load"], rule) for rule in due})
         for point, row in zip(points, runs):
-            point["rules"] = {name_of(rule): {k: r.result()[k] for k in KEEP} for rule, r in zip(RULES, row)}
+            point["rules"].update({name: {k: r.result()[k] for k in KEEP} for name, r in row.items()})
             judge(point)
             print_point(point)
     print("\n" + table(points))
@@ -129,7 +142,7 @@ def main():
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True).stdout.strip()
     if o.out:
         with open(o.out, "w") as f:
-            json.dump(dict(commit=commit, command=" ".join(os.path.basename(w) for w in sys.argv), points=points, shares=shares), f, indent=1)
+            json.dump(dict(commit=commit, rules_commit=rules_commit or commit, command=" ".join(os.path.basename(w) for w in sys.argv), points=points, shares=shares), f, indent=1)
             f.write("\n")
     if o.plot:
         plot(points, o.plot)

@@ -88,6 +88,47 @@ class Namespaces(unittest.TestCase):
         self.assertIn(coordinator, {k[2] for k in others})
         self.assertLess(max(others.values()), width * 4)
 
+    def overheard(self, prompt, secure):
+        """What two hosts see of a cluster of two workers that answers the prompt, after which all is as it should be: the streams
+        of w2 and of the client, the answer, and the rows computed."""
+        want = local(prompt, tokens=8, ignore_eos=True)
+        with Network("c", "w1", "w2", "client") as net, Capture(net["w2"]) as at_worker, Capture(net["client"]) as at_client:
+            with SpreadCluster(net, ["w1", "w2"], client="client", secure=secure, kv_tokens=2048) as c:
+                c.wait(ready, BACK_S)
+                got = c.generate(prompt, tokens=8, ignore_eos=True)
+                self.assertEqual((got["tokens"], got["text"]), (want["tokens"], want["text"]))
+                rows = 1 + len(got["prompt_tokens"]) + 7
+                s = c.wait(lambda s: all(w["rows"] >= rows for w in s["replicas"][0]["workers"]), 10)
+                w1, w2 = s["replicas"][0]["workers"]
+                self.assertEqual((w1["layers"][0], w1["layers"][1] + 1, w2["layers"][1]),
+                                 (0, w2["layers"][0], metadata("llama.block_count") - 1))
+                self.assertEqual(w2["activation_bytes_in"], rows * metadata("llama.embedding_length") * 4)
+                self.assertEqual(c.stop(), [0, 0, 0], c.text())
+        between = [b for k, b in at_worker.streams().items() if (k[0], k[2]) == (net["w1"].address, net["w2"].address)]
+        return max(between, key=len), b"".join([*at_worker.streams().values(), *at_client.streams().values()])
+
+    def test_what_keys_hide(self):
+        """The same request without keys and with them. Without, whoever listens on the way reads the prompt's words and the
+        activations; with keys neither, while as many bytes pass."""
+        width = metadata("llama.embedding_length") * 4
+        prompt = "The lighthouse keeper counted seventeen herons"
+        words = [w for w in prompt.encode().split() if len(w) > 5]
+        link, plain = self.overheard(prompt, secure=False)
+        frames = [m[1] for m in zmtp_messages(link)]
+        self.assertEqual({len(f) % width for f in frames}, {0})
+        row = max(frames, key=len)[:width]  # the prompt's first, whose activations are the same whoever computes them
+        self.assertGreater(len(set(row)), 64)
+        self.assertIn(row, plain)
+        for w in words:
+            self.assertIn(w, plain)
+        link, secret = self.overheard(prompt, secure=True)
+        self.assertGreater(len(link), sum(map(len, frames)))
+        self.assertIn(b"CURVE", link)
+        for w in words:
+            self.assertNotIn(w, secret)
+        for at in range(0, width, 32):
+            self.assertNotIn(row[at:at + 32], secret)
+
     def test_links(self):
         """A stream runs while the link between the workers is cut, then swallows everything; then the second worker is
         killed, and comes back behind a link of 20 ms. Each time the stream has the engine's every token."""

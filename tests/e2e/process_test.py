@@ -167,6 +167,7 @@ class ProcessTest(unittest.TestCase):
             (("up", "--model", MODEL, "--set", "kv=f16\nctx: 5"), "--set"),
             (("up", "--model", MODEL, "--set", "model=x"), "--model"),
             (("up", "--model", MODEL, "--kv", "nosuch"), "--kv"),
+            (("up", "--model", MODEL, "--policy", "nosuch"), "--policy"),
             (("generate", "--model", MODEL, "--prompt", "a", "--file", "b"), "--file"),
             (("generate", "--model", MODEL, "--file", "/nonexistent/b"), "--file /nonexistent/b"),
             (("generate", "--model", MODEL, "--prompt", "a", "--seed", str(2**64)), str(2**64 - 1)),

@@ -72,6 +72,15 @@ class Simulate(unittest.TestCase):
         self.assertGreater(d["token_ms"], 0)
         self.assertAlmostEqual(d["took_ms"] / (28 * d["block_ms"] + 2000 * d["token_ms"]), 1, 6)
 
+    def test_no_replica_is_pinned(self):
+        """Two idle replicas, one block that all prompts begin with, and at most 0.6 of the requests for the one that serves
+        more; the same where one prefix group alone keeps both busy. A rule that follows the longest match sends all to one."""
+        alike = ("--trace", "synthetic:groups=1,shared=1,own=20,requests=2000", "--concurrency", 1)
+        group = ("--trace", "synthetic:groups=1,requests=2000", "--concurrency", 16)
+        for words in (alike, group):
+            self.assertLessEqual(document(*words, "--replicas", 2)["largest_share"], 0.6)
+        self.assertEqual(document(*alike, "--replicas", 2, "--policy", "affinity")["largest_share"], 1)
+
     def test_same_seed_same_figures(self):
         words = ("--trace", "synthetic:requests=300,groups=9", "--replicas", 3, "--cache-blocks", "20%")
         a, b, c = document(*words), document(*words), document(*words, "--seed", 2)

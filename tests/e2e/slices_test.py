@@ -100,13 +100,8 @@ class Slices(unittest.TestCase):
                         src.seek(t["offset"])
                         dst.seek(t["offset"])
                         dst.write(src.read(t["bytes"]))
-            config = (f"model: {model}
-workers: 2
-split: even
-kv_tokens: 1024
-"
-                      "ports: {clients: 0, workers: 0, results: 0, metrics: 0, http: 0}
-")
+            config = f"model: {model}\nworkers: 2\nsplit: even\nkv_tokens: 1024\n" \
+                     "ports: {clients: 0, workers: 0, results: 0, metrics: 0, http: 0}\n"
             c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, text=True)
             c.stdin.write(config)

@@ -58,7 +58,7 @@ static void lists(uint8_t which, const uint8_t *data, size_t size)
     case 7: (void)wire_get_bytes(data, size, &arena, &text, &bytes, &em); break;
     case 4: (void)wire_get_ping(data, size, &arena, &ids, &n, &em); break;
     case 5: (void)wire_get_pong(data, size, &arena, &ids, &n, &em); break;
-    case 6: (void)wire_get_order(data, size, &arena, &order, &em); break;
+    case 8: (void)wire_get_order(data, size, &arena, &order, &em); break;
     default: (void)wire_get_order_reply(data, size, &arena, &text, &em); break;
     }
 }
@@ -83,7 +83,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     case 6: ROUND_TRIP(struct msg_call, wire_get_call, wire_put_call); break;
     case 7: ROUND_TRIP(struct msg_status, wire_get_status, wire_put_status); break;
     case 8: ROUND_TRIP(struct msg_reply, wire_get_reply, wire_put_reply); break;
-    default: lists((uint8_t)(kind / 10 % 8), data, size); break;
+    default: lists((uint8_t)(kind / 10 % 10), data, size); break;
     }
     return 0;
 }

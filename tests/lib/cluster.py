@@ -55,9 +55,9 @@ def local(prompt, model=MODEL, **kw):
 class Generation:
     """A `generate --cluster` in the background."""
 
-    def __init__(self, address, prompt, prefix=(), **kw):
+    def __init__(self, address, prompt, prefix=(), words=(), **kw):
         self.process = subprocess.Popen(
-            [*prefix, program("flotilla"), "generate", "--cluster", address, "--json", *options(dict(kw, prompt=prompt))],
+            [*prefix, program("flotilla"), "generate", "--cluster", address, "--json", *words, *options(dict(kw, prompt=prompt))],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def result(self, timeout=600):
@@ -67,14 +67,16 @@ class Generation:
 
 
 class Service:
-    """A cluster that answers at self.address. Its logs go to self.log; self.prefix starts a client."""
+    """A cluster that answers at self.address. Its logs go to self.log; self.prefix starts a client, which is given self.words: its
+    key, if it needs one."""
+    words = ()
 
     def text(self):
         with open(self.log.name) as f:
             return f.read()
 
     def status(self):
-        r = run("status", "--cluster", self.address, "--json", prefix=self.prefix)
+        r = run("status", "--cluster", self.address, "--json", *self.words, prefix=self.prefix)
         if r.returncode != 0:
             raise RuntimeError(r.stderr.decode())
         return json.loads(r.stdout)
@@ -83,7 +85,7 @@ class Service:
         return self.status()["replicas"][0]["workers"]
 
     def start(self, prompt, **kw):
-        return Generation(self.address, prompt, prefix=self.prefix, **kw)
+        return Generation(self.address, prompt, prefix=self.prefix, words=self.words, **kw)
 
     def generate(self, prompt, **kw):
         g = self.start(prompt, **kw)
@@ -173,6 +175,22 @@ class Cluster(Service):
         return p
 
 
+class Keys:
+    """Keys of a coordinator, a client and workers by name; `lists` is the cluster file's value of `keys`."""
+
+    def __init__(self, workers):
+        self.folder = tempfile.TemporaryDirectory(prefix="flotilla-keys-")
+        self.public = {name: run("keygen", self.path(name)).stdout.decode().strip() for name in ("coordinator", "client", *workers)}
+        self.lists = json.dumps(dict(file=self.path("coordinator"), clients=[self.public["client"]],
+                                     workers=[self.public[w] for w in workers]))
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def words(self, name):
+        return ["--key", self.path(name), "--coordinator-key", self.public["coordinator"]]
+
+
 class HandCluster(Service):
     """A coordinator and workers on this machine, each started by itself. `keys`: of the cluster file, beside the model; `workers`:
     (name, words before the command, options) of each. The caches of measured speeds are the cluster's own."""
@@ -225,14 +243,17 @@ class HandCluster(Service):
 
 class SpreadCluster(Service):
     """A coordinator on the host "c" of a namespaces.Network and workers on others, by their names; a worker has the name of its
-    host. More keys of the cluster file by name. Clients run on the coordinator's host, or on `client`."""
+    host. More keys of the cluster file by name. Clients run on the coordinator's host, or on `client`. secure: everybody has a
+    key, and only those are admitted."""
 
-    def __init__(self, network, hosts, model=MODEL, client="c", **keys):
+    def __init__(self, network, hosts, model=MODEL, client="c", secure=False, **keys):
         self.network, self.prefix = network, network[client].prefix
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         here, self.processes = network["c"].address, {}
-        keys = dict(dict(model=model, workers=len(hosts), listen=here, plaintext="true", metrics="false", http="{serve: false}",
-                         split="even"), **keys)
+        keys = dict(dict(model=model, workers=len(hosts), listen=here, metrics="false", http="{serve: false}", split="even"), **keys)
+        self.keys = Keys(hosts) if secure else None
+        keys.update({"keys": self.keys.lists} if secure else {"plaintext": "true"})
+        self.words = self.keys.words("client") if secure else ()
         self.coordinator = subprocess.Popen([*network["c"].prefix, program("flotilla-coordinator"), "--config", "-"],
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))
@@ -256,7 +277,7 @@ class SpreadCluster(Service):
             self.processes[name].wait(timeout=30)
         self.processes[name] = subprocess.Popen(
             [*self.network[name].prefix, program("flotilla-worker"), "--coordinator", self.join, "--name", name,
-             *options(dict(dict(threads=1), **kw))], stderr=self.log)
+             *(self.keys.words(name) if self.keys else ()), *options(dict(dict(threads=1), **kw))], stderr=self.log)
         return self.processes[name]
 
     def stop(self):

@@ -153,6 +153,16 @@ class Network:
         for source, sink in ((self[a], self[b]), (self[b], self[a])):
             sink.filter(sink.rules + [f"ip saddr {source.address} tcp flags & rst == 0 reject with tcp reset"])
 
+    def half_open(self, gone, other):
+        """All connections between the two are over at `gone`, and `other` hears nothing of it before it next says something."""
+        lost, other = self[gone], self[other].address
+        do(*lost.prefix, "nft", "-f", "-", text="add table inet silence\nadd chain inet silence out "
+           f"{{ type filter hook output priority 0 ; }}\nadd rule inet silence out ip daddr {other} drop\n")
+        try:
+            do(*lost.prefix, "ss", "-K", "-tnH", "dst", other)
+        finally:
+            do(*lost.prefix, "nft", "delete", "table", "inet", "silence")
+
     def mend(self):
         """Ends whatever was cut or silenced."""
         for host in self.hosts.values():

@@ -1,6 +1,14 @@
 """One-line faults of connections, addresses and loops that the tests must find."""
 
 MUTANTS = [
+    dict(name="silent-connection-survives-its-key", file="common/io/conns.c",
+         old="        if (!known || !admits(arg, x->group, &owner.key)) cut(c, fd);",
+         new="        (void)admits, (void)arg, (void)known;", tests="zap_test",
+         why="a connection whose key was taken from the list stays open while it is silent"),
+    dict(name="reload-cuts-all", file="common/io/conns.c",
+         old="!admits(arg, x->group, &owner.key)) cut(c, fd);", new="!admits(arg, x->group, &owner.key) || fd >= 0) cut(c, fd);",
+         tests="zap_test",
+         why="reading the lists again breaks the connections of those who stay admitted"),
     dict(name='late-duplicate-taken-twice', file='common/client/call.c',
          old='    if (reply->first_index != n_received(r)) return false;\n',
          new='    if (reply->first_index > n_received(r)) return false;\n',

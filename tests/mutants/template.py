@@ -25,7 +25,7 @@ MUTANTS = [
     dict(name="refusal-with-line", file="common/text/jinja/interp.c", old='err_set(in->em, ERR_REFUSED, "%.*s", (int)words.len, words.text)',
          new='err_set(in->em, ERR_REFUSED, "line %u: %.*s", in->line, (int)words.len, words.text)', tests="jinja_test",
          why="the template's words are not alone"),
-    dict(name="null-members-stay", file="common/text/template.c", old="        if (!is_null(v))\n", new="", tests="jinja_test",
+    dict(name="null-members-stay", file="common/text/template.c", old="        if (!is_null(v)) dict_put(", new="        dict_put(", tests="jinja_test",
          why="a null content is printed as None"),
     dict(name="newline-stays", file="common/text/jinja/lex.c", old="(trim && x->s[at + 2] == '\\n')", new="false", tests="template_test",
          why="trim_blocks is not kept"),

@@ -43,7 +43,7 @@ static struct server {
     uint32_t from_index, n_received;
     bool has_seed;
     uint64_t asked_seed;
-    uint64_t generate_ns[CALLS_MAX];
+    uint64_t generate_ns[CALLS_MAX], generate_call[CALLS_MAX];
     bool cancels_late; /* more tokens arrive before a cancelled call's end */
 } server;
 
@@ -84,7 +84,10 @@ static void on_generate(uint32_t sock, const struct msg_call *h, struct net_fram
     struct msg_generate g;
     struct errmsg em = {0};
     assert_int_equal(wire_get_generate(b.data, b.bytes, &body_arena, &g, &em), 0);
-    if (server.n_generates < CALLS_MAX) server.generate_ns[server.n_generates] = fake.now_ns;
+    if (server.n_generates < CALLS_MAX) {
+        server.generate_ns[server.n_generates] = fake.now_ns;
+        server.generate_call[server.n_generates] = h->call;
+    }
     server.n_generates++;
     server.deadline_ms = h->deadline_ms;
     server.from_index = g.from_index;
@@ -886,10 +889,26 @@ static void test_descriptor_follows_the_connection(void **state)
     assert_true(is_readable(fd));
 }
 
+/* Calls that begin before there is a connection are asked in the order in which they began. */
+static void test_calls_are_asked_in_order(void **state)
+{
+    static struct seen s[8];
+    memset(s, 0, sizeof s);
+    fake.full = true;
+    for (int i = 0; i < 8; i++) start(*state, &s[i], 0);
+    turn_for(*state, 1);
+    fake.full = false;
+    turn_for(*state, 1);
+    assert_int_equal(server.n_generates, 8);
+    for (int i = 1; i < 8; i++)
+        assert_true(server.generate_call[i] > server.generate_call[i - 1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_answer, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_calls_are_asked_in_order, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keys, setup, teardown),
         cmocka_unit_test_setup_teardown(test_vanished_coordinator, setup, teardown),
         cmocka_unit_test_setup_teardown(test_silent_call, setup, teardown),

@@ -114,6 +114,8 @@ static void test_each_key(void **state)
     WITH("chunk: 32\n", k.rows_max == 32 && k.logits_max == 32);
     WITH("window: 7\n", k.window == 7);
     WITH("step_ms: 40\n", k.step_ns == 40 * NS_PER_MS);
+    WITH("policy: round_robin\n", k.policy == ROUTE_ROUND_ROBIN);
+    WITH("policy: near_min\n", k.policy == ROUTE_NEAR_MIN);
     WITH("prefix_cache: false\n", !k.share);
     WITH("max_requests: 40\n", k.max_live == 40 && k.max_running == 40 && k.max_per_client == 40);
     WITH("max_sequences: 3\n",
@@ -333,6 +335,7 @@ static void test_refused(void **state)
     refused(GIVEN "limits: {hwm: 0}\n", "limits.hwm");
     refused(GIVEN "metrics: \"true\"\n", "metrics");
     refused(GIVEN "kv: !!str f16\n", "kv");
+    refused(GIVEN "policy: nosuch\n", "'nosuch' is unknown (auto, round_robin, least_loaded, affinity, cost");
     refused(GIVEN "listen: 10.0.0.1\n", "listen");
     refused(GIVEN "kv-tokens: 600\n", "kv-tokens");
     refused(GIVEN "keys: {clients: ['" KEY_1 "']}\n", "keys.file");
@@ -380,6 +383,7 @@ static void test_example(void **state)
     assert_int_equal(read_text(GIVEN, &want, &em), 0);
     assert_string_equal(c.listen, want.listen);
     assert_string_equal(c.kv, want.kv);
+    assert_string_equal(c.policy, want.policy);
 #define SAME(field) assert_int_equal(c.field, want.field)
     SAME(client_port), SAME(worker_port), SAME(result_port), SAME(metrics_port), SAME(plaintext);
     SAME(http_port), SAME(http), SAME(http_connections), SAME(http_body_kib), SAME(http_read_s);

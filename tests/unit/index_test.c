@@ -51,6 +51,8 @@ static void expect(const struct index *x, const int32_t *tokens, uint32_t n,
     for (uint32_t r = 0; r < REPLICAS; r++)
         if (held[r] != expected[r])
             fail_msg("replica %u holds %u pages, not %u", r, held[r], expected[r]);
+    for (uint32_t r = 0; r < REPLICAS; r++)
+        assert_int_equal(index_held(x, r, 0, tokens, n), expected[r]);
 }
 
 static void test_match(void **state)

@@ -508,6 +508,24 @@ static void test_a_dead_link(void **state)
     drop_fleet(f);
 }
 
+/* A link that swallows what is sent ends generation after generation. Both its ends live, so no
+ * request is the cause, and the one that waits is served when the link is mended. */
+static void test_a_dead_link_charges_nobody(void **state)
+{
+    (void)state;
+    struct fleet *f = serving(fleet_config(), DEAF);
+    ask(f, 1, 4);
+    uint32_t generation = f->epoch.generation;
+    pass(f, 20000);
+    assert_true(f->epoch.generation >= generation + 4);
+    assert_false(f->requests[1].ended);
+    f->m[2].mode = FINE;
+    pass(f, 10000);
+    assert_true(f->requests[1].ended);
+    assert_int_equal(f->requests[1].status, STATUS_OK);
+    drop_fleet(f);
+}
+
 /* The link broke because the worker behind it died: the other end is cleared. */
 static void test_a_killed_worker_clears_its_neighbour(void **state)
 {
@@ -619,6 +637,39 @@ static void test_slow_is_not_hung(void **state)
 
 /* ---- requests that are suspects ---- */
 
+/* Whatever Step the request is in, worker 2 is gone before it arrives, for two seconds. */
+static bool lose_with_request(struct fleet *f, uint64_t id)
+{
+    event(f, (struct event){.type = EV_COMPOSE});
+    bool in_flight = false;
+    for (uint32_t p = 0; p < f->n_pending; p++)
+        for (uint32_t r = 0; r < f->pending[p].n_runs; r++)
+            in_flight |= f->pending[p].what == TO_RUN && f->pending[p].runs[r].request == id;
+    if (!in_flight || !f->m[2].there) return false;
+    f->m[2].there = false;
+    f->m[2].back_ns = f->now_ns + 2000 * MS;
+    return true;
+}
+
+/* A worker that falls silent with the request in flight, again and again, has not crashed: its
+ * connections would have closed. */
+static void test_silence_charges_nobody(void **state)
+{
+    (void)state;
+    struct fleet *f = serving(fleet_config(), FINE);
+    ask(f, 1, 30);
+    uint32_t lost = 0;
+    while (lost < 4) {
+        lost += lose_with_request(f, 1);
+        pass(f, TICK_MS);
+        assert_false(f->requests[1].ended);
+    }
+    pass(f, 30000);
+    assert_true(f->requests[1].ended);
+    assert_int_equal(f->requests[1].status, STATUS_OK);
+    drop_fleet(f);
+}
+
 /* A request in whose Steps three generations were lost ends. One that only waited does not, nor one
  * that was in two of them with it: alone, it shows that it is innocent. */
 static void test_innocent_requests(void **state)
@@ -630,15 +681,11 @@ static void test_innocent_requests(void **state)
     for (uint64_t id = 1; id <= 3; id++) ask(f, id, 30); /* 1 and 2 run, 3 waits */
     uint32_t lost = 0;
     for (int i = 0; i < 4000 && !(f->requests[2].ended && f->requests[3].ended); i++) {
-        event(f, (struct event){.type = EV_COMPOSE});
-        bool kills = false; /* whatever Step request 1 is in, worker 2 dies of it */
-        for (uint32_t p = 0; p < f->n_pending; p++)
-            for (uint32_t r = 0; r < f->pending[p].n_runs; r++)
-                kills |= f->pending[p].what == TO_RUN && f->pending[p].runs[r].request == 1;
-        if (kills && f->m[2].there) {
+        if (lose_with_request(f, 1)) {
             lost++;
-            f->m[2].there = false;
-            f->m[2].back_ns = f->now_ns + 2000 * MS;
+            struct msg_from_worker m = {
+                .type = FROM_FAULT, .downstream = true, .text = "it closed"};
+            say(f, 1, m);
         }
         pass(f, TICK_MS);
     }
@@ -853,11 +900,13 @@ int main(void)
         cmocka_unit_test(test_a_nameless_crash_loop_gives_way),
         cmocka_unit_test(test_a_worker_that_takes_nothing_gives_way),
         cmocka_unit_test(test_a_dead_link),
+        cmocka_unit_test(test_a_dead_link_charges_nobody),
         cmocka_unit_test(test_a_killed_worker_clears_its_neighbour),
         cmocka_unit_test(test_held_down),
         cmocka_unit_test(test_replica_wait_ends),
         cmocka_unit_test(test_replica_wait_begins_with_the_loss),
         cmocka_unit_test(test_slow_is_not_hung),
+        cmocka_unit_test(test_silence_charges_nobody),
         cmocka_unit_test(test_innocent_requests),
         cmocka_unit_test(test_goodbyes_charge_nobody),
         cmocka_unit_test(test_a_wrong_digest_names_its_worker),

@@ -395,8 +395,9 @@ static void lose_generation(struct fixture *f, struct msg_from_worker m)
                                                : feed(f, (struct event){.type = EV_TICK}));
 }
 
-/* Two generations are lost with a Step in flight that has rows of request 1 and none of request 2,
- * which runs too. So 1, and only 1, must run alone to show that it is innocent. */
+/* A generation is lost with a Step in flight that has rows of request 1 and none of request 2,
+ * which runs too, and the next one with a Step that has rows of both. So 1, and only 1, must run
+ * alone to show that it is innocent. */
 static void test_only_who_was_in_the_step(void **state)
 {
     struct fixture *f = *state;
@@ -409,13 +410,12 @@ static void test_only_who_was_in_the_step(void **state)
     reopen(f, k);
     (void)submit(f, 1, 3, 40);
     (void)submit(f, 2, 4, 40);
-    for (int i = 0; i < 2; i++) {
-        assert_true(turn(f, &s, r)); /* both prompts */
-        assert_int_equal(s.n_runs, 2);
-        assert_int_equal(compose(f)->n_runs, 1); /* over two stages, one decodes a Step */
-        assert_true(ready_runs(f, 1) && ready_runs(f, 2));
-        lose_generation(f, (struct msg_from_worker){.type = FROM_FAULT, .text = "killed"});
-    }
+    assert_true(turn(f, &s, r)); /* both prompts */
+    assert_int_equal(s.n_runs, 2);
+    assert_int_equal(compose(f)->n_runs, 1); /* over two stages, one decodes a Step */
+    lose_generation(f, (struct msg_from_worker){.type = FROM_FAULT, .text = "killed"});
+    assert_int_equal(compose(f)->n_runs, 2); /* their replays */
+    lose_generation(f, (struct msg_from_worker){.type = FROM_FAULT, .text = "killed"});
     (void)submit(f, 3, 5, 40);
     assert_true(turn(f, &s, r));
     assert_int_equal(s.n_runs, 1);
@@ -424,6 +424,81 @@ static void test_only_who_was_in_the_step(void **state)
     assert_true(turn(f, &s, r));
     assert_true(ready_runs(f, 1) && ready_runs(f, 2) &&
                 ready_runs(f, 3)); /* it was not the cause */
+}
+
+/* Generation after generation is lost with rows of a request in flight, but each time what was lost
+ * comes back before the next loss: it is never on trial, and never given up. */
+static void test_progress_shows_innocence(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
+    k.window = 1;
+    k.rows_max = 64;
+    k.replica_wait_ns = 60 * NS_PER_S;
+    reopen(f, k);
+    (void)submit(f, 1, 3, 40);
+    (void)submit(f, 2, 4, 40);
+    for (int i = 0; i < 3; i++) {
+        assert_true(turn(f, &s, r)); /* both, and each gets its next token */
+        assert_int_equal(s.n_runs, 2);
+        assert_int_equal(compose(f)->n_runs, 1);
+        assert_true(ready_runs(f, 1) && ready_runs(f, 2));
+        lose_generation(f, (struct msg_from_worker){.type = FROM_FAULT, .text = "killed"});
+    }
+    assert_true(turn(f, &s, r));
+    assert_int_equal(s.n_runs, 2);
+}
+
+/* The link from the first worker to the second breaks with both requests in flight; after ms both
+ * workers are heard of, and form the next generation. */
+static void break_link(struct fixture *f, uint64_t ms)
+{
+    assert_int_equal(compose(f)->n_runs, 2);
+    struct msg_from_worker m = {.type = FROM_FAULT, .downstream = true, .text = "its link closed"};
+    assert_non_null(first(from(f, 1, m), ACT_LINK_CLOSE));
+    f->now_ns += ms * MS;
+    for (uint64_t w = 1; w <= 2; w++)
+        (void)from(f, w, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+    f->now_ns += 50 * MS;
+    begin_generation(f, feed(f, (struct event){.type = EV_TICK}));
+}
+
+static void open_for_broken_links(struct fixture *f)
+{
+    struct core_config k = config();
+    k.window = 1;
+    k.rows_max = 64;
+    k.replica_wait_ns = 60 * NS_PER_S;
+    reopen(f, k);
+    (void)submit(f, 1, 3, 40);
+    (void)submit(f, 2, 4, 40);
+}
+
+/* The process behind a broken link is heard of again: it did not die, and no request has killed
+ * it, however often that comes. */
+static void test_who_lives_was_not_killed(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_step s;
+    struct msg_run r[8];
+    open_for_broken_links(f);
+    for (int i = 0; i < 4; i++) break_link(f, 600);
+    assert_true(turn(f, &s, r));
+    assert_int_equal(s.n_runs, 2);
+}
+
+/* What a worker said just before its end may come after its link broke, and proves nothing. */
+static void test_last_words_prove_nothing(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_step s;
+    struct msg_run r[8];
+    open_for_broken_links(f);
+    for (int i = 0; i < 2; i++) break_link(f, 100);
+    assert_true(turn(f, &s, r));
+    assert_int_equal(s.n_runs, 1);
 }
 
 /* A worker that leaves in order makes no request a suspect. */
@@ -465,6 +540,9 @@ int main(void)
         TEST(test_shared_pages_are_no_gain),
         TEST(test_nobody_overtakes),
         TEST(test_only_who_was_in_the_step),
+        TEST(test_progress_shows_innocence),
+        TEST(test_who_lives_was_not_killed),
+        TEST(test_last_words_prove_nothing),
         TEST(test_goodbyes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -153,6 +153,26 @@ static void test_auto_follows_the_load(void **state)
     assert_int_not_equal(route_choose(&a), 1);
 }
 
+/* Of two that cost nearly the same, the one takes it that was given less work of late; but no work
+ * of late outweighs what a prefix saves. */
+static void test_work_of_late(void **state)
+{
+    (void)state;
+    struct route_ask a = ask(ROUTE_AUTO);
+    held[1] = 10;
+    a.work_all = 100.0;
+    loads[1].work = 70.0;
+    loads[0].work = loads[2].work = 15.0;
+    assert_int_equal(route_choose(&a), 3); /* 90 pages and an eighth, or 100 less an eighth */
+    held[1] = 40;
+    assert_int_equal(route_choose(&a), 1);
+    loads[1].work = 100.0;
+    assert_int_equal(route_choose(&a), 1);
+    held[1] = 10;
+    a.work_all = 0.0; /* nothing is known */
+    assert_int_equal(route_choose(&a), 1);
+}
+
 /* A row costs what it takes there; where nothing is measured, what it takes elsewhere. */
 static void test_speed(void **state)
 {
@@ -190,6 +210,7 @@ int main(void)
         cmocka_unit_test(test_who_may_take_it), cmocka_unit_test(test_ties_spread),
         cmocka_unit_test(test_auto_affinity),   cmocka_unit_test(test_auto_follows_the_load),
         cmocka_unit_test(test_speed),           cmocka_unit_test(test_places),
+        cmocka_unit_test(test_work_of_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -455,6 +455,21 @@ static struct msg_worker_status distinct_worker(uint32_t from)
     return w;
 }
 
+static void assert_same_worker(const struct msg_worker_status *x, const struct msg_worker_status *y)
+{
+    assert_string_equal(y->name, x->name);
+    assert_string_equal(y->state, x->state);
+    assert_string_equal(y->isa, x->isa);
+    assert_true(y->pid == x->pid && y->threads == x->threads && y->layer_first == x->layer_first &&
+                y->layer_last == x->layer_last && y->load_done == x->load_done &&
+                y->load_total == x->load_total && y->compute_ns == x->compute_ns &&
+                y->idle_ns == x->idle_ns);
+    assert_true(y->predicted_ns == x->predicted_ns && y->timed_steps == x->timed_steps &&
+                y->row_ns == x->row_ns && y->streams_ns == x->streams_ns &&
+                y->chunk_ns == x->chunk_ns);
+    assert_memory_equal(&y->heartbeat, &x->heartbeat, sizeof x->heartbeat);
+}
+
 /* Every field of a status has another value, and comes back with it. */
 static void test_status(void **state)
 {
@@ -479,6 +494,8 @@ static void test_status(void **state)
          .ctx = ++n,
          .pages_free = ++n,
          .sequences_max = ++n,
+         .running = ++n,
+         .queued = ++n,
          .steps = ++n,
          .steps_mixed = ++n,
          .wire_ns = ++n,
@@ -510,24 +527,12 @@ static void test_status(void **state)
     assert_string_equal(b->why, a->why);
     assert_true(b->generation == a->generation && b->pages_total == a->pages_total &&
                 b->pages_free == a->pages_free && b->sequences_max == a->sequences_max &&
-                b->steps == a->steps && b->steps_mixed == a->steps_mixed &&
-                b->wire_ns == a->wire_ns && b->queue_ns == a->queue_ns && b->ctx == a->ctx);
+                b->running == a->running && b->queued == a->queued && b->steps == a->steps &&
+                b->steps_mixed == a->steps_mixed && b->wire_ns == a->wire_ns &&
+                b->queue_ns == a->queue_ns && b->ctx == a->ctx);
     assert_memory_equal(&b->cache, &a->cache, sizeof a->cache);
     assert_int_equal(b->n_workers, 2);
-    for (int i = 0; i < 2; i++) {
-        const struct msg_worker_status *x = &a->workers[i], *y = &b->workers[i];
-        assert_string_equal(y->name, x->name);
-        assert_string_equal(y->state, x->state);
-        assert_string_equal(y->isa, x->isa);
-        assert_true(y->pid == x->pid && y->threads == x->threads &&
-                    y->layer_first == x->layer_first && y->layer_last == x->layer_last &&
-                    y->load_done == x->load_done && y->load_total == x->load_total &&
-                    y->compute_ns == x->compute_ns && y->idle_ns == x->idle_ns);
-        assert_true(y->predicted_ns == x->predicted_ns && y->timed_steps == x->timed_steps &&
-                    y->row_ns == x->row_ns && y->streams_ns == x->streams_ns &&
-                    y->chunk_ns == x->chunk_ns);
-        assert_memory_equal(&y->heartbeat, &x->heartbeat, sizeof x->heartbeat);
-    }
+    for (int i = 0; i < 2; i++) assert_same_worker(&a->workers[i], &b->workers[i]);
 }
 
 static void test_spares(void **state)

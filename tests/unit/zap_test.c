@@ -350,8 +350,7 @@ static void test_wrong_server(void **state)
     close_peer(&p);
 }
 
-/* A new list admits new keys; a connection whose key is gone is cut at its next message, and that
- * message is received by nobody. */
+/* A new list admits new keys; a connection whose key is gone is cut, although it says nothing. */
 static void test_reload(void **state)
 {
     struct net_msg m;
@@ -364,22 +363,65 @@ static void test_reload(void **state)
     assert_true(receive(server, &m, 30000));
     net_msg_close(&m);
     allow(false, true, true);
+    assert_int_equal(next_event(&old), NET_EVENT_LOST); /* although it says nothing */
+    assert_int_equal(next_event(&old), NET_EVENT_REFUSED);
     struct peer new = connect_as(NET_DEALER, &peer_keys[2], &server_key.public);
     assert_int_equal(next_event(&new), NET_EVENT_CONNECTED);
     say(&new, "b");
     assert_true(receive(server, &m, 30000));
     assert_int_equal(m.roles, KEY_CLIENT | KEY_ADMIN);
     net_msg_close(&m);
-    say(&old, "c");
-    assert_false(receive(server, &m, 200));
-    struct net_refusal r = refusal(NET_REFUSED_KEY);
-    assert_true(key_eq(&r.key, &peer_keys[0].public));
-    assert_int_equal(next_event(&old), NET_EVENT_LOST);
+    allow(false, true, true); /* whoever stays admitted is left alone */
+    (void)net_poll(NULL, 0, 200);
     say(&new, "d");
     assert_true(receive(server, &m, 30000));
     net_msg_close(&m);
+    assert_int_equal(net_monitor_next(new.monitor), NET_EVENT_NONE);
     close_peer(&old);
     close_peer(&new);
+}
+
+/* A connection of which nothing was ever received is made again when the list changes, and is then
+ * admitted by the new one, or not. */
+static void test_reload_beside_silent_peers(void **state)
+{
+    struct net_msg m;
+    (void)state;
+    listen_as(NET_ROUTER, (struct net_rule){.roles = KEY_CLIENT | KEY_WORKER}, 1024);
+    struct peer gone = connect_as(NET_DEALER, &peer_keys[0], &server_key.public);
+    struct peer stays = connect_as(NET_DEALER, &peer_keys[1], &server_key.public);
+    assert_int_equal(next_event(&gone), NET_EVENT_CONNECTED);
+    assert_int_equal(next_event(&stays), NET_EVENT_CONNECTED);
+    allow(false, true, false);
+    assert_int_equal(next_event(&gone), NET_EVENT_LOST);
+    assert_int_equal(next_event(&gone), NET_EVENT_REFUSED);
+    assert_int_equal(next_event(&stays), NET_EVENT_LOST);
+    assert_int_equal(next_event(&stays), NET_EVENT_CONNECTED);
+    say(&stays, "a");
+    assert_true(receive(server, &m, 30000));
+    net_msg_close(&m);
+    close_peer(&gone);
+    close_peer(&stays);
+}
+
+/* A message that waits while its key is taken from the list is received by nobody. */
+static void test_queued_before_a_reload(void **state)
+{
+    struct net_msg m;
+    (void)state;
+    listen_as(NET_ROUTER, clients, 1024);
+    struct peer p = connect_as(NET_DEALER, &peer_keys[0], &server_key.public);
+    assert_int_equal(next_event(&p), NET_EVENT_CONNECTED);
+    say(&p, "a");
+    struct net_poll item = {.sock = server};
+    for (int i = 0; i < 300 && !item.readable; i++) (void)net_poll(&item, 1, 100);
+    assert_true(item.readable);
+    allow(false, true, false);
+    assert_false(receive(server, &m, 200));
+    struct net_refusal r = refusal(NET_REFUSED_KEY);
+    assert_true(key_eq(&r.key, &peer_keys[0].public));
+    assert_int_equal(next_event(&p), NET_EVENT_LOST);
+    close_peer(&p);
 }
 
 /* What encryption adds to each frame counts as handed over: nobody is cut for it. */
@@ -495,6 +537,8 @@ int main(void)
         cmocka_unit_test_teardown(test_without_keys, teardown),
         cmocka_unit_test_teardown(test_wrong_server, teardown),
         cmocka_unit_test_teardown(test_reload, teardown),
+        cmocka_unit_test_teardown(test_reload_beside_silent_peers, teardown),
+        cmocka_unit_test_teardown(test_queued_before_a_reload, teardown),
         cmocka_unit_test_teardown(test_small_frames_are_counted, teardown),
         cmocka_unit_test_teardown(test_half_open, teardown),
         cmocka_unit_test_teardown(test_half_a_pair, teardown),
