@@ -776,7 +776,7 @@ class Access(unittest.TestCase):
 
     def test_stop(self):
         """SIGTERM: running answers go on, new ones are refused."""
-        with Cluster(workers=1, threads=1, kv_tokens=4096) as c:
+        with Cluster(workers=1, threads=1, kv_tokens=4096, set=["drain=200"]) as c:
             with Connection(c.http) as s, Connection(c.http) as late:
                 s.send("POST", COMPLETIONS, {"prompt": "1", "max_tokens": 150, "ignore_eos": True, "stream": True})
                 status, headers = s.head()

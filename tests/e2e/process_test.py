@@ -124,7 +124,7 @@ class ProcessTest(unittest.TestCase):
         self.assertRegex(r.stderr.decode().splitlines()[-1], r"^flotilla up: w\d ended .*: isa 'nosuch' is unknown")
 
     def test_up_in_use(self):
-        """The last --set of a key counts; the log is three lines, and the commands that it proposes work; a killed worker
+        """The last --set of a key counts; the log is four lines, and the commands that it proposes work; a killed worker
         comes back."""
         [port] = free_ports(1)
         name = os.path.basename(MODEL)
@@ -133,9 +133,9 @@ class ProcessTest(unittest.TestCase):
             os.symlink(MODEL, odd)
             with Cluster(model=odd, verbose=False, no_restart=False, set=["ports.clients=1", f"ports.clients={port}"], **SMALL) as c:
                 self.assertEqual(c.address, f"tcp://127.0.0.1:{port}")
-                until("two lines", 60, lambda: c.text().count("\n") >= 3)
+                until("all lines", 60, lambda: c.text().count("\n") >= 4)
                 lines = c.text().splitlines()
-                self.assertEqual(len(lines), 3, lines)
+                self.assertEqual(len(lines), 4, lines)
                 for line in lines[1:]:
                     r = subprocess.run(shlex.split(line), stdout=subprocess.PIPE, timeout=120)
                     self.assertEqual(r.returncode, 0, line)
