@@ -237,7 +237,8 @@ struct list *list_walk(struct interp *in, struct value v)
     case V_DICT: return dict_list(in, v.dict, DICT_KEYS);
     case V_ITER:
         l = list_new(in, 0);
-        *l = (struct list){.items = v.iter->list.items + v.iter->at,
+        if (in->rc < 0) return NULL;
+        *l = (struct list){.items = v.iter->list.n ? v.iter->list.items + v.iter->at : NULL,
                            .n = v.iter->list.n - v.iter->at};
         l->cap = l->n;
         v.iter->at = v.iter->list.n;
