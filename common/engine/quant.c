@@ -211,11 +211,16 @@ void quant_dequantise(enum qtype type, const uint8_t *row, uint32_t n, float *re
 
 /* ---- keys and values ---- */
 
+/* The largest that a half with the exponent of quant_kv_scale has: 65504 x 2^-30. As a half without
+ * it, it would be rounded up to 2^-14, and its block would change when it is quantised again. */
+#define SMALL_SCALE_MAX 0x1.ffcp-15f
+
 static void encode_q8_0(const float *x, float amax, struct qblock *r)
 {
-    r->d = f16_from_f32(amax / 127.0f);
-    if (r->d < 0x0400) { /* a denormal half */
-        uint16_t small = f16_from_f32(amax / 127.0f * 0x1p30f);
+    const float scale = amax / 127.0f;
+    r->d = f16_from_f32(scale);
+    if (scale <= SMALL_SCALE_MAX) {
+        uint16_t small = f16_from_f32(scale * 0x1p30f);
         r->d = small ? (uint16_t)(0x8000 | small) : 0;
     }
     float d = quant_kv_scale(f16_to_f32(r->d)), id = d != 0.0f ? 1.0f / d : 0.0f;

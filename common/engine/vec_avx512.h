@@ -197,6 +197,11 @@ VEC_INLINE void isum_flush(struct isum *s)
 {
     (void)s;
 }
+VEC_INLINE void isum_pin(struct isum *s, bool flushed)
+{
+    (void)flushed;
+    __asm__("" : "+v"(s->u));
+}
 VEC_INLINE vec isum_float(const struct isum *s, bool chains)
 {
     return _mm512_cvtepi32_ps(chains ? _mm512_add_epi32(s->u, s->v) : s->u);

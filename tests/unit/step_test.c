@@ -211,6 +211,22 @@ static void test_dispatch(void **state)
     eng_close(e);
 }
 
+/* Which way a few rows take is chosen for each type that the slice multiplies with, and only where
+ * the level has two ways. */
+static void test_few_is_chosen(void **state)
+{
+    (void)state;
+    struct engine *e = open_all(true, KV_F32, 1);
+    uint32_t few = eng_few(e, QTYPE_Q8_0);
+    if (strcmp(eng_isa(e), "scalar") == 0)
+        assert_int_equal(few, 1);
+    else
+        assert_in_range(few, 1, KERN_FEW_MAX);
+    assert_int_equal(eng_few(e, QTYPE_Q4_K), 0);
+    assert_int_equal(eng_few(e, QTYPE_F32), 0);
+    eng_close(e);
+}
+
 /* The histogram that is exported says of each bound how many durations do not exceed it. */
 static void test_histogram(void **state)
 {
@@ -251,7 +267,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sight),        cmocka_unit_test(test_alignment),
         cmocka_unit_test(test_written_once), cmocka_unit_test(test_each_row_once),
-        cmocka_unit_test(test_dispatch),     cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_dispatch),     cmocka_unit_test(test_few_is_chosen),
+        cmocka_unit_test(test_histogram),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
