@@ -270,6 +270,8 @@ VEC_INLINE void add_results(const struct tile l, const int n, int half, const st
         float y = l.sub == 32 ? a->y[t] : a->x[t] * (float)a->h[2 * t + half];
         off[t] = vec_fma(min, vec_all(y), off[t]);
     }
+    for (int t = 0; t < n; t++) vec_park(&dot[t]);
+    for (int t = 0; t < n && l.has_min; t++) vec_park(&off[t]);
 }
 
 /* ---- few tokens: straight from the tiles ---- */
@@ -296,14 +298,15 @@ VEC_INLINE void dot_block(const enum qtype type, const int n, const uint8_t *t, 
     vec dot[VEC_TOKENS], off[VEC_TOKENS];
     for (int i = 0; i < n; i++) dot[i] = off[i] = vec_all(0.0f);
     for (uint32_t b = 0; b < k / l.block; b++, t += l.bytes) {
-        const vec td = half_at(t + l.d_at), tm = tile_min(l, t);
         prefetch(t, l.bytes, ahead);
-        if (l.block > 32)
+        if (l.block > 32) {
+            const vec td = half_at(t + l.d_at), tm = tile_min(l, t);
 #pragma GCC unroll 16
             for (int j = 0; j < subs; j++) {
                 vec_store(d[j], scale_at(type, t, td, j));
                 if (l.has_min) vec_store(m[j], min_at(type, t, tm, j));
             }
+        }
 #pragma GCC unroll 1
         for (int c = 0; c < l.block / 32; c++) {
             const uint8_t *cells = t + (uint32_t)(c * 32 / l.cell) * tile_cell_bytes(l);
@@ -314,8 +317,8 @@ VEC_INLINE void dot_block(const enum qtype type, const int n, const uint8_t *t, 
                 for (int i = 0; i < n; i++)
                     s[i] = isum_start(bias_of(l) ? starts[halves * i + half] : 0);
                 add_groups(l, true, cells, (uint32_t)(half * l.sub / 4), a.q + l.sub * half, n, s);
-                const vec scale = l.block > 32 ? vec_load(d[j]) : td;
-                const vec min = l.has_min && l.block > 32 ? vec_load(m[j]) : tm;
+                const vec scale = l.block > 32 ? vec_load(d[j]) : half_at(t + l.d_at);
+                const vec min = l.has_min && l.block > 32 ? vec_load(m[j]) : tile_min(l, t);
                 add_results(l, n, half, &a, s, scale, min, dot, off);
             }
             starts += (uint32_t)halves * a.group;

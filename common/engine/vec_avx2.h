@@ -12,6 +12,11 @@
 typedef struct {
     __m256 a, b;
 } vec;
+/* What is not needed for a while lies in memory, so that other values have the registers. */
+VEC_INLINE void vec_park(vec *x)
+{
+    __asm__("" : "+m"(x->a), "+m"(x->b));
+}
 typedef vec vec_mask; /* all bits of a lane, or none */
 
 VEC_INLINE vec vec_load(const float *p)

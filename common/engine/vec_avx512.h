@@ -13,6 +13,12 @@
 typedef __m512 vec;
 typedef __mmask16 vec_mask;
 
+/* Nothing: there are registers enough. */
+VEC_INLINE void vec_park(vec *x)
+{
+    (void)x;
+}
+
 VEC_INLINE vec vec_load(const float *p)
 {
     return _mm512_loadu_ps(p);
