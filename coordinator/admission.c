@@ -9,6 +9,18 @@
 
 #define TOLD_NS (10 * NS_PER_S) /* between two lines about refusals of one kind */
 
+/* A gateway in this process comes with this process's own key. */
+static void allow(struct shell *s, const struct key_list *allowed)
+{
+    struct key_list with_own = {.items = NULL};
+    for (size_t i = 0; i < allowed->n; i++)
+        key_add(&with_own, &allowed->items[i].key, allowed->items[i].roles);
+    if (s->config->http) key_add(&with_own, &s->config->own.public, KEY_GATEWAY);
+    net_allow(s->net, allowed);
+    net_allow(s->client_net, &with_own);
+    key_list_close(&with_own);
+}
+
 int admission__open(struct shell *s, struct errmsg *em)
 {
     struct net *nets[] = {s->net, s->client_net};
@@ -16,8 +28,8 @@ int admission__open(struct shell *s, struct errmsg *em)
     for (int i = 0; i < 2; i++) {
         int rc = net_secure(nets[i], &s->config->own, em);
         if (rc < 0) return rc;
-        net_allow(nets[i], &s->config->allowed);
     }
+    allow(s, &s->config->allowed);
     char text[KEY_TEXT_BYTES];
     key_format(&s->config->own.public, text);
     log_info("its key is %s; %zu keys are admitted", text, s->config->allowed.n);
@@ -28,6 +40,12 @@ void admission__reload(struct shell *s)
 {
     struct errmsg em = {0};
     struct key_list allowed;
+    if (s->gateway && s->config->http_api_keys) {
+        if (gateway_reload(s->gateway, &em) < 0)
+            log_error("the API keys stay as they are: %s", em.text);
+        else
+            log_info("the API keys were read again");
+    }
     if (!s->config->key_file) {
         log_info("SIGHUP: there are no keys to be read again");
         return;
@@ -36,8 +54,7 @@ void admission__reload(struct shell *s)
         log_error("the keys stay as they are: %s", em.text);
         return;
     }
-    net_allow(s->net, &allowed);
-    net_allow(s->client_net, &allowed);
+    allow(s, &allowed);
     log_info("the keys were read again: %zu are admitted", allowed.n);
     key_list_close(&allowed);
 }

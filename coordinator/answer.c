@@ -106,6 +106,7 @@ bool answer_news(struct answer *a, struct msg_generate_reply *ret)
                                        .n_tokens = a->n_told - a->n_sent,
                                        .tokens = a->tokens.ids + a->n_sent,
                                        .queued_us = a->n_sent ? 0 : a->queued_us,
+                                       .cached = a->n_sent ? 0 : a->cached,
                                        .text = text->data ? text->data + a->text_sent : "",
                                        .finish_reason = all ? a->finish_reason : FINISH_NONE};
     if (!all) {

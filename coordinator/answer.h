@@ -24,8 +24,9 @@ struct answer {
     bool end_sent;                   /* and that this is all */
     uint32_t n_told;                 /* tokens up to the end of what answer_news told last */
     struct buf part;                 /* its text, where it was not all */
-    uint64_t queued_us;              /* told with the first token */
-    uint64_t token_ns;               /* when the last token came */
+    uint64_t queued_us;              /* told with the first token, like the next */
+    uint32_t cached;
+    uint64_t token_ns; /* when the last token came */
     bool ended;
     enum finish_reason finish_reason; /* once ended */
 };

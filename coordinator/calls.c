@@ -36,19 +36,19 @@ static uint64_t name_of(struct instance client, uint64_t id)
     return hash_bytes(words, sizeof words, 0);
 }
 
-uint64_t calls__client(struct instance client)
+uint64_t calls__share(struct instance client, const char *user)
 {
-    return name_of(client, 0);
+    return name_of(client, user[0] ? hash_bytes(user, strlen(user), 2) : 0);
 }
 
-static void count_client(struct shell *s, struct instance client, int change)
+static void count_client(struct shell *s, uint64_t share, int change)
 {
-    const uint32_t *n = imap_get(&s->by_client, calls__client(client));
+    const uint32_t *n = imap_get(&s->by_client, share);
     uint32_t now = (n ? *n : 0) + (uint32_t)change;
     if (now)
-        imap_put(&s->by_client, calls__client(client), now);
+        imap_put(&s->by_client, share, now);
     else
-        imap_remove(&s->by_client, calls__client(client));
+        imap_remove(&s->by_client, share);
 }
 
 struct call *calls__find(struct shell *s, struct instance client, uint64_t id)
@@ -74,16 +74,15 @@ static void give_up_unread(struct shell *s)
     for (uint32_t i = 0; i < s->n_calls; i++) {
         struct call *c = &s->calls[i];
         if (!c->used || !c->ended || !c->refused_ns || c->dirty) continue;
-        const uint32_t *n = imap_get(&unread, calls__client(c->client));
+        const uint32_t *n = imap_get(&unread, c->share);
         uint32_t now = n ? *n + 1 : 1;
-        imap_put(&unread, calls__client(c->client), now);
+        imap_put(&unread, c->share, now);
         if (now > most) most = now;
     }
     for (uint32_t i = 0; i < s->n_calls; i++) {
         struct call *c = &s->calls[i];
         if (!c->used || !c->ended || !c->refused_ns || c->dirty) continue;
-        if (*imap_get(&unread, calls__client(c->client)) == most &&
-            (!victim || c->request < victim->request))
+        if (*imap_get(&unread, c->share) == most && (!victim || c->request < victim->request))
             victim = c;
     }
     imap_close(&unread);
@@ -91,10 +90,10 @@ static void give_up_unread(struct shell *s)
 }
 
 /* Whether one more call of the client may be taken; em says why not. */
-static bool has_room(struct shell *s, struct instance client, struct errmsg *em)
+static bool has_room(struct shell *s, uint64_t share, struct errmsg *em)
 {
     uint32_t most = s->config->max_per_client ? s->config->max_per_client : s->config->max_requests;
-    const uint32_t *n = imap_get(&s->by_client, calls__client(client));
+    const uint32_t *n = imap_get(&s->by_client, share);
     if (n && *n >= most) {
         (void)err_set(em, ERR_LIMIT,
                       "%" PRIu32 " requests of this client are live or wait to be read, the limit",
@@ -107,21 +106,23 @@ static bool has_room(struct shell *s, struct instance client, struct errmsg *em)
 }
 
 struct call *calls__new(struct shell *s, const struct msg_call *h, const struct route *from,
-                        uint32_t n_answers)
+                        const char *user, uint32_t n_answers)
 {
+    uint64_t share = calls__share(h->client, user);
     uint64_t ms = h->deadline_ms ? h->deadline_ms : s->config->deadline_s * UINT64_C(1000);
     struct errmsg em = {0};
-    if (!has_room(s, h->client, &em)) {
+    if (!has_room(s, share, &em)) {
         calls__reply(s, from, h->call, STATUS_RESOURCE_EXHAUSTED, em.text, NULL);
         return NULL;
     }
-    count_client(s, h->client, 1);
+    count_client(s, share, 1);
     uint32_t slot = s->free_calls[--s->n_free_calls];
     struct call *c = &s->calls[slot];
     *c = (struct call){
         .used = true,
         .route = *from,
         .client = h->client,
+        .share = share,
         .id = h->call,
         .request = s->next_request,
         .n_answers = n_answers,
@@ -151,7 +152,7 @@ void calls__free(struct shell *s, struct call *c)
     uint32_t slot = (uint32_t)(c - s->calls), n = c->n_answers ? c->n_answers : 1;
     for (uint32_t i = 0; i < n; i++) imap_remove(&s->by_request, c->request + i);
     if (calls__find(s, c->client, c->id) == c) imap_remove(&s->by_name, name_of(c->client, c->id));
-    count_client(s, c->client, -1);
+    count_client(s, c->share, -1);
     if (c->text_waits) offload_cancel(s->texts, c->request);
     close_call(c);
     bool dirty = c->dirty; /* it is still in the list: calls__flush takes it out */
@@ -252,6 +253,28 @@ void calls__cancel(struct shell *s, struct call *c, const char *why)
     }
 }
 
+static void put_piece(struct shell *s, int32_t token)
+{
+    struct vocab_string p = {"", 0};
+    if (token >= 0) p = vocab_piece(s->model->vocab, token);
+    uint32_t n = (uint32_t)p.len;
+    (void)buf_append(&s->pieces, p.data, p.len);
+    (void)buf_append(&s->piece_bytes, &n, sizeof n);
+}
+
+/* The bytes of the reply's tokens, then of their alternatives. */
+static void put_pieces(struct shell *s, struct msg_generate_reply *r)
+{
+    uint32_t n_top = r->logprobs.chosen ? r->n_tokens * r->logprobs.n_top : 0;
+    buf_drop(&s->pieces, s->pieces.len);
+    buf_drop(&s->piece_bytes, s->piece_bytes.len);
+    for (uint32_t i = 0; i < r->n_tokens; i++) put_piece(s, r->tokens[i]);
+    for (uint32_t i = 0; i < n_top; i++) put_piece(s, r->logprobs.top_ids[i]);
+    r->n_pieces = r->n_tokens + n_top;
+    r->pieces = s->pieces.data;
+    r->piece_bytes = (const uint32_t *)(const void *)s->piece_bytes.data;
+}
+
 /* Sends what the client lacks of answer i. A call without answers, or without news, is told that it
  * lives, or has ended. */
 static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
@@ -271,6 +294,7 @@ static int send_news(struct shell *s, struct call *c, uint32_t i, bool last)
         r.n_prompt_tokens = (uint32_t)c->prompt.n;
         r.seed = c->sampling.seed;
     }
+    if (c->pieces) put_pieces(s, &r);
     wire_put_generate_reply(&r, &s->body);
     int rc = send_frames(s, &c->route, &h, &s->body);
     if (rc < 0) return rc;
@@ -358,6 +382,7 @@ bool calls__tokens(struct shell *s, const struct action *a)
     bool goes_on = true;
     count_tokens(s, c, x, a->tokens.n);
     x->queued_us = a->tokens.queued_ns / 1000;
+    x->cached = a->tokens.cached;
     for (uint32_t i = 0; i < a->tokens.n && goes_on; i++)
         goes_on = answer_take(x, s->model->vocab, a->tokens.tokens[i], &a->tokens.logprobs, i);
     calls__mark(s, c);
@@ -440,6 +465,6 @@ void calls__tick(struct shell *s, uint64_t lost_ns)
 void calls__start_text(struct shell *s, struct call *c, const struct text *t)
 {
     struct errmsg em = {0};
-    c->text_waits = texts_put(s->texts, calls__client(c->client), t, &em) == 0;
+    c->text_waits = texts_put(s->texts, c->share, t, &em) == 0;
     if (!c->text_waits) calls__finish(s, c, STATUS_RESOURCE_EXHAUSTED, em.text, 1000);
 }

@@ -31,6 +31,7 @@ struct call {
     bool give_up; /* an answer has failed: the others are to be cancelled */
     struct route route;
     struct instance client;
+    uint64_t share;         /* whose share of the queues it takes: a hash of client and user */
     uint64_t id;            /* the client's */
     uint64_t request;       /* the core's number of the first answer; the others' follow it. The
                                call's text has the same (struct text) */
@@ -48,7 +49,7 @@ struct call {
     uint64_t tenant;          /* a hash of its name; 0: none */
     struct sampling sampling; /* its arrays: */
     struct buf bias_ids, bias;
-    bool ignore_eos;
+    bool ignore_eos, pieces;
     struct tokens prompt, received; /* received: tokens of the answer from an earlier call */
     enum status status;             /* once ended */
     char text[LIMIT_TEXT_BYTES];
@@ -76,15 +77,16 @@ bool calls__any(const struct shell *s);
 
 /* ---- calls.c, for the methods ---- */
 
-/* A hash of a client, by which the core and the texts tell one from another. */
-uint64_t calls__client(struct instance client);
+/* A hash of a client, or of one of a gateway's users, by which the core and the texts tell one from
+ * another. */
+uint64_t calls__share(struct instance client, const char *user);
 /* NULL: there is no such call. */
 struct call *calls__find(struct shell *s, struct instance client, uint64_t id);
 struct call *calls__of_request(struct shell *s, uint64_t request);
 /* A new call. Answers of a Generate get consecutive requests; a Tokenize, which has no answers,
  * gets one. NULL: there is no room, as the client was told. */
 struct call *calls__new(struct shell *s, const struct msg_call *h, const struct route *from,
-                        uint32_t n_answers);
+                        const char *user, uint32_t n_answers);
 /* Gives the slot back; nothing more is sent. */
 void calls__free(struct shell *s, struct call *c);
 /* Replies are due. */

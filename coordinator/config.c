@@ -1,4 +1,5 @@
 #include "coordinator/config.h"
+#include "coordinator/config_workers.h"
 
 #include "common/base/addr.h"
 #include "common/base/buf.h"
@@ -12,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 35
+#define N_KEYS 47
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -33,12 +34,24 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"ports.workers", CONF_U32, &c->worker_port, 0, 65535, false},
         {"ports.results", CONF_U32, &c->result_port, 0, 65535, false},
         {"ports.metrics", CONF_U32, &c->metrics_port, 0, 65535, false},
+        {"ports.http", CONF_U32, &c->http_port, 0, 65535, false},
         {"metrics", CONF_BOOL, &c->metrics, 0, 0, false},
+        {"http.serve", CONF_BOOL, &c->http, 0, 0, false},
+        {"http.connections", CONF_U32, &c->http_connections, 1, 100000, false},
+        {"http.body_kib", CONF_U32, &c->http_body_kib, 1, LIMIT_CLIENT_BYTES >> 10, false},
+        {"http.api_keys", CONF_STRING, &c->http_api_keys, 0, 0, false},
+        {"http.certificate", CONF_STRING, &c->http_certificate, 0, 0, false},
+        {"http.key", CONF_STRING, &c->http_key, 0, 0, false},
+        {"http.cors", CONF_STRING, &c->http_cors, 0, 0, false},
+        {"http.read", CONF_U32, &c->http_read_s, 1, 3600, false},
+        {"http.stall", CONF_U32, &c->http_stall_s, 1, 3600, false},
         {"plaintext", CONF_BOOL, &c->plaintext, 0, 0, false},
-        {"workers", CONF_U32, &c->workers, 1, LIMIT_STAGES, true},
-        {"replicas", CONF_U32, &c->replicas, 1, LIMIT_REPLICAS, false},
+        {"workers", CONF_NODE, &c->workers_node, 0, CONFIG_NODES_MAX, false},
+        {"replicas", CONF_NODE, &c->replicas_node, 0, CONFIG_NODES_MAX, false},
+        {"split", CONF_NODE, &c->split_node, 0, LIMIT_STAGES + 2, false},
         {"kv", CONF_STRING, &c->kv, 0, 0, false},
         {"pre", CONF_STRING, &c->pre, 0, 0, false},
+        {"chat_template", CONF_STRING, &c->chat_template, 0, 0, false},
         {"ctx", CONF_U32, &c->ctx, 1, LIMIT_CONTEXT, false},
         {"kv_tokens", CONF_U32, &c->kv_tokens, LIMIT_PAGE, 1u << 30, false},
         {"chunk", CONF_U32, &c->chunk, 1, LIMIT_STEP_ROWS, false},
@@ -145,6 +158,10 @@ static int check(const char *path, const struct config *c, struct errmsg *em)
                        "links is encrypted or authenticated: set 'plaintext: true' if the network "
                        "is yours alone",
                        path, c->listen);
+    if (!c->http_certificate != !c->http_key)
+        return err_set(em, ERR_CONF,
+                       "%s: keys 'http.certificate' and 'http.key' go together: one is missing",
+                       path);
     if (c->name && strlen(c->name) >= LIMIT_NAME_BYTES)
         return err_set(em, ERR_CONF, "%s: key 'name': longer than %u bytes", path,
                        LIMIT_NAME_BYTES - 1);
@@ -159,8 +176,13 @@ static struct config defaults(void)
                            .worker_port = 7071,
                            .result_port = 7072,
                            .metrics_port = 7073,
+                           .http_port = 8080,
+                           .http = true,
+                           .http_connections = 1024,
+                           .http_body_kib = 4096,
+                           .http_read_s = 30,
+                           .http_stall_s = 60,
                            .metrics = true,
-                           .replicas = 1,
                            .chunk = 512,
                            .prefix_cache = true,
                            .max_requests = 256,
@@ -181,6 +203,7 @@ int config_read(const char *path, const char *model, struct config *ret, struct 
     fill_table(&c, model != NULL, table);
     int rc = conf_read(path, table, em);
     if (rc == 0) rc = take_model(path, model, &c, em);
+    if (rc == 0) rc = config__take_workers(path, &c, em);
     if (rc == 0) rc = resolve_listen(path, &c, em);
     if (rc == 0) rc = take_keys(path, &c, em);
     if (rc == 0) rc = check(path, &c, em);
@@ -221,6 +244,7 @@ int config_parse(const char *name, const char *text, size_t len, struct config *
     fill_table(&c, false, table);
     int rc = conf_parse(name, text, len, table, em);
     if (rc == 0) rc = take_model(name, NULL, &c, em);
+    if (rc == 0) rc = config__take_workers(name, &c, em);
     if (rc == 0) rc = take_keys(name, &c, em);
     if (rc == 0) rc = check(name, &c, em);
     if (rc < 0)
@@ -244,6 +268,8 @@ void config_close(struct config *c)
     fill_table(c, false, table);
     conf_free(table);
     key_list_close(&c->allowed);
+    mem_free(c->chains);
+    mem_free(c->wishes);
     explicit_bzero(&c->own, sizeof c->own);
 }
 

@@ -5,33 +5,61 @@
 #include "common/base/err.h"
 #include "common/base/key.h"
 #include "common/io/conf.h"
+#include "proto/limits.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define CONFIG_KEY_LISTS 4u /* a role each */
+#define CONFIG_ANY UINT32_MAX
+
+enum config_prefer { CONFIG_ANYWHERE, CONFIG_FIRST, CONFIG_LAST };
+enum config_split { CONFIG_MEASURED, CONFIG_EVEN, CONFIG_GIVEN };
+
+/* What the file wishes of the worker of a name. */
+struct config_worker {
+    const char *name;      /* borrowed from the file's nodes */
+    uint64_t memory_bytes; /* 0: any */
+    uint32_t layers_max;   /* 0: any */
+    uint32_t threads;      /* 0: any */
+    enum config_prefer prefer;
+    uint32_t replica, stage; /* that it is for; or CONFIG_ANY, both */
+};
 
 struct config {
     char *model;              /* absolute */
     bool model_relative;      /* it was not, and stands for a file under this process's folder */
     char *name, *listen, *kv; /* listen: an address of this machine, as in an endpoint */
     char *pre;                /* pre-tokeniser in place of the file's, or NULL */
-    uint32_t client_port, worker_port, result_port, metrics_port; /* 0: any free one */
+    char *chat_template;      /* a file with one, in place of the model's; or NULL */
+    uint32_t client_port, worker_port, result_port, metrics_port, http_port; /* 0: any free one */
     bool plaintext;
-    uint32_t workers;        /* of a replica's chain */
-    uint32_t replicas;       /* chains, each of the whole model */
-    uint32_t ctx, kv_tokens; /* positions of a sequence, and of the KV pool; 0: not given */
-    uint32_t chunk, window;  /* rows of a Step; Steps in flight, 0: not given */
-    uint32_t step_ms;        /* what a Step with decodes may take; 0: the core's choice */
+    struct conf_node workers_node, replicas_node,
+        split_node;               /* the next ones as they are written */
+    uint32_t workers;             /* of the longest chain */
+    uint32_t replicas;            /* chains, each of the whole model */
+    uint32_t *chains;             /* workers of each */
+    uint32_t serving;             /* of all chains together */
+    struct config_worker *wishes; /* n_wishes, each of another name */
+    uint32_t n_wishes;
+    enum config_split split;
+    uint32_t given[LIMIT_STAGES]; /* CONFIG_GIVEN: layers of each of the `workers` stages */
+    uint32_t ctx, kv_tokens;      /* positions of a sequence, and of the KV pool; 0: not given */
+    uint32_t chunk, window;       /* rows of a Step; Steps in flight, 0: not given */
+    uint32_t step_ms;             /* what a Step with decodes may take; 0: the core's choice */
     uint32_t max_requests, max_sequences, max_per_client; /* the last two 0: max_requests */
     bool prefix_cache, metrics;
     uint32_t replica_wait_s, deadline_s, client_stall_s, worker_timeout_ms, step_timeout_ms;
     uint32_t drain_s;     /* what running answers have when it is told to stop */
     uint32_t hwm;         /* messages that a client's connection may have waiting */
     uint32_t connections; /* of clients at once */
-    const char *path;     /* of the file itself, borrowed; NULL: it has none */
-    char *key_file;       /* NULL: plaintext */
+    bool http;            /* the gateway runs in this process, with these limits: */
+    char *http_api_keys, *http_certificate, *http_key,
+        *http_cors; /* files, and an origin; or NULL */
+    uint32_t http_connections, http_body_kib, http_read_s, http_stall_s;
+    const char *path; /* of the file itself, borrowed; NULL: it has none */
+    char *key_file;   /* NULL: plaintext */
     struct conf_list key_texts[CONFIG_KEY_LISTS];
     struct key_list allowed; /* of key_texts */
     struct key_pair own;     /* of key_file; config_read alone reads it */

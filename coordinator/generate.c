@@ -42,9 +42,10 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
         *ret_status = STATUS_UNIMPLEMENTED;
         return g->unsupported;
     }
-    if ((g->tenant[0] || g->has_priority) && !(s->caller_roles & (KEY_GATEWAY | KEY_ADMIN))) {
+    if ((g->tenant[0] || g->has_priority || g->user[0]) &&
+        !(s->caller_roles & (KEY_GATEWAY | KEY_ADMIN))) {
         *ret_status = STATUS_PERMISSION_DENIED;
-        return "fields 'tenant' and 'priority' are believed from a gateway's key only";
+        return "fields 'tenant', 'priority' and 'user' are believed from a gateway's key only";
     }
     if (g->model[0] && strcmp(g->model, s->name) != 0) {
         *ret_status = STATUS_NOT_FOUND;
@@ -54,6 +55,8 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
         if (g->prompt_tokens[i] < 0 || (uint32_t)g->prompt_tokens[i] >= s->model->dims.vocab)
             return "field 'prompt_tokens': a token is not in the vocabulary";
     if (g->n_prompt_tokens && g->prompt_len) return "both 'prompt' and 'prompt_tokens' are given";
+    if (g->chat && (g->prompt_len || g->n_prompt_tokens))
+        return "field 'chat_json': stands instead of a prompt, not beside it";
     for (uint32_t i = 0; i < g->n_received; i++)
         if (g->received[i] < 0 || (uint32_t)g->received[i] >= s->model->dims.vocab)
             return "field 'received': a token is not in the vocabulary";
@@ -91,7 +94,7 @@ static void submit(struct shell *s, struct call *c)
     for (uint32_t i = 0; i < c->n_answers && !c->ended; i++) {
         struct event e = {.type = EV_SUBMIT,
                           .submit = {.request = c->request + i,
-                                     .client = calls__client(c->client),
+                                     .client = c->share,
                                      .tenant = c->tenant,
                                      .priority = c->priority,
                                      .tokens = all.ids,
@@ -128,6 +131,7 @@ static void begin(struct shell *s, struct call *c, const struct msg_generate *g)
     c->priority = g->priority;
     c->tenant = g->tenant[0] ? hash_bytes(g->tenant, strlen(g->tenant), 1) | 1 : 0;
     c->ignore_eos = g->ignore_eos;
+    c->pieces = g->pieces;
     keep_sampling(c, &g->sampling);
     if (!g->has_seed) c->sampling.seed = sampling_draw_seed();
     struct answer_options o = {g->stops, g->n_stops, g->sampling.logprobs,
@@ -145,12 +149,14 @@ static void begin(struct shell *s, struct call *c, const struct msg_generate *g)
             tokens_push(&c->prompt, g->prompt_tokens[i]);
         submit(s, c);
     } else {
+        const char *bytes = g->chat ? g->chat : g->prompt;
         const struct text t = {.request = c->request,
                                .vocab = s->model->vocab,
-                               .bytes = (char *)(uintptr_t)g->prompt,
-                               .len = g->prompt_len,
+                               .bytes = (char *)(uintptr_t)bytes,
+                               .len = g->chat ? strlen(g->chat) : g->prompt_len,
                                .special = g->special,
-                               .bos = true};
+                               .bos = true,
+                               .chat = g->chat ? &s->talk : NULL};
         calls__start_text(s, c, &t);
     }
 }
@@ -189,7 +195,7 @@ void generate__call(struct shell *s, const struct msg_call *h, const struct rout
         calls__reply(s, from, h->call, STATUS_UNAVAILABLE, CALLS_RESTARTING, NULL);
         return;
     }
-    c = calls__new(s, h, from, g.samples);
+    c = calls__new(s, h, from, g.user, g.samples);
     if (c) begin(s, c, &g);
 }
 

@@ -35,6 +35,7 @@
 #define VERSION_TOLD_NS (10 * NS_PER_S)
 /* Open files: this process's own, then connections of each kind. */
 #define OWN_FILES 48u
+#define GATEWAY_FILES 32u     /* beside its connections */
 #define PEERS_A_WORKER 4u     /* connections and routes, for each worker that the core may know */
 #define WORKER_PEERS_LEAST 8u /* beside those that the file asks for */
 #define RESULT_PEERS 8u       /* of a replica: its last stage, and those of earlier generations */
@@ -298,7 +299,9 @@ static void tell_status(struct shell *s)
     }
     for (uint32_t i = 0; i < s->n_links && i < m.n_replicas; i++)
         if (m.replicas[i].ready && !s->links[i].proved) prove_routes(s, &s->links[i]);
-    if (m.ready && !s->was_ready) log_stdout("ready client=%s", s->client_endpoint);
+    if (m.ready && !s->was_ready)
+        log_stdout("ready client=%s%s%s", s->client_endpoint, s->gateway ? " http=" : "",
+                   s->gateway ? s->http_url : "");
     s->was_ready = m.ready;
 }
 
@@ -389,9 +392,10 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
 {
     const struct config *c = s->config;
     uint64_t max = net_files_max(), fixed = OWN_FILES + RESULT_PEERS * c->replicas;
-    uint32_t serve = c->replicas * c->workers;
+    uint32_t serve = c->serving;
     uint64_t most = PEERS_A_WORKER * setup_max_workers(c);
     if (c->metrics) fixed += HTTP_CONNECTIONS;
+    if (c->http) fixed += c->http_connections + GATEWAY_FILES;
     uint64_t least = serve + WORKER_PEERS_LEAST;
     if (max < fixed + least + CLIENT_PEERS_LEAST)
         return err_set(em, ERR_CONF,
@@ -446,33 +450,39 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
     return rc;
 }
 
-/* The first slice and the last are the largest. */
-static int check_slices(const struct config *c, const struct model_file *m, struct errmsg *em)
+/* The model's chat templates, or the one that the cluster file names. */
+static int open_templates(const struct config *c, const struct model_file *m, struct chat *ret,
+                          struct errmsg *em)
 {
-    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = m->dims.n_layers;
-    uint32_t most = (layers + c->workers - 1) / c->workers;
-    int rc = eng_slice_tensors(m->weights, &m->dims, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
+    if (!c->chat_template) return chat_open(m, ret, em);
+    int rc = chat_open_file(m, c->chat_template, ret, em);
+    return rc < 0 ? err_wrap(em, rc == ERR_NOMEM ? rc : ERR_CONF, "key 'chat_template'") : 0;
+}
+
+/* A model whose templates cannot be used is served all the same; chats are told why. */
+static int open_chat(struct shell *s, struct errmsg *em)
+{
+    s->talk = (struct conversation_model){.vocab = s->model->vocab, .why = s->no_chat.text};
+    int rc = open_templates(s->config, s->model, &s->chat, &s->no_chat);
+    if (rc == 0 && s->chat.plain) {
+        s->talk.chat = &s->chat;
+        return 0;
+    }
     if (rc == 0)
-        rc = eng_slice_tensors(m->weights, &m->dims, layers - most, layers - 1, idx,
-                               LIMIT_SLICE_TENSORS, &n, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
+        (void)err_set(&s->no_chat, ERR_NOTFOUND,
+                      "the model's file has no chat template, and the cluster file names none "
+                      "(key 'chat_template')");
+    if (rc == ERR_NOMEM || s->config->chat_template) return err_set(em, rc, "%s", s->no_chat.text);
+    log_info("chats are refused: %s", s->no_chat.text);
+    return 0;
 }
 
 int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em)
 {
-    enum kv_type kv;
-    uint64_t bytes;
-    if (!eng_kv_parse(config->kv, &kv))
-        return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16, q8_0, q4_0)",
-                       config->kv);
-    int fits = eng_kv_check(&model->dims, kv, em);
-    if (fits < 0) return err_wrap(em, ERR_CONF, "key 'kv'");
-    if (config->workers > model->dims.n_layers)
-        return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
-                       config->workers, model->dims.n_layers);
-    /* Also finds a missing tensor or an unsupported type before any worker is asked. */
-    int rc = eng_slice_bytes(model->weights, &model->dims, 0, model->dims.n_layers - 1, &bytes, em);
-    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", model->path) : check_slices(config, model, em);
+    struct chat chat = {.plain = NULL};
+    int rc = config->chat_template ? open_templates(config, model, &chat, em) : 0;
+    chat_close(&chat);
+    return rc;
 }
 
 static int open_core(struct shell *s, const char *results_endpoint, uint64_t incarnation,
@@ -480,8 +490,11 @@ static int open_core(struct shell *s, const char *results_endpoint, uint64_t inc
 {
     const struct model_file *m = s->model;
     struct machine_memory here = machine_memory("");
-    struct setup_model model = {.dims = &m->dims, .path = m->path, .digest = s->manifest.identity};
-    int rc = setup_costs(s->config, m->weights, &m->dims, &here, &model.costs, em);
+    struct setup_model model = {.dims = &m->dims,
+                                .path = m->path,
+                                .digest = s->manifest.identity,
+                                .header = s->manifest.header};
+    int rc = setup_costs(s->config, m->weights, &here, &model, em);
     if (rc < 0) return rc;
     uint32_t n = vocab_size(m->vocab);
     int32_t *eog = mem_alloc(n * sizeof *eog);
@@ -492,7 +505,7 @@ static int open_core(struct shell *s, const char *results_endpoint, uint64_t inc
     shell__open_tables(s, k.n_replicas, k.max_workers);
     s->core = core_open(&k);
     mem_free(eog);
-    mem_free((void *)(uintptr_t)model.costs.layer_bytes);
+    setup_close(&k, &model);
     return 0;
 }
 
@@ -500,6 +513,48 @@ static const char *model_name(const struct config *c, const struct model_file *m
 {
     const char *slash = strrchr(m->path, '/');
     return c->name ? c->name : slash ? slash + 1 : m->path;
+}
+
+/* HTTP knows no keys: where there are some, it stays on this machine. */
+static const char *http_host(const struct config *c)
+{
+    return c->key_file && !addr_is_loopback(c->listen) ? "127.0.0.1" : c->listen;
+}
+
+static int open_gateway(struct shell *s, struct errmsg *em)
+{
+    const struct config *c = s->config;
+    char key[KEY_TEXT_BYTES];
+    struct addr at;
+    uint32_t port = 0;
+    key_format(&c->own.public, key);
+    bool safe = c->http_api_keys && c->http_certificate; /* it has keys of its own, and encrypts */
+    struct gateway_options o = {.endpoint = s->client_endpoint,
+                                .keys = {c->key_file, c->key_file ? key : NULL},
+                                .host = safe ? c->listen : http_host(c),
+                                .api_keys = c->http_api_keys,
+                                .certificate = c->http_certificate,
+                                .key = c->http_key,
+                                .cors = c->http_cors,
+                                .port = c->http_port,
+                                .connections = c->http_connections,
+                                .body_kib = c->http_body_kib,
+                                .read_s = c->http_read_s,
+                                .stall_s = c->http_stall_s};
+    int rc = gateway_open(&o, &s->gateway, &port, em);
+    if (rc < 0) return rc;
+    char endpoint[NET_ENDPOINT_MAX] = "";
+    if (addr_split(o.host, &at)) {
+        at.has_port = true;
+        at.port = (uint16_t)port;
+        addr_format(&at, endpoint, sizeof endpoint);
+        tell_reachable(endpoint, sizeof endpoint);
+    }
+    const char *host = strncmp(endpoint, "tcp://", 6) == 0 ? endpoint + 6 : endpoint;
+    (void)snprintf(s->http_url, sizeof s->http_url, "http%s://%s", c->http_certificate ? "s" : "",
+                   host);
+    log_info("OpenAI's API at %s/v1", s->http_url);
+    return 0;
 }
 
 static int open_all(struct shell *s, struct errmsg *em)
@@ -523,14 +578,16 @@ static int open_all(struct shell *s, struct errmsg *em)
     if (addr_split(results_endpoint, &bound))
         (void)snprintf(results, sizeof results, "tcp://:%u", bound.port);
     rc = open_core(s, results, incarnation, em);
+    if (rc == 0) rc = open_chat(s, em);
     if (rc < 0) return rc;
     calls__open(s);
     uint32_t metrics_port = 0;
-    /* HTTP knows no keys: where there are some, it stays on this machine. */
-    const char *host = c->key_file && !addr_is_loopback(c->listen) ? "127.0.0.1" : c->listen;
+    const char *host = http_host(c);
     if (c->metrics) rc = metrics_open(host, c->metrics_port, &s->metrics, &metrics_port, em);
     if (rc < 0) return rc;
     if (s->metrics) log_info("metrics at http://%s:%" PRIu32 "/metrics", host, metrics_port);
+    if (c->http) rc = open_gateway(s, em);
+    if (rc < 0) return rc;
     log_stdout("listening client=%s worker=%s", s->client_endpoint, worker_endpoint);
     return 0;
 }
@@ -538,10 +595,12 @@ static int open_all(struct shell *s, struct errmsg *em)
 static void close_all(struct shell *s)
 {
     metrics_close(s->metrics);
+    gateway_close(s->gateway);
     shell__close_tables(s);
     calls__close(s);
     core_close(s->core);
     offload_close(s->texts);
+    chat_close(&s->chat);
     if (s->clients) net_sock_drain(s->clients, DRAIN_MS);
     net_sock_close(s->workers);
     net_sock_close(s->results);
@@ -549,6 +608,8 @@ static void close_all(struct shell *s)
     net_close(s->client_net);
     buf_close(&s->out);
     buf_close(&s->body);
+    buf_close(&s->pieces);
+    buf_close(&s->piece_bytes);
     arena_close(&s->arena);
     arena_close(&s->body_arena);
     manifest_close(&s->manifest);
@@ -563,6 +624,7 @@ static bool goes_on(struct shell *s)
     if (n == 0) return true;
     if (!s->draining) {
         s->draining = true;
+        if (s->gateway) gateway_drain(s->gateway);
         s->drain_until_ns = clock_ns() + s->config->drain_s * NS_PER_S;
         log_info("stops: running answers have %" PRIu32 " s, new ones are refused",
                  s->config->drain_s);

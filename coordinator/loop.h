@@ -7,8 +7,7 @@
 #include "coordinator/config.h"
 #include "coordinator/model_file.h"
 
-/* Whether the model can do what the file asks for: workers, KV type, and all its tensors. ERR_CONF
- * names the key. */
+/* Checks what the cluster file says of the model's chats, without starting anything. */
 int loop_check(const struct config *config, const struct model_file *model, struct errmsg *em);
 
 /* Runs until SIGTERM or SIGINT; 0 after an orderly end. Reads the model's content first, unless its

@@ -1,5 +1,6 @@
 /* flotilla-coordinator: the cluster file, then the loop. */
 #include "coordinator/loop.h"
+#include "coordinator/setup.h"
 
 #include "common/base/log.h"
 #include "common/base/opts.h"
@@ -42,7 +43,8 @@ static int run(const char *path, const char *model_path, bool check_only, struct
     }
     if (config.model_relative) log_info("the model is %s", config.model);
     if (model.warning[0]) log_warn("%s", model.warning);
-    rc = loop_check(&config, &model, em);
+    rc = setup_check(&config, model.weights, &model.dims, model.path, em);
+    if (rc == 0) rc = loop_check(&config, &model, em);
     if (rc == 0 && check_only)
         log_stdout("%s: in order", path);
     else if (rc == 0)

@@ -36,18 +36,20 @@ static void tokenize(struct shell *s, const struct msg_call *h, const struct rou
                      struct net_frame body)
 {
     struct errmsg em = {0};
-    const char *text;
-    bool special;
-    if (wire_get_tokenize(body.data, body.bytes, &s->body_arena, &text, &special, &em) < 0) {
+    struct msg_tokenize m;
+    if (wire_get_tokenize(body.data, body.bytes, &s->body_arena, &m, &em) < 0) {
         calls__reply(s, from, h->call, calls__unread(s), em.text, NULL);
         return;
     }
-    struct call *c = calls__new(s, h, from, 0);
+    struct call *c = calls__new(s, h, from, "", 0);
+    const char *bytes = m.chat ? m.chat : m.text;
     const struct text t = {.request = c ? c->request : 0,
                            .vocab = s->model->vocab,
-                           .bytes = (char *)(uintptr_t)text,
-                           .len = strlen(text),
-                           .special = special};
+                           .bytes = (char *)(uintptr_t)bytes,
+                           .len = strlen(bytes),
+                           .special = m.special,
+                           .chat = m.chat ? &s->talk : NULL,
+                           .want_prompt = m.chat != NULL};
     if (c) calls__start_text(s, c, &t);
 }
 
@@ -64,10 +66,11 @@ static size_t tokens_bytes(const struct tokens *t)
 }
 
 /* The one reply of a Tokenize, whose receiver takes no larger message than this one does. */
-static void tell_tokens(struct shell *s, struct call *c, const struct tokens *t)
+static void tell_tokens(struct shell *s, struct call *c, const struct text *of)
 {
     char text[LIMIT_TEXT_BYTES];
-    size_t bytes = tokens_bytes(t);
+    const struct tokens *t = &of->tokens;
+    size_t bytes = tokens_bytes(t) + (of->prompt ? strlen(of->prompt) + 16 : 0);
     if (bytes > LIMIT_CLIENT_BYTES) {
         (void)snprintf(text, sizeof text,
                        "field 'text': its %zu tokens make a reply of %zu bytes, the limit is %u: "
@@ -76,7 +79,7 @@ static void tell_tokens(struct shell *s, struct call *c, const struct tokens *t)
         calls__finish(s, c, STATUS_INVALID_ARGUMENT, text, 0);
         return;
     }
-    wire_put_tokens(t->ids, (uint32_t)t->n, &s->body);
+    wire_put_tokens(&(struct msg_tokens){t->ids, (uint32_t)t->n, of->prompt}, &s->body);
     calls__reply(s, &c->route, c->id, STATUS_OK, "", &s->body);
     calls__free(s, c);
 }
@@ -95,8 +98,44 @@ void methods__text_done(struct shell *s, struct text *t)
     } else if (c->n_answers) {
         generate__prompt(s, c, &t->tokens);
     } else {
-        tell_tokens(s, c, &t->tokens);
+        tell_tokens(s, c, t);
     }
+}
+
+/* ---- Detokenize ---- */
+
+/* At most a context of them, so that no turn of the loop is long. */
+static void detokenize(struct shell *s, const struct msg_call *h, const struct route *from,
+                       struct net_frame body)
+{
+    struct errmsg em = {0};
+    const int32_t *ids;
+    uint32_t n;
+    char text[LIMIT_TEXT_BYTES];
+    if (wire_get_detokenize(body.data, body.bytes, &s->body_arena, &ids, &n, &em) < 0) {
+        calls__reply(s, from, h->call, calls__unread(s), em.text, NULL);
+        return;
+    }
+    if (n > s->ctx) {
+        (void)snprintf(text, sizeof text,
+                       "field 'tokens': %" PRIu32 " tokens do not fit the context of %" PRIu32, n,
+                       s->ctx);
+        calls__reply(s, from, h->call, STATUS_INVALID_ARGUMENT, text, NULL);
+        return;
+    }
+    buf_drop(&s->pieces, s->pieces.len);
+    for (uint32_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || (uint32_t)ids[i] >= vocab_size(s->model->vocab)) {
+            (void)snprintf(text, sizeof text,
+                           "field 'tokens': %" PRId32 " is not in the vocabulary", ids[i]);
+            calls__reply(s, from, h->call, STATUS_INVALID_ARGUMENT, text, NULL);
+            return;
+        }
+        struct vocab_string p = vocab_piece(s->model->vocab, ids[i]);
+        (void)buf_append(&s->pieces, p.data, p.len);
+    }
+    wire_put_bytes(s->pieces.data, s->pieces.len, &s->body);
+    calls__reply(s, from, h->call, STATUS_OK, "", &s->body);
 }
 
 /* ---- the others ---- */
@@ -155,7 +194,8 @@ static void status(struct shell *s, const struct msg_call *h, const struct route
 
 static bool has_long_body(const char *method)
 {
-    return strcmp(method, "Generate") == 0 || strcmp(method, "Tokenize") == 0;
+    return strcmp(method, "Generate") == 0 || strcmp(method, "Tokenize") == 0 ||
+           strcmp(method, "Detokenize") == 0;
 }
 
 static void take_message(struct shell *s, const struct net_msg *m)
@@ -195,6 +235,8 @@ static void take_message(struct shell *s, const struct net_msg *m)
         cancel_call(s, &h, &from, body);
     } else if (strcmp(h.method, "Tokenize") == 0) {
         tokenize(s, &h, &from, body);
+    } else if (strcmp(h.method, "Detokenize") == 0) {
+        detokenize(s, &h, &from, body);
     } else if (strcmp(h.method, "Models") == 0) {
         wire_put_models(s->name, &s->body);
         calls__reply(s, &from, h.call, STATUS_OK, "", &s->body);

@@ -3,6 +3,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #define LOGITS_MAX 64u
@@ -26,8 +27,53 @@ uint32_t setup_context(const struct config *c, const struct arch_dims *d)
 /* As many as serve, and as many spares and strangers. */
 uint32_t setup_max_workers(const struct config *c)
 {
-    uint32_t twice = 2 * c->replicas * c->workers;
+    uint32_t twice = 2 * c->serving;
     return twice > LIMIT_WORKERS ? twice : LIMIT_WORKERS;
+}
+
+/* That a stage may have. */
+static uint32_t most_layers(const struct config *c, uint32_t layers)
+{
+    uint32_t shortest = c->workers, most = 0;
+    for (uint32_t i = 0; i < c->replicas; i++)
+        if (c->chains[i] < shortest) shortest = c->chains[i];
+    if (c->split == CONFIG_MEASURED) return layers - shortest + 1;
+    if (c->split == CONFIG_EVEN) return (layers + shortest - 1) / shortest;
+    for (uint32_t i = 0; i < c->workers; i++)
+        if (c->given[i] > most) most = c->given[i];
+    return most;
+}
+
+/* The first slice and the last are the largest. */
+static int check_slices(const struct config *c, const struct weights *w, const struct arch_dims *d,
+                        struct errmsg *em)
+{
+    uint32_t idx[LIMIT_SLICE_TENSORS], n, layers = d->n_layers, most = most_layers(c, layers);
+    int rc = eng_slice_tensors(w, d, 0, most - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
+    if (rc == 0)
+        rc = eng_slice_tensors(w, d, layers - most, layers - 1, idx, LIMIT_SLICE_TENSORS, &n, em);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "key 'workers'") : 0;
+}
+
+int setup_check(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
+                const char *path, struct errmsg *em)
+{
+    enum kv_type kv;
+    uint64_t bytes, given = 0;
+    if (!eng_kv_parse(c->kv, &kv))
+        return err_set(em, ERR_CONF, "key 'kv': '%s' is unknown (f32, f16, q8_0, q4_0)", c->kv);
+    int fits = eng_kv_check(dims, kv, em);
+    if (fits < 0) return err_wrap(em, ERR_CONF, "key 'kv'");
+    if (c->workers > dims->n_layers)
+        return err_set(em, ERR_CONF, "key 'workers': %" PRIu32 " workers for %" PRIu32 " layers",
+                       c->workers, dims->n_layers);
+    for (uint32_t i = 0; i < c->workers && c->split == CONFIG_GIVEN; i++) given += c->given[i];
+    if (c->split == CONFIG_GIVEN && given != dims->n_layers)
+        return err_set(em, ERR_CONF, "key 'split': %" PRIu64 " layers, and the model has %" PRIu32,
+                       given, dims->n_layers);
+    /* Also finds a missing tensor or an unsupported type before any worker is asked. */
+    int rc = eng_slice_bytes(weights, dims, 0, dims->n_layers - 1, &bytes, em);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "%s", path) : check_slices(c, weights, dims, em);
 }
 
 static uint32_t sequences_of(const struct config *c)
@@ -54,51 +100,94 @@ static uint32_t logits_max_of(const struct config *c, const struct arch_dims *d)
 static enum kv_type kv_of(const struct config *c)
 {
     enum kv_type kv = KV_F16;
-    (void)eng_kv_parse(c->kv, &kv); /* loop_check has read it */
+    (void)eng_kv_parse(c->kv, &kv); /* setup_check has read it */
     return kv;
 }
 
-int setup_costs(const struct config *c, const struct weights *weights, const struct arch_dims *dims,
-                const struct machine_memory *here, struct room_costs *ret, struct errmsg *em)
+int setup_costs(const struct config *c, const struct weights *weights,
+                const struct machine_memory *here, struct setup_model *m, struct errmsg *em)
 {
+    const struct arch_dims *dims = m->dims;
     uint32_t n = dims->n_layers;
     uint64_t *layers = mem_alloc(n * sizeof *layers), sum = 0, whole = 0;
+    uint64_t *work = mem_alloc(n * sizeof *work);
     int rc = 0;
     for (uint32_t i = 0; i < n && rc == 0; i++) {
         rc = eng_weights_bytes(weights, dims, i, i, &layers[i], em);
+        if (rc == 0) rc = eng_layers_bytes(weights, dims, i, i, &work[i], em);
         sum += layers[i];
     }
     if (rc == 0) rc = eng_weights_bytes(weights, dims, 0, n - 1, &whole, em);
     if (rc < 0) {
         mem_free(layers);
+        mem_free(work);
         return rc;
     }
     struct eng_sizes s = eng_sizes(dims, c->chunk, logits_max_of(c, dims), setup_context(c, dims));
     uint64_t free = machine_free(here);
-    *ret = (struct room_costs){.layer_bytes = layers,
-                               .tied_bytes = sum > whole ? sum - whole : 0,
-                               .page_layer_bytes = eng_page_bytes(dims, kv_of(c), 1),
-                               .page_bytes = LIMIT_PAGE * sizeof(int32_t),
-                               .worker_bytes = s.step_bytes + PROCESS_BYTES,
-                               .thread_bytes = s.thread_bytes,
-                               .last_bytes = s.logits_bytes,
-                               .table_bytes = free == UINT64_MAX ? 0 : free / TABLES_SHARE + 1};
+    m->layer_work = work;
+    m->costs = (struct room_costs){.layer_bytes = layers,
+                                   .tied_bytes = sum > whole ? sum - whole : 0,
+                                   .page_layer_bytes = eng_page_bytes(dims, kv_of(c), 1),
+                                   .page_bytes = LIMIT_PAGE * sizeof(int32_t),
+                                   .worker_bytes = s.step_bytes + PROCESS_BYTES,
+                                   .thread_bytes = s.thread_bytes,
+                                   .last_bytes = s.logits_bytes,
+                                   .table_bytes = free == UINT64_MAX ? 0 : free / TABLES_SHARE + 1};
     return 0;
+}
+
+static struct core_wish *wishes_of(const struct config *c)
+{
+    static const enum plan_prefer prefers[] = {
+        [CONFIG_ANYWHERE] = PLAN_ANYWHERE, [CONFIG_FIRST] = PLAN_FIRST, [CONFIG_LAST] = PLAN_LAST};
+    struct core_wish *list = mem_zalloc((c->n_wishes + 1) * sizeof *list);
+    for (uint32_t i = 0; i < c->n_wishes; i++) {
+        const struct config_worker *w = &c->wishes[i];
+        list[i] =
+            (struct core_wish){.name = w->name,
+                               .memory_bytes = w->memory_bytes,
+                               .layers_max = w->layers_max,
+                               .threads = w->threads,
+                               .prefer = prefers[w->prefer],
+                               .replica = w->replica == CONFIG_ANY ? CORE_ANY_REPLICA : w->replica,
+                               .stage = w->stage == CONFIG_ANY ? PLAN_ANY_STAGE : w->stage};
+    }
+    return list;
+}
+
+void setup_close(struct core_config *k, struct setup_model *m)
+{
+    mem_free((void *)(uintptr_t)k->wishes);
+    k->wishes = NULL;
+    mem_free((void *)(uintptr_t)m->costs.layer_bytes);
+    m->costs.layer_bytes = NULL;
+    mem_free(m->layer_work);
+    m->layer_work = NULL;
 }
 
 struct core_config setup_core(const struct config *c, const struct setup_model *m,
                               uint64_t incarnation, const char *results_endpoint)
 {
+    static const enum plan_split splits[] = {
+        [CONFIG_MEASURED] = PLAN_BY_SPEED, [CONFIG_EVEN] = PLAN_EVEN, [CONFIG_GIVEN] = PLAN_GIVEN};
     uint32_t ctx = setup_context(c, m->dims), sequences = sequences_of(c);
     return (struct core_config){
         .incarnation = incarnation,
         .n_replicas = c->replicas,
         .n_stages = c->workers,
+        .chains = c->chains,
+        .split = splits[c->split],
+        .given = c->split == CONFIG_GIVEN ? c->given : NULL,
+        .wishes = wishes_of(c),
+        .n_wishes = c->n_wishes,
         .max_workers = setup_max_workers(c),
         .n_layers = m->dims->n_layers,
         .width = m->dims->hidden,
         .vocab = m->dims->vocab,
         .model_digest = m->digest,
+        .header_digest = m->header,
+        .layer_work = m->layer_work,
         .model_path = m->path,
         .results_endpoint = results_endpoint,
         .eog = m->eog,

@@ -11,6 +11,7 @@
 #include "coordinator/calls.h"
 #include "coordinator/config.h"
 #include "coordinator/core/core.h"
+#include "coordinator/gateway/gateway.h"
 #include "coordinator/manifest.h"
 #include "coordinator/metrics.h"
 #include "coordinator/model_file.h"
@@ -36,6 +37,9 @@ struct shell {
     const struct model_file *model;
     struct manifest manifest;
     const char *name; /* of the model, as served */
+    struct chat chat; /* its chat templates, if `talk` has them, */
+    struct conversation_model talk;
+    struct errmsg no_chat; /* or why there are none */
     struct net *net, *client_net;
     struct net_sock *clients, *workers, *results;
     struct first_link *links; /* n_links: one for each replica, by its id */
@@ -46,6 +50,8 @@ struct shell {
     struct worker_route *routes; /* n_routes: more than the core knows, since strangers have some */
     uint32_t n_routes;
     struct metrics *metrics; /* or NULL */
+    struct gateway *gateway; /* or NULL, and where it is reached: */
+    char http_url[NET_ENDPOINT_MAX + 8];
     struct counters count;
     uint64_t published_ns;
     struct call *calls;
@@ -59,8 +65,9 @@ struct shell {
     uint64_t next_request;
     struct arena arena, body_arena;
     struct buf out, body;
-    uint64_t dropped; /* messages that could not be read */
-    uint64_t now_ns;  /* the present turn's */
+    struct buf pieces, piece_bytes; /* of the reply that is being encoded */
+    uint64_t dropped;               /* messages that could not be read */
+    uint64_t now_ns;                /* the present turn's */
     bool was_ready;
     bool draining; /* a signal to stop has come: running answers go on, new ones are refused */
     bool stopping; /* the last replies are being sent */

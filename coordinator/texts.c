@@ -20,12 +20,18 @@ void texts_free(struct text *t)
     if (!t) return;
     mem_free(t->bytes);
     mem_free(t->tokens.ids);
+    mem_free(t->prompt);
     mem_free(t);
 }
 
 static void run(void *arg)
 {
     struct text *t = arg;
+    if (t->chat) {
+        t->rc = conversation_encode(t->chat, t->bytes, t->len, &t->tokens,
+                                    t->want_prompt ? &t->prompt : NULL, &t->em);
+        return;
+    }
     if (t->bos && vocab_adds_bos(t->vocab)) tokens_push(&t->tokens, vocab_bos(t->vocab));
     t->rc = vocab_encode(t->vocab, t->bytes, t->len, t->special, &t->tokens, &t->em);
 }

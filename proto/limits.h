@@ -5,10 +5,12 @@
 
 #define PROTO_VERSION 2u /* README.md says when it is raised */
 
-#define LIMIT_STAGES 32u     /* workers of a replica */
-#define LIMIT_WORKERS 64u    /* known at once, or twice those that serve, if that is more */
-#define LIMIT_REPLICAS 1024u /* that a status tells of */
-#define LIMIT_WINDOW 64u     /* Steps of a replica in flight */
+#define LIMIT_STAGES 32u      /* workers of a replica */
+#define LIMIT_WORKERS 64u     /* known at once, or twice those that serve, if that is more */
+#define LIMIT_REPLICAS 1024u  /* that a status tells of */
+#define LIMIT_WINDOW 64u      /* Steps of a replica in flight */
+#define LIMIT_SPEED_POINTS 8u /* numbers of rows for which a worker says what they take it */
+#define LIMIT_SPEED_NS (3600u * 1000000000ull) /* that such a figure may be */
 #define LIMIT_STEP_ROWS 4096u
 #define LIMIT_STEP_RUNS 256u
 #define LIMIT_STEP_LOGITS 256u
@@ -25,10 +27,12 @@
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_FIELDS 1024u /* of a Generate or Tokenize */
 #define LIMIT_NAME_BYTES 64u
+#define LIMIT_USER_BYTES 256u
 #define LIMIT_TEXT_BYTES 512u /* of an error's text, of an endpoint */
 #define LIMIT_PATH_BYTES 1024u
 #define LIMIT_SLICE_TENSORS 4096u /* whose hashes an Assign carries: 32 KiB */
 #define LIMIT_PROMPT_BYTES (16u << 20)
+#define LIMIT_CHAT_BYTES (8u << 20) /* of a conversation in JSON */
 #define LIMIT_MAX_TOKENS LIMIT_CONTEXT
 
 #define LIMIT_CONTROL_BYTES (64u << 10) /* a control message */

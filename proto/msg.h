@@ -103,7 +103,8 @@ enum from_worker {
     FROM_LINKED,
     FROM_HEARTBEAT,
     FROM_FAULT,
-    FROM_GOODBYE
+    FROM_GOODBYE,
+    FROM_SPEED
 };
 
 struct msg_holding {
@@ -132,6 +133,22 @@ struct msg_heartbeat {
     uint64_t cpu_wait_ns; /* for how long its threads were ready to run without a CPU, summed up */
 };
 
+/* What so many rows take a worker. */
+struct msg_speed_point {
+    uint32_t rows;
+    uint64_t ns;
+};
+
+/* By ascending rows: one layer of layer_bytes, for rows of a Step; the output head and the choice
+ * of a token, for rows of logits. */
+struct msg_speed {
+    uint64_t header_digest; /* of the model; with the next two what was measured */
+    uint32_t kv_type, threads;
+    uint32_t n_layer, n_head; /* both 0: nothing was measured, and msg_from_worker.text says why */
+    struct msg_speed_point layer[LIMIT_SPEED_POINTS], head[LIMIT_SPEED_POINTS];
+    uint64_t layer_bytes;
+};
+
 struct msg_from_worker {
     uint32_t version; /* any: the receiver refuses a foreign one by name */
     struct instance instance;
@@ -144,10 +161,11 @@ struct msg_from_worker {
     char endpoint[LIMIT_TEXT_BYTES];  /* ready */
     struct msg_heartbeat heartbeat;
     bool downstream;             /* fault */
-    char text[LIMIT_TEXT_BYTES]; /* fault */
+    char text[LIMIT_TEXT_BYTES]; /* fault, speed */
+    struct msg_speed speed;
 };
 
-enum to_worker { TO_ASSIGN, TO_CONNECT, TO_REFUSE, TO_WHO, TO_ALIVE };
+enum to_worker { TO_ASSIGN, TO_CONNECT, TO_REFUSE, TO_WHO, TO_ALIVE, TO_CALIBRATE };
 
 struct msg_assign {
     char model_path[LIMIT_PATH_BYTES];
@@ -157,8 +175,15 @@ struct msg_assign {
     uint32_t n_tensors;            /* at most LIMIT_SLICE_TENSORS */
     uint32_t ctx;                  /* positions of a sequence */
     uint32_t layer_first, layer_last, kv_type, n_pages, rows_max, logits_max, window;
+    uint32_t threads; /* at most so many; 0: as many as the worker has */
     bool plaintext;
     struct key upstream; /* of the stage before, or of the coordinator; not set: no keys */
+};
+
+struct msg_calibrate {
+    char model_path[LIMIT_PATH_BYTES];
+    uint64_t header_digest;
+    uint32_t kv_type, threads; /* threads: as in an assignment */
 };
 
 struct msg_to_worker {
@@ -166,6 +191,7 @@ struct msg_to_worker {
     enum to_worker type;
     struct epoch epoch; /* assign, connect */
     struct msg_assign assign;
+    struct msg_calibrate calibrate;
     char text[LIMIT_TEXT_BYTES]; /* connect: endpoint; refuse: why */
     struct key key;              /* connect: of that endpoint; not set: no keys */
 };
@@ -194,9 +220,10 @@ struct msg_generate {
     size_t prompt_len;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
+    const char *chat; /* a conversation in JSON, or NULL */
     const char *unsupported; /* name of a field that was set and is not served yet, or NULL */
     const char *model;       /* "" or a name */
-    bool special, ignore_eos, has_seed;
+    bool special, ignore_eos, has_seed, pieces;
     uint32_t max_tokens;
     struct sampling sampling;
     const char *stops[LIMIT_STOPS];
@@ -204,6 +231,7 @@ struct msg_generate {
     uint32_t n_received, from_index;
     const int32_t *received;
     const char *tenant; /* "" or a name */
+    const char *user;   /* "" or a name */
     bool has_priority;
     enum priority priority; /* normal without */
     uint32_t samples;       /* 1 to LIMIT_SAMPLES; when encoded, 0 means 1 */
@@ -215,13 +243,29 @@ struct msg_generate_size {
     size_t n_prompt_tokens, n_received;
 };
 
+struct msg_tokenize {
+    const char *text; /* "" where there is a chat */
+    bool special;
+    const char *chat; /* a conversation in JSON, or NULL */
+};
+
+struct msg_tokens {
+    const int32_t *tokens;
+    uint32_t n;
+    const char *prompt; /* the conversation, rendered; or NULL */
+};
+
 struct msg_generate_reply {
     uint32_t sample, first_index, n_tokens;
     const int32_t *tokens;
     const char *text;                 /* NUL-terminated */
     enum finish_reason finish_reason; /* in the last reply */
     struct msg_logprobs logprobs;
-    uint64_t queued_us; /* from submission to the first row; with the first token */
+    uint64_t queued_us; /* from submission to the first row; with the first token, like the next */
+    uint32_t cached;    /* positions of the prompt that were found computed */
+    const char *pieces; /* bytes of the tokens, then of logprobs.top_ids, one behind the other; */
+    uint32_t n_pieces;  /* all of those, or 0: they were not asked for */
+    const uint32_t *piece_bytes; /* n_pieces */
     bool has_usage;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
@@ -233,9 +277,11 @@ struct msg_worker_status {
     uint32_t pid, threads, layer_first, layer_last;
     struct msg_heartbeat heartbeat;
     uint64_t load_done, load_total;
-    uint64_t compute_ns, idle_ns; /* as its Steps told */
-    double cpu_waiting;           /* share of the time that a thread of it waits for CPU, of late */
-    uint32_t faults;              /* that the coordinator remembers of its name */
+    uint64_t compute_ns, idle_ns;          /* as its Steps told */
+    uint64_t predicted_ns, timed_steps;    /* compute_ns as predicted; of how many Steps it is */
+    uint64_t row_ns, streams_ns, chunk_ns; /* predicted of one Step: client.proto says of which */
+    double cpu_waiting; /* share of the time that a thread of it waits for CPU, of late */
+    uint32_t faults;    /* that the coordinator remembers of its name */
 };
 
 /* The index of cached prefixes, and what it saved. */
@@ -250,7 +296,7 @@ struct msg_cache_status {
 struct msg_replica_status {
     const char *name, *state, *why;
     bool ready;
-    uint32_t generation, n_workers, pages_total, pages_free, sequences_max;
+    uint32_t generation, n_workers, pages_total, pages_free, sequences_max, ctx;
     uint64_t steps, steps_mixed;
     /* Of Steps' round trips, beside the stages' computing: on the way, and behind other Steps. */
     uint64_t wire_ns, queue_ns;

@@ -21,8 +21,10 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to);
 void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to);
 void wire_put_cancel(uint64_t call, struct buf *to);
 void wire_put_models(const char *name, struct buf *to); /* ModelsReply */
-void wire_put_tokenize(const char *text, bool special, struct buf *to);
-void wire_put_tokens(const int32_t *tokens, uint32_t n, struct buf *to); /* TokenizeReply */
+void wire_put_tokenize(const struct msg_tokenize *m, struct buf *to);
+void wire_put_tokens(const struct msg_tokens *m, struct buf *to); /* TokenizeReply */
+void wire_put_detokenize(const int32_t *tokens, uint32_t n, struct buf *to);
+void wire_put_bytes(const void *text, size_t n, struct buf *to); /* DetokenizeReply */
 void wire_put_ping(const uint64_t *calls, uint32_t n, struct buf *to);
 void wire_put_pong(const uint64_t *unknown, uint32_t n, struct buf *to); /* PingReply */
 void wire_put_status(const struct msg_status *m, struct buf *to);
@@ -55,10 +57,14 @@ int wire_get_cancel(const void *data, size_t n, struct arena *a, uint64_t *ret_c
                     struct errmsg *em);
 int wire_get_models(const void *data, size_t n, struct arena *a, const char **ret_name,
                     struct errmsg *em);
-int wire_get_tokenize(const void *data, size_t n, struct arena *a, const char **ret_text,
-                      bool *ret_special, struct errmsg *em);
-int wire_get_tokens(const void *data, size_t n, struct arena *a, const int32_t **ret_tokens,
-                    uint32_t *ret_n, struct errmsg *em);
+int wire_get_tokenize(const void *data, size_t n, struct arena *a, struct msg_tokenize *ret,
+                      struct errmsg *em);
+int wire_get_tokens(const void *data, size_t n, struct arena *a, struct msg_tokens *ret,
+                    struct errmsg *em);
+int wire_get_detokenize(const void *data, size_t n, struct arena *a, const int32_t **ret_tokens,
+                        uint32_t *ret_n, struct errmsg *em);
+int wire_get_bytes(const void *data, size_t n, struct arena *a, const char **ret_text,
+                   size_t *ret_bytes, struct errmsg *em);
 int wire_get_ping(const void *data, size_t n, struct arena *a, const uint64_t **ret_calls,
                   uint32_t *ret_n, struct errmsg *em);
 int wire_get_pong(const void *data, size_t n, struct arena *a, const uint64_t **ret_unknown,

@@ -78,6 +78,7 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
     Flotilla__Sampling sampling;
     if (m->model) g.model = (char *)(uintptr_t)m->model;
     g.prompt = (char *)(uintptr_t)m->prompt;
+    g.chat_json = (char *)(uintptr_t)m->chat;
     g.n_prompt_tokens = m->n_prompt_tokens;
     g.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
     SET(&g, special, m->special);
@@ -92,6 +93,8 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
     if (m->from_index) SET(&g, from_index, m->from_index);
     if (m->tenant && m->tenant[0]) g.tenant = (char *)(uintptr_t)m->tenant;
     if (m->has_priority) SET(&g, priority, (uint32_t)m->priority);
+    if (m->user && m->user[0]) g.user = (char *)(uintptr_t)m->user;
+    if (m->pieces) SET(&g, pieces, true);
     if (m->samples) SET(&g, samples, m->samples);
     wire__pack(&g.base, to);
 }
@@ -201,8 +204,6 @@ int wire_size_generate(const void *data, size_t n, struct msg_generate_size *ret
 
 static const char *unsupported_field(const PbGenerate *g)
 {
-    if (g->n_messages) return "messages";
-    if (g->tools_json) return "tools_json";
     return g->format_json ? "format_json" : NULL;
 }
 
@@ -214,6 +215,7 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         wire__unpack(&flotilla__client__generate_request__descriptor, data, n, a, em);
     if (!g) return ERR_PROTO;
     if (g->prompt && strlen(g->prompt) > LIMIT_PROMPT_BYTES) return wire__bad(em, "prompt");
+    if (g->chat_json && strlen(g->chat_json) > LIMIT_CHAT_BYTES) return wire__bad(em, "chat_json");
     if (g->n_prompt_tokens > LIMIT_CONTEXT) return wire__bad(em, "prompt_tokens");
     if (g->has_max_tokens && g->max_tokens > LIMIT_MAX_TOKENS) return wire__bad(em, "max_tokens");
     if (g->n_stop > LIMIT_STOPS) return wire__bad(em, "stop");
@@ -221,6 +223,7 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         if (strlen(g->stop[i]) > LIMIT_STOP_BYTES) return wire__bad(em, "stop");
     if (g->n_received > LIMIT_MAX_TOKENS) return wire__bad(em, "received");
     if (g->tenant && strlen(g->tenant) >= LIMIT_NAME_BYTES) return wire__bad(em, "tenant");
+    if (g->user && strlen(g->user) >= LIMIT_USER_BYTES) return wire__bad(em, "user");
     if (g->has_priority && g->priority > PRIORITY_LOW) return wire__bad(em, "priority");
     if (g->has_samples && (g->samples < 1 || g->samples > LIMIT_SAMPLES))
         return wire__bad(em, "samples");
@@ -229,6 +232,7 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         .prompt_len = g->prompt ? strlen(g->prompt) : 0,
         .prompt_tokens = g->prompt_tokens,
         .n_prompt_tokens = (uint32_t)g->n_prompt_tokens,
+        .chat = g->chat_json,
         .unsupported = unsupported_field(g),
         .model = text_or_empty(g->model),
         .special = g->special,
@@ -240,12 +244,21 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         .received = g->received,
         .from_index = g->from_index,
         .tenant = text_or_empty(g->tenant),
+        .user = text_or_empty(g->user),
+        .pieces = g->pieces,
         .has_priority = g->has_priority,
         .priority = g->has_priority ? (enum priority)g->priority : PRIORITY_NORMAL,
         .samples = g->has_samples ? g->samples : 1,
     };
     for (size_t i = 0; i < g->n_stop; i++) ret->stops[i] = g->stop[i];
     return wire__get_sampling(g->sampling, &ret->sampling, em);
+}
+
+static size_t pieces_length(const struct msg_generate_reply *m)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < m->n_pieces; i++) n += m->piece_bytes[i];
+    return n;
 }
 
 void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
@@ -255,6 +268,12 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
     SET(&r, first_index, m->first_index);
     if (m->sample) SET(&r, sample, m->sample);
     if (m->queued_us) SET(&r, queued_us, m->queued_us);
+    if (m->cached) SET(&r, cached, m->cached);
+    if (m->n_pieces) {
+        SET(&r, pieces, ((ProtobufCBinaryData){pieces_length(m), (uint8_t *)(uintptr_t)m->pieces}));
+        r.n_piece_bytes = m->n_pieces;
+        r.piece_bytes = (uint32_t *)(uintptr_t)m->piece_bytes;
+    }
     r.n_tokens = m->n_tokens;
     r.tokens = (int32_t *)(uintptr_t)m->tokens;
     r.text = (char *)(uintptr_t)m->text;
@@ -297,11 +316,19 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                                        .sample = r->sample,
                                        .first_index = r->first_index,
                                        .queued_us = r->queued_us,
+                                       .cached = r->cached,
                                        .n_tokens = (uint32_t)r->n_tokens,
                                        .tokens = r->tokens,
                                        .text = text_or_empty(r->text),
                                        .finish_reason = parse_finish(r->finish_reason),
                                        .has_usage = r->usage != NULL};
+    if (r->n_piece_bytes) {
+        if (r->n_piece_bytes != r->n_tokens + r->n_top_ids) return wire__bad(em, "piece_bytes");
+        ret->pieces = (const char *)r->pieces.data;
+        ret->n_pieces = (uint32_t)r->n_piece_bytes;
+        ret->piece_bytes = r->piece_bytes;
+        if (pieces_length(ret) != r->pieces.len) return wire__bad(em, "pieces");
+    }
     if (r->usage) {
         ret->prompt_tokens = r->usage->prompt_tokens;
         ret->n_prompt_tokens = (uint32_t)r->usage->n_prompt_tokens;
@@ -347,47 +374,96 @@ int wire_get_models(const void *data, size_t n, struct arena *a, const char **re
     return 0;
 }
 
-void wire_put_tokenize(const char *text, bool special, struct buf *to)
+void wire_put_tokenize(const struct msg_tokenize *m, struct buf *to)
 {
     Flotilla__Client__TokenizeRequest t = FLOTILLA__CLIENT__TOKENIZE_REQUEST__INIT;
-    t.text = (char *)(uintptr_t)text;
-    SET(&t, special, special);
+    if (m->chat)
+        t.chat_json = (char *)(uintptr_t)m->chat;
+    else
+        t.text = (char *)(uintptr_t)m->text;
+    SET(&t, special, m->special);
     wire__pack(&t.base, to);
 }
 
-int wire_get_tokenize(const void *data, size_t n, struct arena *a, const char **ret_text,
-                      bool *ret_special, struct errmsg *em)
+/* Before it is unpacked: a message with more fields than any has takes far more memory than bytes.
+ */
+static int check_fields(const void *data, size_t n, const char *message, struct errmsg *em)
 {
     struct cursor c = {.data = data, .size = n};
     struct field f;
     uint32_t fields = 0;
     while (fields <= LIMIT_FIELDS && next_field(&c, &f)) fields++;
-    int rc = fields_error(&c, fields, "TokenizeRequest", em);
+    return fields_error(&c, fields, message, em);
+}
+
+int wire_get_tokenize(const void *data, size_t n, struct arena *a, struct msg_tokenize *ret,
+                      struct errmsg *em)
+{
+    int rc = check_fields(data, n, "TokenizeRequest", em);
     if (rc < 0) return rc;
     const Flotilla__Client__TokenizeRequest *t =
         wire__unpack(&flotilla__client__tokenize_request__descriptor, data, n, a, em);
     if (!t) return ERR_PROTO;
-    *ret_text = text_or_empty(t->text);
-    *ret_special = t->special;
+    if (t->chat_json && strlen(t->chat_json) > LIMIT_CHAT_BYTES) return wire__bad(em, "chat_json");
+    *ret = (struct msg_tokenize){
+        .text = text_or_empty(t->text), .special = t->special, .chat = t->chat_json};
     return 0;
 }
 
-void wire_put_tokens(const int32_t *tokens, uint32_t n, struct buf *to)
+void wire_put_tokens(const struct msg_tokens *m, struct buf *to)
 {
     Flotilla__Client__TokenizeReply t = FLOTILLA__CLIENT__TOKENIZE_REPLY__INIT;
+    t.n_tokens = m->n;
+    t.tokens = (int32_t *)(uintptr_t)m->tokens;
+    t.prompt = (char *)(uintptr_t)m->prompt;
+    wire__pack(&t.base, to);
+}
+
+int wire_get_tokens(const void *data, size_t n, struct arena *a, struct msg_tokens *ret,
+                    struct errmsg *em)
+{
+    const Flotilla__Client__TokenizeReply *t =
+        wire__unpack(&flotilla__client__tokenize_reply__descriptor, data, n, a, em);
+    if (!t) return ERR_PROTO;
+    *ret = (struct msg_tokens){t->tokens, (uint32_t)t->n_tokens, t->prompt};
+    return 0;
+}
+
+void wire_put_detokenize(const int32_t *tokens, uint32_t n, struct buf *to)
+{
+    Flotilla__Client__DetokenizeRequest t = FLOTILLA__CLIENT__DETOKENIZE_REQUEST__INIT;
     t.n_tokens = n;
     t.tokens = (int32_t *)(uintptr_t)tokens;
     wire__pack(&t.base, to);
 }
 
-int wire_get_tokens(const void *data, size_t n, struct arena *a, const int32_t **ret_tokens,
-                    uint32_t *ret_n, struct errmsg *em)
+int wire_get_detokenize(const void *data, size_t n, struct arena *a, const int32_t **ret_tokens,
+                        uint32_t *ret_n, struct errmsg *em)
 {
-    const Flotilla__Client__TokenizeReply *t =
-        wire__unpack(&flotilla__client__tokenize_reply__descriptor, data, n, a, em);
+    const Flotilla__Client__DetokenizeRequest *t =
+        wire__unpack(&flotilla__client__detokenize_request__descriptor, data, n, a, em);
     if (!t) return ERR_PROTO;
+    if (t->n_tokens > LIMIT_CONTEXT) return wire__bad(em, "tokens");
     *ret_tokens = t->tokens;
     *ret_n = (uint32_t)t->n_tokens;
+    return 0;
+}
+
+void wire_put_bytes(const void *text, size_t n, struct buf *to)
+{
+    Flotilla__Client__DetokenizeReply t = FLOTILLA__CLIENT__DETOKENIZE_REPLY__INIT;
+    SET(&t, text, ((ProtobufCBinaryData){n, (uint8_t *)(uintptr_t)text}));
+    wire__pack(&t.base, to);
+}
+
+int wire_get_bytes(const void *data, size_t n, struct arena *a, const char **ret_text,
+                   size_t *ret_bytes, struct errmsg *em)
+{
+    const Flotilla__Client__DetokenizeReply *t =
+        wire__unpack(&flotilla__client__detokenize_reply__descriptor, data, n, a, em);
+    if (!t) return ERR_PROTO;
+    *ret_text = t->text.len ? (const char *)t->text.data : "";
+    *ret_bytes = t->text.len;
     return 0;
 }
 
@@ -454,6 +530,11 @@ static void set_worker(PbWorker *p, const struct msg_worker_status *w)
     SET(p, load_total, w->load_total);
     SET(p, cpu_waiting, w->cpu_waiting);
     SET(p, faults, w->faults);
+    SET(p, predicted_ns, w->predicted_ns);
+    SET(p, timed_steps, w->timed_steps);
+    SET(p, row_ns, w->row_ns);
+    SET(p, streams_ns, w->streams_ns);
+    SET(p, chunk_ns, w->chunk_ns);
 }
 
 /* A replica's status as protobuf-c wants it; its arrays are on the heap. */
@@ -473,6 +554,7 @@ static void set_replica(struct replica_out *out, const struct msg_replica_status
     r.why = (char *)(uintptr_t)x->why;
     SET(&r, generation, x->generation);
     SET(&r, pages_total, x->pages_total);
+    SET(&r, ctx, x->ctx);
     SET(&r, pages_free, x->pages_free);
     SET(&r, steps, x->steps);
     SET(&r, steps_mixed, x->steps_mixed);
@@ -545,6 +627,11 @@ static void get_worker(const PbWorker *p, struct msg_worker_status *w)
         .idle_ns = p->idle_ns,
         .cpu_waiting = p->cpu_waiting,
         .faults = p->faults,
+        .predicted_ns = p->predicted_ns,
+        .timed_steps = p->timed_steps,
+        .row_ns = p->row_ns,
+        .streams_ns = p->streams_ns,
+        .chunk_ns = p->chunk_ns,
     };
 }
 
@@ -563,6 +650,7 @@ static int get_replica(const PbReplica *r, struct arena *a, struct msg_replica_s
                                        .n_workers = (uint32_t)r->n_workers,
                                        .workers = workers,
                                        .pages_total = r->pages_total,
+                                       .ctx = r->ctx,
                                        .pages_free = r->pages_free,
                                        .steps = r->steps,
                                        .steps_mixed = r->steps_mixed,

@@ -16,6 +16,7 @@ typedef Flotilla__Cluster__Result PbResult;
 typedef Flotilla__Cluster__RunResult PbRunResult;
 typedef Flotilla__Cluster__FromWorker PbFromWorker;
 typedef Flotilla__Cluster__ToWorker PbToWorker;
+typedef Flotilla__Cluster__SpeedPoint PbSpeedPoint;
 
 static void set_epoch(PbEpoch *p, struct epoch e)
 {
@@ -298,6 +299,82 @@ static void set_heartbeat(Flotilla__Cluster__Heartbeat *p, const struct msg_hear
     SET(p, cpu_wait_ns, h->cpu_wait_ns);
 }
 
+static void set_points(const struct msg_speed_point *from, uint32_t n, PbSpeedPoint *items,
+                       PbSpeedPoint **pointers)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        flotilla__cluster__speed_point__init(&items[i]);
+        SET(&items[i], rows, from[i].rows);
+        SET(&items[i], ns, from[i].ns);
+    }
+    POINTERS(pointers, items, n);
+}
+
+struct speed_room {
+    PbSpeedPoint layer[LIMIT_SPEED_POINTS], head[LIMIT_SPEED_POINTS];
+    PbSpeedPoint *layers[LIMIT_SPEED_POINTS], *heads[LIMIT_SPEED_POINTS];
+};
+
+static void set_speed(Flotilla__Cluster__Speed *p, const struct msg_speed *s, const char *text,
+                      struct speed_room *room)
+{
+    set_points(s->layer, s->n_layer, room->layer, room->layers);
+    set_points(s->head, s->n_head, room->head, room->heads);
+    p->n_layer = s->n_layer;
+    p->layer = room->layers;
+    p->n_head = s->n_head;
+    p->head = room->heads;
+    SET(p, header_digest, s->header_digest);
+    SET(p, kv_type, s->kv_type);
+    SET(p, threads, s->threads);
+    SET(p, layer_bytes, s->layer_bytes);
+    p->text = (char *)(uintptr_t)text;
+}
+
+static int get_points(PbSpeedPoint **from, size_t n, struct msg_speed_point *to, uint32_t *ret_n,
+                      const char *field, struct errmsg *em)
+{
+    if (n > LIMIT_SPEED_POINTS) return wire__bad(em, field);
+    for (size_t i = 0; i < n; i++) {
+        if (from[i]->rows <= (i ? from[i - 1]->rows : 0) || from[i]->rows > LIMIT_STEP_ROWS)
+            return wire__bad(em, field);
+        if (from[i]->ns == 0 || from[i]->ns > LIMIT_SPEED_NS) return wire__bad(em, field);
+        to[i] = (struct msg_speed_point){from[i]->rows, from[i]->ns};
+    }
+    *ret_n = (uint32_t)n;
+    return 0;
+}
+
+static int get_speed(const Flotilla__Cluster__Speed *p, struct msg_from_worker *ret,
+                     struct errmsg *em)
+{
+    struct msg_speed *s = &ret->speed;
+    int rc = get_points(p->layer, p->n_layer, s->layer, &s->n_layer, "layer", em);
+    if (rc == 0) rc = get_points(p->head, p->n_head, s->head, &s->n_head, "head", em);
+    if (rc == 0) rc = wire__copy_text(p->text, ret->text, sizeof ret->text, "text", em);
+    if (rc < 0) return rc;
+    if ((s->n_layer == 0) != (s->n_head == 0)) return wire__bad(em, "head");
+    if (s->n_layer && p->layer_bytes == 0) return wire__bad(em, "layer_bytes");
+    s->header_digest = p->header_digest;
+    s->kv_type = p->kv_type;
+    s->threads = p->threads;
+    s->layer_bytes = p->layer_bytes;
+    return 0;
+}
+
+static void set_hello(Flotilla__Cluster__Hello *p, Flotilla__Cluster__Holding *holding,
+                      const struct msg_hello *m)
+{
+    p->name = (char *)(uintptr_t)m->name;
+    p->isa = (char *)(uintptr_t)m->isa;
+    SET(p, threads, m->threads);
+    SET(p, pid, m->pid);
+    SET(holding, model_digest, m->holding.model_digest);
+    SET(holding, layer_first, m->holding.layer_first);
+    SET(holding, layer_last, m->holding.layer_last);
+    if (m->holds) p->holding = holding;
+}
+
 void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
 {
     PbFromWorker f = FLOTILLA__CLUSTER__FROM_WORKER__INIT;
@@ -310,6 +387,8 @@ void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
     Flotilla__Cluster__Heartbeat heartbeat = FLOTILLA__CLUSTER__HEARTBEAT__INIT;
     Flotilla__Cluster__Fault fault = FLOTILLA__CLUSTER__FAULT__INIT;
     Flotilla__Cluster__Goodbye goodbye = FLOTILLA__CLUSTER__GOODBYE__INIT;
+    Flotilla__Cluster__Speed speed = FLOTILLA__CLUSTER__SPEED__INIT;
+    struct speed_room room;
     PbEpoch epoch, *e = m->has_epoch ? &epoch : NULL;
     set_epoch(&epoch, m->epoch);
     SET(&f, version, m->version);
@@ -318,14 +397,7 @@ void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
     set_memory(&memory, &m->memory);
     switch (m->type) {
     case FROM_HELLO:
-        hello.name = (char *)(uintptr_t)m->hello.name;
-        hello.isa = (char *)(uintptr_t)m->hello.isa;
-        SET(&hello, threads, m->hello.threads);
-        SET(&hello, pid, m->hello.pid);
-        SET(&holding, model_digest, m->hello.holding.model_digest);
-        SET(&holding, layer_first, m->hello.holding.layer_first);
-        SET(&holding, layer_last, m->hello.holding.layer_last);
-        if (m->hello.holds) hello.holding = &holding;
+        set_hello(&hello, &holding, &m->hello);
         hello.memory = &memory;
         f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_HELLO;
         f.hello = &hello;
@@ -365,6 +437,11 @@ void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
     case FROM_GOODBYE:
         f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_GOODBYE;
         f.goodbye = &goodbye;
+        break;
+    case FROM_SPEED:
+        set_speed(&speed, &m->speed, m->text, &room);
+        f.body_case = FLOTILLA__CLUSTER__FROM_WORKER__BODY_SPEED;
+        f.speed = &speed;
         break;
     }
     wire__pack(&f.base, to);
@@ -420,8 +497,10 @@ int wire_get_from_worker(const void *data, size_t n, struct arena *a, struct msg
                          struct errmsg *em)
 {
     if (n > LIMIT_CONTROL_BYTES) return wire__bad(em, "message");
-    const PbFromWorker *f =
-        wire__unpack(&flotilla__cluster__from_worker__descriptor, data, n, a, em);
+    const size_t elements =
+        WIRE__ELEMENTS(2 * LIMIT_SPEED_POINTS, PbSpeedPoint, struct msg_speed_point);
+    const PbFromWorker *f = wire__unpack_elements(&flotilla__cluster__from_worker__descriptor, data,
+                                                  n, elements, a, em);
     if (!f) return ERR_PROTO;
     if (!f->has_instance_hi || !f->has_instance_lo) return wire__bad(em, "instance");
     *ret = (struct msg_from_worker){.version = f->version,
@@ -455,6 +534,9 @@ int wire_get_from_worker(const void *data, size_t n, struct arena *a, struct msg
         rc = wire__copy_text(f->fault->text, ret->text, sizeof ret->text, "text", em);
         return rc < 0 ? rc : needed_epoch(f->fault->epoch, ret, em);
     case FLOTILLA__CLUSTER__FROM_WORKER__BODY_GOODBYE: ret->type = FROM_GOODBYE; return 0;
+    case FLOTILLA__CLUSTER__FROM_WORKER__BODY_SPEED:
+        ret->type = FROM_SPEED;
+        return get_speed(f->speed, ret, em);
     default: return wire__bad(em, "body");
     }
 }
@@ -484,6 +566,7 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
     Flotilla__Cluster__Refuse refuse = FLOTILLA__CLUSTER__REFUSE__INIT;
     Flotilla__Cluster__Hello who = FLOTILLA__CLUSTER__HELLO__INIT;
     Flotilla__Cluster__Alive alive = FLOTILLA__CLUSTER__ALIVE__INIT;
+    Flotilla__Cluster__Calibrate calibrate = FLOTILLA__CLUSTER__CALIBRATE__INIT;
     PbEpoch epoch;
     set_epoch(&epoch, m->epoch);
     SET(&t, version, m->version);
@@ -502,6 +585,7 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
         SET(&assign, plaintext, m->assign.plaintext);
         SET(&assign, header_digest, m->assign.header_digest);
         SET(&assign, ctx, m->assign.ctx);
+        SET(&assign, threads, m->assign.threads);
         set_key(&assign.has_upstream_key, &assign.upstream_key, &m->assign.upstream);
         assign.n_tensor_hashes = m->assign.n_tensors;
         assign.tensor_hashes = (uint64_t *)(uintptr_t)m->assign.tensor_hashes;
@@ -528,6 +612,14 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
         t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_ALIVE;
         t.alive = &alive;
         break;
+    case TO_CALIBRATE:
+        calibrate.model_path = (char *)(uintptr_t)m->calibrate.model_path;
+        SET(&calibrate, header_digest, m->calibrate.header_digest);
+        SET(&calibrate, kv_type, m->calibrate.kv_type);
+        SET(&calibrate, threads, m->calibrate.threads);
+        t.body_case = FLOTILLA__CLUSTER__TO_WORKER__BODY_CALIBRATE;
+        t.calibrate = &calibrate;
+        break;
     }
     wire__pack(&t.base, to);
 }
@@ -551,6 +643,7 @@ static int get_assign(const Flotilla__Cluster__Assign *p, struct msg_to_worker *
     a->plaintext = p->plaintext;
     a->header_digest = p->header_digest;
     a->ctx = p->ctx;
+    a->threads = p->threads;
     if (p->n_tensor_hashes > LIMIT_SLICE_TENSORS) return wire__bad(em, "tensor_hashes");
     a->n_tensors = (uint32_t)p->n_tensor_hashes;
     a->tensor_hashes = p->tensor_hashes;
@@ -561,6 +654,16 @@ static int get_assign(const Flotilla__Cluster__Assign *p, struct msg_to_worker *
     if (a->logits_max == 0 || a->logits_max > LIMIT_STEP_LOGITS) return wire__bad(em, "logits_max");
     if (a->window == 0 || a->window > LIMIT_WINDOW) return wire__bad(em, "window");
     return get_key(p->has_upstream_key, p->upstream_key, &a->upstream, "upstream_key", em);
+}
+
+static int get_calibrate(const Flotilla__Cluster__Calibrate *p, struct msg_calibrate *ret,
+                         struct errmsg *em)
+{
+    ret->header_digest = p->header_digest;
+    ret->kv_type = p->kv_type;
+    ret->threads = p->threads;
+    return wire__copy_path(p->model_path, ret->model_path, sizeof ret->model_path, "model_path",
+                           em);
 }
 
 int wire_get_to_worker(const void *data, size_t n, struct arena *a, struct msg_to_worker *ret,
@@ -587,6 +690,9 @@ int wire_get_to_worker(const void *data, size_t n, struct arena *a, struct msg_t
         return wire__copy_text(t->refuse->text, ret->text, sizeof ret->text, "text", em);
     case FLOTILLA__CLUSTER__TO_WORKER__BODY_WHO: ret->type = TO_WHO; return 0;
     case FLOTILLA__CLUSTER__TO_WORKER__BODY_ALIVE: ret->type = TO_ALIVE; return 0;
+    case FLOTILLA__CLUSTER__TO_WORKER__BODY_CALIBRATE:
+        ret->type = TO_CALIBRATE;
+        return get_calibrate(t->calibrate, &ret->calibrate, em);
     default: return wire__bad(em, "body");
     }
 }

@@ -8,6 +8,7 @@
 #include "common/io/link.h"
 #include "proto/gate.h"
 #include "proto/wire.h"
+#include "worker/calibrate.h"
 #include "worker/stage_work.h"
 
 #include <inttypes.h>
@@ -52,6 +53,7 @@ struct exec {
     struct arena arena;
     struct buf header;
     bool last;
+    struct msg_speed speed;              /* what was measured last, if anything was */
     uint64_t idle_since_ns, progress_ns; /* progress_ns: when it was told last */
 };
 
@@ -193,6 +195,12 @@ static void close_work(struct exec *e)
     stage_work_close(work);
 }
 
+/* This worker's threads, or as many of them as the coordinator lets it use. */
+static unsigned threads_of(const struct exec *e, uint32_t most)
+{
+    return most && most < e->o.threads ? most : e->o.threads;
+}
+
 static int load(struct exec *e, struct errmsg *em)
 {
     if (e->o.off_machine && !e->assign.plaintext && !net_is_secure(e->net))
@@ -205,7 +213,7 @@ static int load(struct exec *e, struct errmsg *em)
     }
     close_work(e);
     struct stage_work_options o = {.assign = &e->assign,
-                                   .threads = e->o.threads,
+                                   .threads = threads_of(e, e->assign.threads),
                                    .isa = e->o.isa,
                                    .models = e->o.models,
                                    .progress = on_progress,
@@ -270,6 +278,45 @@ static void take_assign(struct exec *e, const struct msg_to_worker *m)
     tell(e, &ready);
 }
 
+/* ---- what a layer takes ---- */
+
+static bool not_stopped(void *arg)
+{
+    return !atomic_load(&((struct exec *)arg)->stop);
+}
+
+static bool is_measured(const struct msg_speed *s, const struct msg_calibrate *ask)
+{
+    return s->n_layer && s->header_digest == ask->header_digest && s->kv_type == ask->kv_type &&
+           s->threads == ask->threads;
+}
+
+static void take_calibrate(struct exec *e, const struct msg_calibrate *ask)
+{
+    char path[2 * LIMIT_PATH_BYTES];
+    struct errmsg em = {0};
+    struct msg_from_worker m = {.type = FROM_SPEED};
+    stage_work_path(e->o.models, ask->model_path, path, sizeof path);
+    struct calibrate_options o = {.path = path,
+                                  .header_digest = ask->header_digest,
+                                  .kv_type = ask->kv_type,
+                                  .threads = threads_of(e, ask->threads),
+                                  .isa = e->o.isa,
+                                  .folder = e->o.speeds,
+                                  .goes_on = not_stopped,
+                                  .goes_on_arg = e,
+                                  .moves = &e->moves};
+    if (!is_measured(&e->speed, ask)) {
+        struct msg_speed none = {.header_digest = ask->header_digest, .kv_type = ask->kv_type};
+        e->speed = none;
+        if (calibrate(&o, &e->speed, &em) < 0) e->speed = none;
+        e->speed.threads = ask->threads;
+    }
+    m.speed = e->speed;
+    (void)snprintf(m.text, sizeof m.text, "%s", em.text);
+    tell(e, &m);
+}
+
 static void take_command(struct exec *e)
 {
     struct net_msg msg;
@@ -282,6 +329,7 @@ static void take_command(struct exec *e)
             m.assign.tensor_hashes = net_msg_frame(&msg, 1).data;
             take_assign(e, &m);
         }
+        if (right && m.type == TO_CALIBRATE) take_calibrate(e, &m.calibrate);
         net_msg_close(&msg);
         if (right && m.type == TO_CONNECT && epoch_eq(m.epoch, e->gate.epoch) && e->in &&
             !link_is_open(e->out))

@@ -20,6 +20,7 @@ struct exec_options { /* the strings are borrowed until exec_close */
     const char *listen;    /* host or address at which data links are received */
     const char *advertise; /* "tcp://HOST:PORT", what the stage before connects to. NULL: any port,
                             * at the address at which the coordinator sees this worker */
+    const char *speeds;    /* folder where what was measured is kept; NULL: nowhere */
     const char *models; /* folder where the model file is looked for by its name. NULL: at the path
                          * that the coordinator names */
     bool off_machine; /* listen is not loopback: needs keys, or a coordinator that allows plaintext
@@ -37,8 +38,8 @@ void exec_close(struct exec *e);
 
 /* The control thread's end of the pair: readable when exec_next has a message. */
 struct net_sock *exec_socket(struct exec *e);
-/* Passes an Assign or a Connect on; copied, with the hashes. False: too many of them wait already,
- * and this one is not taken. */
+/* Passes an Assign, a Connect or a Calibrate on; copied, with the hashes. False: too many of them
+ * wait already, and this one is not taken. */
 bool exec_command(struct exec *e, const struct msg_to_worker *m);
 /* The next message for the coordinator, without version and instance. False: there is none. */
 bool exec_next(struct exec *e, struct msg_from_worker *ret);

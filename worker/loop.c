@@ -59,6 +59,7 @@ struct loop {
     uint64_t cpu_wait_ns, cpu_wait_read_ns; /* the sum, and when it was read */
     struct msg_from_worker standing; /* the last Ready or Linked, repeated until Steps come */
     bool stands;                     /* there is one */
+    bool measured;                   /* the log says what a layer takes */
     struct errmsg *em;
 };
 
@@ -187,11 +188,25 @@ static void on_control(struct loop *l)
     }
 }
 
+static void log_speed(struct loop *l, const struct msg_from_worker *m)
+{
+    const struct msg_speed *s = &m->speed;
+    if (l->measured && s->n_layer) return; /* told again, to another coordinator */
+    l->measured = s->n_layer;
+    if (s->n_layer == 0)
+        log_warn("a layer could not be measured: %s", m->text);
+    else
+        log_info("a layer takes %.3f ms for a row, %.3f ms for %" PRIu32 "; the head %.3f ms",
+                 (double)s->layer[0].ns / 1e6, (double)s->layer[s->n_layer - 1].ns / 1e6,
+                 s->layer[s->n_layer - 1].rows, (double)s->head[0].ns / 1e6);
+}
+
 static void on_exec(struct loop *l)
 {
     struct msg_from_worker m;
     while (exec_next(l->exec, &m)) {
         if (m.type == FROM_FAULT) log_error("%s", m.text);
+        if (m.type == FROM_SPEED) log_speed(l, &m);
         if (m.type == FROM_READY) {
             struct msg_from_worker h = {0};
             exec_heartbeat(l->exec, &h);
@@ -379,6 +394,7 @@ static int open_all(struct loop *l, struct errmsg *em)
                              .listen = l->listen,
                              .advertise = l->advertise[0] ? l->advertise : NULL,
                              .models = l->o->models,
+                             .speeds = l->o->speeds,
                              .off_machine = !addr_is_loopback(l->listen)};
     rc = introduce(l, em);
     if (rc == 0) rc = net_open(&l->net, em);

@@ -9,6 +9,7 @@ struct loop_options { /* the strings are borrowed; NULL where an option was not 
     const char *coordinator, *name, *listen, *advertise, *models, *isa;
     const char *key, *coordinator_key; /* a file; Z85. Both, or none: plaintext */
     const char *metrics;               /* HOST:PORT of an HTTP port for Prometheus */
+    const char *speeds;                /* folder where what was measured here is kept */
     unsigned threads;
 };
 

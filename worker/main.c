@@ -7,6 +7,9 @@
 #include "common/base/process.h"
 #include "common/base/version.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 static const struct opts_usage usage = {
     .line = "flotilla-worker --coordinator ADDR [options]",
     .version = version_text,
@@ -17,8 +20,21 @@ static const struct opts_usage usage = {
         "  flotilla-worker --coordinator tcp://10.0.0.5:7071 --key worker.key --coordinator-key "
         "'...'\n"};
 
+/* The folder below the user's cache where what was measured here is kept; false: there is none. */
+static bool speeds_folder(char *ret, size_t size)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n = -1;
+    if (cache && cache[0] == '/')
+        n = snprintf(ret, size, "%s/flotilla/speeds", cache);
+    else if (home && home[0] == '/')
+        n = snprintf(ret, size, "%s/.cache/flotilla/speeds", home);
+    return n > 0 && (size_t)n < size;
+}
+
 int main(int argc, char **argv)
 {
+    char speeds[4096];
     struct loop_options o = {.threads = pool_cores()};
     const struct opt table[] = {
         {"--coordinator", 'c', OPT_STRING, &o.coordinator, 0, 0, NULL,
@@ -52,6 +68,7 @@ int main(int argc, char **argv)
     int rc = opts_parse(&usage, table, argc, argv, NULL, 0, &n_rest, &em);
     if (rc == ERR_CANCELLED) return 0; /* help or version: printed */
     if (rc == 0 && !o.coordinator) rc = err_set(&em, ERR_CONF, "needs --coordinator ADDR");
+    if (speeds_folder(speeds, sizeof speeds)) o.speeds = speeds;
     bool misused = rc < 0;
     if (rc == 0) rc = loop_run(&o, &em);
     if (rc < 0) log_error("%s", em.text);

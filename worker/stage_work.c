@@ -51,13 +51,13 @@ struct stage_work {
     struct logprobs *logprobs;
 };
 
-static void find_path(const struct stage_work_options *o, char *ret, size_t size)
+void stage_work_path(const char *models, const char *model_path, char *ret, size_t size)
 {
-    const char *path = o->assign->model_path, *slash = strrchr(path, '/');
-    if (o->models)
-        (void)snprintf(ret, size, "%s/%s", o->models, slash ? slash + 1 : path);
+    const char *slash = strrchr(model_path, '/');
+    if (models)
+        (void)snprintf(ret, size, "%s/%s", models, slash ? slash + 1 : model_path);
     else
-        (void)snprintf(ret, size, "%s", path);
+        (void)snprintf(ret, size, "%s", model_path);
 }
 
 static int open_engine(struct stage_work *w, const struct stage_work_options *o,
@@ -108,7 +108,7 @@ int stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
 {
     char path[2 * LIMIT_PATH_BYTES];
     struct weights *model;
-    find_path(o, path, sizeof path);
+    stage_work_path(o->models, o->assign->model_path, path, sizeof path);
     int rc = weights_open(path, &model, em);
     if (rc < 0) return rc;
     struct stage_work *w = mem_zalloc(sizeof *w);
@@ -144,7 +144,8 @@ bool stage_work_fits(const struct stage_work *w, const struct msg_assign *a)
     const struct msg_assign *b = &w->assign;
     return a->model_digest == b->model_digest && a->layer_first == b->layer_first &&
            a->layer_last == b->layer_last && a->kv_type == b->kv_type && a->n_pages == b->n_pages &&
-           a->ctx == b->ctx && a->rows_max == b->rows_max && a->logits_max == b->logits_max;
+           a->ctx == b->ctx && a->rows_max == b->rows_max && a->logits_max == b->logits_max &&
+           a->threads == b->threads;
 }
 
 void stage_work_reset(struct stage_work *w)

@@ -24,6 +24,10 @@ struct stage_work_options {
 
 struct stage_work;
 
+/* Where this machine has the model's file: as `model_path` says, or, by its name, in the folder
+ * `models`, if that is not NULL. */
+void stage_work_path(const char *models, const char *model_path, char *ret, size_t size);
+
 /* Loads the slice. ERR_NOTFOUND: there is no such file; ERR_FORMAT: it is broken, or is another
  * model than the coordinator's; ERR_UNSUPPORTED; ERR_NOMEM, with the largest pool that fits;
  * ERR_CANCELLED: `progress` gave up. */

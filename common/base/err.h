@@ -19,7 +19,8 @@
     X(AGAIN, 10, "try again")                                                                      \
     X(CLOSED, 11, "peer is gone")                                                                  \
     X(TIMEOUT, 12, "timed out")                                                                    \
-    X(CANCELLED, 13, "cancelled")
+    X(CANCELLED, 13, "cancelled")                                                                  \
+    X(REFUSED, 14, "refused")
 
 enum err_code {
 #define X(name, number, text) ERR_##name = -(number),

@@ -131,6 +131,7 @@ void client_close(struct client *c)
         client_cancel(r);
         call__end(r, &closed);
     }
+    unary__close(c);
     if (c->sock) {
         net_sock_drain(c->sock, DRAIN_MS);
         c->sock = NULL;
@@ -186,7 +187,7 @@ bool client__other_version(const struct msg_reply *h, struct client_end *ret)
 
 static bool waits_for_server(const struct client *c)
 {
-    return c->n_calls || c->unary;
+    return c->n_calls || c->unaries;
 }
 
 void client__expect(struct client *c, uint64_t now)
@@ -199,7 +200,7 @@ void client__expect(struct client *c, uint64_t now)
 
 static bool wants_to_send(const struct client *c)
 {
-    if (c->unary && !c->unary->sent) return true;
+    if (unary__wants_to_send(c)) return true;
     for (size_t i = 0; i < c->n_calls; i++)
         if (call__wants_to_send(c->calls[i])) return true;
     return false;
@@ -211,6 +212,7 @@ static uint64_t next_due_ns(const struct client *c)
     if (!waits_for_server(c)) return UINT64_MAX;
     uint64_t due = c->pinged_ns + CLIENT_PING_NS;
     if (c->heard_ns + c->again_ns < due) due = c->heard_ns + c->again_ns;
+    if (unary__due_ns(c) < due) due = unary__due_ns(c);
     for (size_t i = 0; i < c->n_calls; i++) {
         uint64_t d = call__due_ns(c->calls[i]);
         if (d < due) due = d;
@@ -301,9 +303,8 @@ static void take(struct client *c, const struct msg_reply *h, struct net_frame b
 {
     struct client_end end;
     struct client_call *r = call_by_id(c, h->call);
-    if (c->unary && h->call == c->unary->id) {
-        unary__take_reply(c, h, body);
-    } else if (client__other_version(h, &end)) {
+    if (unary__take_reply(c, h, body)) return;
+    if (client__other_version(h, &end)) {
         /* No reply of this server will ever be understood. */
         while (c->n_calls) call__end(c->calls[c->n_calls - 1], &end);
     } else if (h->call == c->ping_call) {
@@ -336,7 +337,7 @@ static void renew_silent(struct client *c, uint64_t now)
     c->again_ns *= 2; /* over a slow line a long reply takes longer than this */
     (void)connect_again(c, NULL);
     c->blocked = false;
-    if (c->unary) c->unary->sent = false;
+    unary__renew(c);
     for (size_t i = c->n_calls; i-- > 0;) {
         c->calls[i]->to_ask = true; /* at once when it is connected */
         if (c->calls[i]->asked) call__lose(c->calls[i], ERR_TIMEOUT, "is silent");
@@ -367,7 +368,7 @@ size_t client_turn(struct client *c, int timeout_ms)
     uint64_t now = clock_ns();
     if (waits_for_server(c)) renew_silent(c, now);
     for (size_t i = c->n_calls; i-- > 0;) call__look_after(c->calls[i], now);
-    if (c->unary && !c->unary->sent) unary__send(c);
+    unary__look_after(c, now);
     if (waits_for_server(c) && now >= c->pinged_ns + CLIENT_PING_NS) ping(c, now);
     watch(c);
     c->in_turn = false;

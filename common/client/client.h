@@ -80,6 +80,8 @@ struct client_request {
     const char *prompt;           /* UTF-8; NULL or "" where the tokens are given */
     const int32_t *prompt_tokens; /* n_prompt_tokens ids, instead of the prompt */
     uint32_t n_prompt_tokens;
+    /* A conversation, instead of the prompt: JSON, as client.proto says under Chat. */
+    const char *chat;
     bool special;        /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;     /* go on to max_tokens */
     bool has_seed;       /* otherwise the server draws sampling.seed, and tells it */
@@ -90,7 +92,9 @@ struct client_request {
     uint32_t n_stops;
     const char *model;  /* the name of the one that is expected to be served, or NULL */
     const char *tenant; /* computed prefixes are shared within a tenant only; NULL: with all */
-    bool has_priority;  /* otherwise PRIORITY_NORMAL */
+    const char *user; /* of a gateway: whose share of the server's queues it takes; NULL: its own */
+    bool pieces;      /* replies have their tokens' bytes */
+    bool has_priority; /* otherwise PRIORITY_NORMAL */
     enum priority priority;
     uint64_t deadline_ms; /* from now; 0: the server's default */
 };
@@ -113,8 +117,13 @@ struct client_reply {
     uint32_t n_top;        /* alternatives told of each token */
     const int32_t *top_ids;
     const float *top_logprobs; /* n_tokens x n_top */
-    uint64_t queued_us;        /* with the first token: from submission to its first computation */
-    bool has_usage;            /* what follows counts: in a call's first reply */
+    uint64_t queued_us;        /* with the first token: from submission to its first computation, */
+    uint32_t cached;           /* and tokens of the prompt that were found computed */
+    /* Bytes of the tokens, then of top_ids, where asked for; they need not be UTF-8. */
+    const char *pieces;          /* one behind the other, */
+    uint32_t n_pieces;           /* n_tokens x (1 + n_top), or 0 */
+    const uint32_t *piece_bytes; /* n_pieces */
+    bool has_usage;              /* what follows counts: in a call's first reply */
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
     uint64_t seed;

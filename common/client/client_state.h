@@ -8,22 +8,23 @@
 #include "common/base/buf.h"
 #include "common/base/clock.h"
 #include "common/client/client.h"
+#include "common/client/tools.h"
 #include "common/io/net.h"
 #include "proto/msg.h"
 
 #define CLIENT_PING_NS (500 * NS_PER_MS)
 
-/* A call with one reply, for as long as somebody waits for it. */
+/* A call with one reply, until that has come or is given up. */
 struct unary {
-    uint64_t id;
+    struct unary *next;
+    uint64_t id, begun_ns;
     uint32_t version;
-    const char *method;
-    const void *body;
-    size_t body_bytes;
+    char method[32];
+    struct buf body;
     bool sent;  /* on the present connection */
     bool asked; /* on any connection */
-    bool done;
-    struct client_end *end;
+    client_ask_fn on_end;
+    void *arg;
 };
 
 struct client {
@@ -45,7 +46,7 @@ struct client {
     bool closing;
     struct client_call **calls; /* running Generates, n_calls of room_calls */
     size_t n_calls, room_calls;
-    struct unary *unary; /* or NULL */
+    struct unary *unaries; /* that wait for their reply */
     struct arena header_arena, body_arena;
     struct buf header, body; /* of the message that is being sent */
     struct buf reply;        /* body of the last unary reply */
@@ -96,7 +97,15 @@ uint64_t call__due_ns(const struct client_call *r);
 bool call__wants_to_send(const struct client_call *r);
 
 /* unary.c */
-void unary__take_reply(struct client *c, const struct msg_reply *h, struct net_frame body);
-void unary__send(struct client *c);
+/* False: no unary call has this id. */
+bool unary__take_reply(struct client *c, const struct msg_reply *h, struct net_frame body);
+/* Sends those that no connection has taken yet, and ends those that have waited too long. */
+void unary__look_after(struct client *c, uint64_t now);
+/* When the next of them will have. */
+uint64_t unary__due_ns(const struct client *c);
+bool unary__wants_to_send(const struct client *c);
+/* There is a new connection. */
+void unary__renew(struct client *c);
+void unary__close(struct client *c);
 
 #endif

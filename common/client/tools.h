@@ -14,4 +14,15 @@ int client_status(struct client *c, struct msg_status *ret, struct errmsg *em);
 int client_raw(struct client *c, uint32_t version, const char *method, const void *body,
                size_t body_bytes, struct client_end *ret_end, struct errmsg *em);
 
+/* How a call with one reply ended; with STATUS_OK `body` is the reply's, valid during the call. */
+typedef void (*client_ask_fn)(void *arg, const struct client_end *end, const void *body,
+                              size_t body_bytes);
+
+/* The same for a poll loop: begins it and never waits. on_end comes once from a later client_turn,
+ * or from client_close (STATUS_CANCELLED); with `lost` where nothing came within CLIENT_SLOW_MS, or
+ * the server fell silent. The body is copied. ERR_LIMIT: it is larger than any server takes;
+ * ERR_CLOSED: the client is being closed. */
+int client_ask(struct client *c, const char *method, const void *body, size_t body_bytes,
+               client_ask_fn on_end, void *arg, struct errmsg *em);
+
 #endif

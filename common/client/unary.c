@@ -2,58 +2,161 @@
  * on a new connection. The answers to pings tell a slow server from a dead one. */
 #include "common/client/client_state.h"
 
+#include "common/base/mem.h"
 #include "common/client/tools.h"
 #include "proto/wire.h"
 
+#include <stdio.h>
 #include <string.h>
 
-void unary__send(struct client *c)
+static void send_one(struct client *c, struct unary *u)
 {
-    struct unary *u = c->unary;
     struct msg_call h = client__header(c, u->method, u->id);
     h.version = u->version;
-    u->sent = client__send(c, &h, u->body, u->body_bytes) == 0;
+    u->sent = client__send(c, &h, u->body.data ? u->body.data : "", u->body.len) == 0;
     u->asked |= u->sent;
 }
 
-void unary__take_reply(struct client *c, const struct msg_reply *h, struct net_frame body)
+/* Takes it out of the list, tells its end, and frees it. */
+static void end_one(struct client *c, struct unary *u, const struct client_end *end,
+                    struct net_frame body)
 {
-    struct unary *u = c->unary;
-    if (client__other_version(h, u->end)) {
-        u->done = true;
-        return;
+    struct unary **at = &c->unaries;
+    while (*at != u) at = &(*at)->next;
+    *at = u->next;
+    u->on_end(u->arg, end, body.data, body.bytes);
+    buf_close(&u->body);
+    mem_free(u);
+}
+
+bool unary__take_reply(struct client *c, const struct msg_reply *h, struct net_frame body)
+{
+    struct client_end end;
+    struct unary *u = c->unaries;
+    while (u && u->id != h->call) u = u->next;
+    if (!u) return false;
+    if (client__other_version(h, &end)) {
+        end_one(c, u, &end, (struct net_frame){"", 0});
+    } else if (h->end) {
+        end = (struct client_end){.status = h->status, .retry_ms = h->retry_ms};
+        memcpy(end.text, h->message, sizeof end.text);
+        end_one(c, u, &end, body);
     }
-    if (!h->end) return;
-    buf_drop(&c->reply, c->reply.len);
-    (void)buf_append(&c->reply, body.data, body.bytes);
-    *u->end = (struct client_end){.status = h->status, .retry_ms = h->retry_ms};
-    memcpy(u->end->text, h->message, sizeof u->end->text);
-    u->done = true;
+    return true;
+}
+
+/* When it is given up. */
+static uint64_t due_ns(const struct client *c, const struct unary *u)
+{
+    uint64_t said_ns = c->said_ns > u->begun_ns ? c->said_ns : u->begun_ns;
+    uint64_t slow = u->begun_ns + CLIENT_SLOW_MS * NS_PER_MS,
+             silent = said_ns + CLIENT_SILENT_MS * NS_PER_MS;
+    return slow < silent ? slow : silent;
+}
+
+static void give_up(struct client *c, struct unary *u)
+{
+    struct errmsg em;
+    struct client_end end = {.lost = ERR_TIMEOUT, .status = STATUS_UNAVAILABLE};
+    if (u->asked)
+        (void)err_set(&em, ERR_TIMEOUT, "%s is silent", c->endpoint);
+    else
+        (void)client__nobody(c, &em);
+    (void)snprintf(end.text, sizeof end.text, "%s", em.text);
+    end_one(c, u, &end, (struct net_frame){"", 0});
+}
+
+void unary__look_after(struct client *c, uint64_t now)
+{
+    for (struct unary *u = c->unaries, *next; u; u = next) {
+        next = u->next;
+        if (now >= due_ns(c, u))
+            give_up(c, u);
+        else if (!u->sent)
+            send_one(c, u);
+    }
+}
+
+uint64_t unary__due_ns(const struct client *c)
+{
+    uint64_t due = UINT64_MAX;
+    for (const struct unary *u = c->unaries; u; u = u->next)
+        if (due_ns(c, u) < due) due = due_ns(c, u);
+    return due;
+}
+
+bool unary__wants_to_send(const struct client *c)
+{
+    for (const struct unary *u = c->unaries; u; u = u->next)
+        if (!u->sent) return true;
+    return false;
+}
+
+void unary__renew(struct client *c)
+{
+    for (struct unary *u = c->unaries; u; u = u->next) u->sent = false;
+}
+
+void unary__close(struct client *c)
+{
+    static const struct client_end closed = {.status = STATUS_CANCELLED,
+                                             .text = "the client was closed"};
+    while (c->unaries) end_one(c, c->unaries, &closed, (struct net_frame){"", 0});
+}
+
+static void begin(struct client *c, uint32_t version, const char *method, const void *body,
+                  size_t body_bytes, client_ask_fn on_end, void *arg)
+{
+    struct unary *u = mem_alloc(sizeof *u);
+    *u = (struct unary){.id = c->next_call++,
+                        .begun_ns = clock_ns(),
+                        .version = version,
+                        .on_end = on_end,
+                        .arg = arg};
+    (void)snprintf(u->method, sizeof u->method, "%s", method);
+    (void)buf_append(&u->body, body, body_bytes);
+    client__expect(c, u->begun_ns);
+    u->next = c->unaries;
+    c->unaries = u;
+    send_one(c, u);
+}
+
+int client_ask(struct client *c, const char *method, const void *body, size_t body_bytes,
+               client_ask_fn on_end, void *arg, struct errmsg *em)
+{
+    if (c->closing) return err_set(em, ERR_CLOSED, "the client is being closed");
+    if (body_bytes > LIMIT_CLIENT_BYTES)
+        return err_set(em, ERR_LIMIT, "a request of %zu bytes; servers take %u", body_bytes,
+                       LIMIT_CLIENT_BYTES);
+    begin(c, PROTO_VERSION, method, body, body_bytes, on_end, arg);
+    return 0;
+}
+
+/* ---- waiting for it ---- */
+
+struct wait {
+    struct client *c;
+    struct client_end *end;
+    bool done;
+};
+
+static void on_waited(void *arg, const struct client_end *end, const void *body, size_t body_bytes)
+{
+    struct wait *w = arg;
+    *w->end = *end;
+    buf_drop(&w->c->reply, w->c->reply.len);
+    (void)buf_append(&w->c->reply, body, body_bytes);
+    w->done = true;
 }
 
 int client_raw(struct client *c, uint32_t version, const char *method, const void *body,
                size_t body_bytes, struct client_end *ret_end, struct errmsg *em)
 {
     if (c->in_turn) return err_set(em, ERR_RANGE, "%s: called from a callback", method);
-    uint64_t begun_ns = clock_ns(), now = begun_ns;
-    struct unary u = {.id = c->next_call++,
-                      .version = version,
-                      .method = method,
-                      .body = body,
-                      .body_bytes = body_bytes,
-                      .end = ret_end};
-    client__expect(c, begun_ns);
-    c->unary = &u;
-    unary__send(c);
-    while (!u.done && now - begun_ns < CLIENT_SLOW_MS * NS_PER_MS) {
-        uint64_t said_ns = c->said_ns > begun_ns ? c->said_ns : begun_ns;
-        if (now >= said_ns + CLIENT_SILENT_MS * NS_PER_MS) break;
-        (void)client_turn(c, 100);
-        now = clock_ns();
-    }
-    c->unary = NULL;
-    if (u.done) return ret_end->lost ? err_set(em, ret_end->lost, "%s", ret_end->text) : 0;
-    return u.asked ? err_set(em, ERR_TIMEOUT, "%s is silent", c->endpoint) : client__nobody(c, em);
+    struct wait w = {.c = c, .end = ret_end};
+    begin(c, version, method, body, body_bytes, on_waited, &w);
+    while (!w.done) (void)client_turn(c, 100);
+    return ret_end->lost ? err_set(em, ret_end->lost, "%s", ret_end->text) : 0;
 }
 
 /* A call for which another status than OK is an error too. */
@@ -82,9 +185,14 @@ int client_tokenize(struct client *c, const char *text, bool special, const int3
                     uint32_t *ret_n, struct errmsg *em)
 {
     struct buf request = {0};
-    wire_put_tokenize(text, special, &request);
+    wire_put_tokenize(&(struct msg_tokenize){.text = text, .special = special}, &request);
     int rc = ask(c, "Tokenize", request.data, request.len, em);
     buf_close(&request);
     if (rc < 0) return rc;
-    return wire_get_tokens(c->reply.data, c->reply.len, &c->body_arena, ret_tokens, ret_n, em);
+    struct msg_tokens tokens;
+    rc = wire_get_tokens(c->reply.data, c->reply.len, &c->body_arena, &tokens, em);
+    if (rc < 0) return rc;
+    *ret_tokens = tokens.tokens;
+    *ret_n = tokens.n;
+    return 0;
 }

@@ -20,22 +20,41 @@ static const struct arch *const families[] = {
 
 const char *arch_mat_name(enum arch_mat m)
 {
-    static const char *const names[N_MATS] = {"attn_q",   "attn_k", "attn_v",  "attn_output",
-                                              "ffn_gate", "ffn_up", "ffn_down"};
+    static const char *const names[N_MATS] = {
+        "attn_q.weight",   "attn_k.weight", "attn_v.weight",  "attn_output.weight",
+        "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"};
     return names[m];
 }
 
 const char *arch_vec_name(enum arch_vec v)
 {
-    static const char *const names[N_VECS] = {"attn_norm",   "attn_q_norm",
-                                              "attn_k_norm", "post_attention_norm",
-                                              "ffn_norm",    "post_ffw_norm"};
+    static const char *const names[N_VECS] = {[VEC_ATTN_NORM] = "attn_norm.weight",
+                                              [VEC_Q_BIAS] = "attn_q.bias",
+                                              [VEC_K_BIAS] = "attn_k.bias",
+                                              [VEC_V_BIAS] = "attn_v.bias",
+                                              [VEC_Q_NORM] = "attn_q_norm.weight",
+                                              [VEC_K_NORM] = "attn_k_norm.weight",
+                                              [VEC_ATTN_POST_NORM] = "post_attention_norm.weight",
+                                              [VEC_FFN_NORM] = "ffn_norm.weight",
+                                              [VEC_FFN_POST_NORM] = "post_ffw_norm.weight"};
     return names[v];
 }
 
 uint32_t arch_vec_width(const struct arch_dims *d, enum arch_vec v)
 {
-    return v == VEC_Q_NORM || v == VEC_K_NORM ? d->head_size : d->hidden;
+    switch (v) {
+    case VEC_Q_NORM:
+    case VEC_K_NORM: return d->head_size;
+    case VEC_Q_BIAS: return d->n_heads * d->head_size;
+    case VEC_K_BIAS:
+    case VEC_V_BIAS: return d->n_kv_heads * d->head_size;
+    case VEC_ATTN_NORM:
+    case VEC_ATTN_POST_NORM:
+    case VEC_FFN_NORM:
+    case VEC_FFN_POST_NORM:
+    case N_VECS: break;
+    }
+    return d->hidden;
 }
 
 void arch_mat_shape(const struct arch_dims *d, enum arch_mat m, uint32_t *ret_rows, uint32_t *ret_k)
@@ -180,17 +199,10 @@ struct arch_block *arch__add_block(struct arch_dims *d)
 /* Whether a layer with these vectors has the tensor "blk.N.NAME". */
 static bool known_of_layer(uint32_t vecs, const char *name)
 {
-    size_t n = strlen(name), suffix = strlen(".weight");
-    if (n <= suffix || strcmp(name + n - suffix, ".weight") != 0) return false;
-    n -= suffix;
-    for (int m = 0; m < N_MATS; m++) {
-        const char *of = arch_mat_name((enum arch_mat)m);
-        if (strlen(of) == n && memcmp(of, name, n) == 0) return true;
-    }
-    for (int v = 0; v < N_VECS; v++) {
-        const char *of = arch_vec_name((enum arch_vec)v);
-        if (vecs >> v & 1 && strlen(of) == n && memcmp(of, name, n) == 0) return true;
-    }
+    for (int m = 0; m < N_MATS; m++)
+        if (strcmp(arch_mat_name((enum arch_mat)m), name) == 0) return true;
+    for (int v = 0; v < N_VECS; v++)
+        if (vecs >> v & 1 && strcmp(arch_vec_name((enum arch_vec)v), name) == 0) return true;
     return false;
 }
 

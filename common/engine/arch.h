@@ -19,15 +19,20 @@
 /* The families: one line each. X(NAME) is `general.architecture`, and arch_NAME of arch/NAME.c. */
 #define ARCH_FAMILIES(X)                                                                           \
     X(llama)                                                                                       \
-    X(gemma3)
+    X(gemma3)                                                                                      \
+    X(qwen2)                                                                                       \
+    X(qwen3)
 
 /* The weight matrices of a layer, in the order in which they are used. */
 enum arch_mat { MAT_Q, MAT_K, MAT_V, MAT_O, MAT_GATE, MAT_UP, MAT_DOWN, N_MATS };
 
 /* The vectors that a layer may have: norms over the hidden width, but for those of q and k, over a
- * head. */
+ * head; and what is added to its queries, keys and values. */
 enum arch_vec {
     VEC_ATTN_NORM,
+    VEC_Q_BIAS, /* before the norm of q */
+    VEC_K_BIAS,
+    VEC_V_BIAS,
     VEC_Q_NORM,
     VEC_K_NORM,
     VEC_ATTN_POST_NORM, /* of what attention adds to the stream */
@@ -44,7 +49,7 @@ enum arch_ffn { FFN_SILU, FFN_GELU };
 /* What the layers of one kind have and do. */
 struct arch_block {
     uint32_t vecs;       /* bits 1 << enum arch_vec: which the layer has, and so where it
-                            normalises */
+                            normalises and what it adds */
     enum arch_norm norm; /* of all its norms */
     enum arch_ffn ffn;
     uint32_t window;   /* attention sees so many positions, a row's own included; 0: all of them */
@@ -92,7 +97,7 @@ int arch_read(const struct weights *w, struct arch_dims *ret, struct errmsg *em)
 /* How many keys of the model's architecture arch_read does not look at; if any, *ret names them. */
 size_t arch_unread(const struct weights *w, struct errmsg *ret);
 
-/* Tensor name of a layer's matrix or vector ("attn_q"), and its shape [rows][k]. */
+/* A tensor's name within its layer ("attn_q.weight"), and its shape [rows][k]. */
 const char *arch_mat_name(enum arch_mat m);
 const char *arch_vec_name(enum arch_vec v);
 void arch_mat_shape(const struct arch_dims *d, enum arch_mat m, uint32_t *ret_rows,

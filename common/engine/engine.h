@@ -124,6 +124,10 @@ int eng_slice_bytes(const struct weights *w, const struct arch_dims *d, uint32_t
 int eng_weights_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
                       uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
 
+/* The same of the layers alone, without the embedding and the output head. */
+int eng_layers_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
+                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em);
+
 /* What an engine takes of memory beside weights, keys and values. */
 struct eng_sizes {
     uint64_t step_bytes;   /* buffers of the largest step */

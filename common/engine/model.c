@@ -16,7 +16,7 @@
 struct piece {
     const struct weights_tensor *tensor;
     uint32_t rows, k;
-    bool vector; /* a norm: kept as f32, not packed */
+    bool vector; /* a norm or a bias: kept as f32, not packed */
     size_t at;   /* bytes from the start of the weights */
     size_t bytes;
     struct mat *mat;
@@ -76,14 +76,14 @@ static int bind_layer(struct binding *b, const struct arch_dims *d, uint32_t lay
     int rc = 0;
     for (int v = 0; v < N_VECS && rc == 0; v++) {
         if (!arch_has(block, (enum arch_vec)v)) continue;
-        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", layer,
+        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s", layer,
                        arch_vec_name((enum arch_vec)v));
         rc = bind_tensor(b, name, 1, arch_vec_width(d, (enum arch_vec)v), NULL, &l->vecs[v], em);
     }
     for (int m = 0; m < N_MATS && rc == 0; m++) {
         uint32_t rows, k;
         arch_mat_shape(d, (enum arch_mat)m, &rows, &k);
-        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", layer,
+        (void)snprintf(name, sizeof name, "blk.%" PRIu32 ".%s", layer,
                        arch_mat_name((enum arch_mat)m));
         rc = bind_tensor(b, name, rows, k, &l->mats[m], NULL, em);
     }
@@ -310,16 +310,17 @@ void model_close(struct model *m)
     *m = (struct model){0};
 }
 
-/* The tensors of a slice as pieces, unread; where the pieces point to is gone. The caller frees
- * ret->pieces on success. */
+/* The tensors of a slice as pieces, unread; where the pieces point to is gone. ends: with the
+ * embedding and the output head, where the slice has them. The caller frees ret->pieces on success.
+ */
 static int list_pieces(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
-                       uint32_t layer_last, struct binding *ret, struct errmsg *em)
+                       uint32_t layer_last, bool ends, struct binding *ret, struct errmsg *em)
 {
     struct model m = {.dims = *d,
                       .layer_first = layer_first,
                       .layer_last = layer_last,
-                      .first = layer_first == 0,
-                      .last = layer_last == d->n_layers - 1};
+                      .first = ends && layer_first == 0,
+                      .last = ends && layer_last == d->n_layers - 1};
     *ret = (struct binding){.w = w};
     int rc = bind_slice(ret, &m, em);
     if (rc < 0) mem_free(ret->pieces);
@@ -332,7 +333,7 @@ int eng_slice_tensors(const struct weights *w, const struct arch_dims *d, uint32
                       struct errmsg *em)
 {
     struct binding b;
-    int rc = list_pieces(w, d, layer_first, layer_last, &b, em);
+    int rc = list_pieces(w, d, layer_first, layer_last, true, &b, em);
     if (rc < 0) return rc;
     if (b.n > idx_max)
         rc = err_set(em, ERR_LIMIT,
@@ -351,7 +352,7 @@ int eng_slice_bytes(const struct weights *w, const struct arch_dims *d, uint32_t
 {
     struct binding b;
     uint64_t bytes = 0;
-    int rc = list_pieces(w, d, layer_first, layer_last, &b, em);
+    int rc = list_pieces(w, d, layer_first, layer_last, true, &b, em);
     if (rc < 0) return rc;
     for (uint32_t i = 0; i < b.n; i++) bytes += b.pieces[i].tensor->bytes;
     *ret_bytes = bytes;
@@ -363,7 +364,18 @@ int eng_weights_bytes(const struct weights *w, const struct arch_dims *d, uint32
                       uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em)
 {
     struct binding b;
-    int rc = list_pieces(w, d, layer_first, layer_last, &b, em);
+    int rc = list_pieces(w, d, layer_first, layer_last, true, &b, em);
+    if (rc < 0) return rc;
+    *ret_bytes = b.bytes;
+    mem_free(b.pieces);
+    return 0;
+}
+
+int eng_layers_bytes(const struct weights *w, const struct arch_dims *d, uint32_t layer_first,
+                     uint32_t layer_last, uint64_t *ret_bytes, struct errmsg *em)
+{
+    struct binding b;
+    int rc = list_pieces(w, d, layer_first, layer_last, false, &b, em);
     if (rc < 0) return rc;
     *ret_bytes = b.bytes;
     mem_free(b.pieces);

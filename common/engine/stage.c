@@ -110,7 +110,13 @@ static void turn_heads(const struct engine *e, float *x, uint32_t n, const struc
     }
 }
 
-/* Rotates queries and keys, scales queries, writes keys and values. */
+static void add_bias(float *x, const float *bias, uint32_t n)
+{
+    for (uint32_t i = 0; bias && i < n; i++) x[i] += bias[i];
+}
+
+/* Adds biases where the layer has some, rotates queries and keys, scales queries, writes keys and
+ * values. */
 static void rotate_and_store(const struct stage_thread *t, uint32_t layer)
 {
     struct engine *e = t->e;
@@ -126,6 +132,9 @@ static void rotate_and_store(const struct stage_thread *t, uint32_t layer)
     for (uint32_t r = a; r < b; r++) {
         const float *cs = e->cs[block] + (size_t)r * d->rope_dims;
         float *q = e->qkv + r * e->ld_qkv, *k = q + e->ld_q, *v = k + e->ld_kv;
+        add_bias(q, l->vecs[VEC_Q_BIAS], d->n_heads * hs);
+        add_bias(k, l->vecs[VEC_K_BIAS], d->n_kv_heads * hs);
+        add_bias(v, l->vecs[VEC_V_BIAS], d->n_kv_heads * hs);
         turn_heads(e, q, d->n_heads, &q_norm, halves, cs);
         turn_heads(e, k, d->n_kv_heads, &k_norm, halves, cs);
         for (uint32_t i = 0; i < d->n_heads * hs; i++) q[i] *= d->q_scale;

@@ -48,22 +48,33 @@ static bool is_null(const char *s)
     return !*s || strcmp(s, "~") == 0 || strcmp(s, "null") == 0;
 }
 
-static int set_u32(struct reader *r, const struct conf_key *k, const char *s)
+static bool is_u32(const char *s, uint32_t min, uint32_t max, uint32_t *ret)
 {
-    char reason[96];
     uint64_t v = 0;
     size_t n = strlen(s);
-    bool right = plain(r) && n > 0 && n <= 10 && (s[0] != '0' || n == 1);
+    bool right = n > 0 && n <= 10 && (s[0] != '0' || n == 1);
     for (size_t i = 0; i < n && right; i++) {
         right = s[i] >= '0' && s[i] <= '9';
         v = v * 10 + (uint64_t)(s[i] - '0');
     }
-    if (!right || v < k->min || v > k->max) {
+    if (!right || v < min || v > max) return false;
+    *ret = (uint32_t)v;
+    return true;
+}
+
+bool conf_node_u32(const struct conf_node *node, uint32_t min, uint32_t max, uint32_t *ret)
+{
+    return node->shape == CONF_SCALAR && node->plain && is_u32(node->text, min, max, ret);
+}
+
+static int set_u32(struct reader *r, const struct conf_key *k, const char *s)
+{
+    char reason[96];
+    if (!plain(r) || !is_u32(s, k->min, k->max, k->value)) {
         (void)snprintf(reason, sizeof reason, "'%.20s' is not a whole number in %u..%u", s, k->min,
                        k->max);
         return fail(r, k->name, reason);
     }
-    *(uint32_t *)k->value = (uint32_t)v;
     return 0;
 }
 
@@ -110,9 +121,95 @@ static int set_list(struct reader *r, const struct conf_key *k)
     return rc;
 }
 
+/* ---- nodes ---- */
+
+static void free_node(struct conf_node *node)
+{
+    for (size_t i = 0; i < node->n; i++) free_node(&node->items[i]);
+    mem_free(node->items);
+    mem_free(node->key);
+    mem_free(node->text);
+    *node = (struct conf_node){.shape = CONF_ABSENT};
+}
+
+static bool has_key(const struct conf_node *mapping, const char *key)
+{
+    for (size_t i = 0; i < mapping->n; i++)
+        if (strcmp(mapping->items[i].key, key) == 0) return true;
+    return false;
+}
+
+/* The name of a value of a mapping, and the value's first event. */
+static int take_key(struct reader *r, const struct conf_key *k, const struct conf_node *mapping,
+                    char **ret_key)
+{
+    int rc = check_scalar(r, k);
+    if (rc < 0) return rc;
+    const char *s = (const char *)r->event.data.scalar.value;
+    if (has_key(mapping, s)) return fail(r, k->name, "has a key twice");
+    *ret_key = mem_strdup(s);
+    return next(r);
+}
+
+static int set_node(struct reader *r, const struct conf_key *k, struct conf_node *node,
+                    uint32_t depth, uint32_t *left);
+
+/* From the start of a list or mapping to its end. */
+static int set_items(struct reader *r, const struct conf_key *k, struct conf_node *node,
+                     uint32_t depth, uint32_t *left)
+{
+    bool mapping = node->shape == CONF_MAPPING;
+    yaml_event_type_t end = mapping ? YAML_MAPPING_END_EVENT : YAML_SEQUENCE_END_EVENT;
+    int rc;
+    if (depth == CONF_DEPTH) return fail(r, k->name, "has too many lists inside each other");
+    while ((rc = next(r)) == 0 && r->event.type != end) {
+        struct conf_node item = {.shape = CONF_ABSENT};
+        if (mapping) rc = take_key(r, k, node, &item.key);
+        if (rc == 0) rc = set_node(r, k, &item, depth + 1, left);
+        node->items = mem_realloc(node->items, (node->n + 1) * sizeof *node->items);
+        node->items[node->n++] = item; /* half of one is freed with the rest */
+        if (rc < 0) return rc;
+    }
+    return rc;
+}
+
+static int set_node(struct reader *r, const struct conf_key *k, struct conf_node *node,
+                    uint32_t depth, uint32_t *left)
+{
+    const yaml_event_t *e = &r->event;
+    node->line = e->start_mark.line + 1;
+    node->column = e->start_mark.column + 1;
+    if (*left == 0) return fail(r, k->name, "has too many values");
+    (*left)--;
+    if (e->type == YAML_SEQUENCE_START_EVENT || e->type == YAML_MAPPING_START_EVENT) {
+        bool list = e->type == YAML_SEQUENCE_START_EVENT;
+        if (list ? e->data.sequence_start.anchor || e->data.sequence_start.tag
+                 : e->data.mapping_start.anchor || e->data.mapping_start.tag)
+            return fail(r, k->name, "anchors and tags are not read");
+        node->shape = list ? CONF_SEQUENCE : CONF_MAPPING;
+        return set_items(r, k, node, depth, left);
+    }
+    int rc = check_scalar(r, k);
+    if (rc < 0) return rc;
+    const char *s = (const char *)e->data.scalar.value;
+    if (plain(r) && is_null(s)) return fail(r, k->name, "has an empty value");
+    node->shape = CONF_SCALAR;
+    node->plain = plain(r);
+    node->text = mem_strdup(s);
+    return 0;
+}
+
+static int set_whole_node(struct reader *r, const struct conf_key *k)
+{
+    uint32_t left = k->max;
+    free_node(k->value);
+    return set_node(r, k, k->value, 0, &left);
+}
+
 static int set_value(struct reader *r, const struct conf_key *k)
 {
     if (k->kind == CONF_LIST) return set_list(r, k);
+    if (k->kind == CONF_NODE) return set_whole_node(r, k);
     int rc = check_scalar(r, k);
     if (rc < 0) return rc;
     const char *s = (const char *)r->event.data.scalar.value;
@@ -231,6 +328,7 @@ void conf_free(const struct conf_key *table)
 {
     for (; table->name; table++) {
         if (table->kind == CONF_LIST) free_list(table->value);
+        if (table->kind == CONF_NODE) free_node(table->value);
         if (table->kind != CONF_STRING) continue;
         mem_free(*(char **)table->value);
         *(char **)table->value = NULL;

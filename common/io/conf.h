@@ -19,6 +19,9 @@ enum conf_kind {
     CONF_U32,    /* uint32_t in [min, max] */
     CONF_BOOL,   /* bool */
     CONF_LIST,   /* struct conf_list: strings, at most `max`; freed with conf_free */
+    CONF_NODE    /* struct conf_node: scalars, lists and mappings, to be looked into by the caller;
+                    at most `max` values, at most CONF_DEPTH lists and mappings inside each other.
+                    Freed with conf_free */
 };
 
 /* A string of a list, and where it stands in the file, from 1. */
@@ -29,6 +32,21 @@ struct conf_item {
 
 struct conf_list {
     struct conf_item *items;
+    size_t n;
+};
+
+#define CONF_DEPTH 3u
+
+enum conf_shape { CONF_ABSENT, CONF_SCALAR, CONF_SEQUENCE, CONF_MAPPING };
+
+/* A value, and where it stands in the file, from 1. */
+struct conf_node {
+    enum conf_shape shape;
+    char *key;  /* of a value in a mapping: of which no two are equal */
+    char *text; /* of a scalar */
+    bool plain; /* it is not quoted */
+    size_t line, column;
+    struct conf_node *items; /* n of a list or mapping */
     size_t n;
 };
 
@@ -46,7 +64,10 @@ int conf_read(const char *path, const struct conf_key *table, struct errmsg *em)
 /* The same from memory; `name` stands for the file in errors. */
 int conf_parse(const char *name, const char *text, size_t len, const struct conf_key *table,
                struct errmsg *em);
-/* Frees the strings and lists of a table. */
+/* A scalar that is a whole number in min..max, written as CONF_U32 wants it. */
+bool conf_node_u32(const struct conf_node *node, uint32_t min, uint32_t max, uint32_t *ret);
+
+/* Frees the strings, lists and nodes of a table. */
 void conf_free(const struct conf_key *table);
 
 #endif

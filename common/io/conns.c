@@ -253,8 +253,10 @@ static void hold_total(struct conns *c, uint32_t group)
 long conns_turn(struct conns *c, uint64_t now_ns)
 {
     cut_refused(c);
-    if (c->any_hot && now_ns < c->looked_ns + LOOK_NS)
-        return (long)((c->looked_ns + LOOK_NS - now_ns) / NS_PER_MS) + 1;
+    if (c->any_hot && now_ns < c->looked_ns + LOOK_NS) {
+        long left_ms = (long)((c->looked_ns + LOOK_NS - now_ns) / NS_PER_MS) + 1;
+        return left_ms < CONNS_LOOK_MS ? left_ms : CONNS_LOOK_MS;
+    }
     struct epoll_event fired[FIRED_MAX];
     int n;
     while ((n = epoll_wait(c->epoll, fired, FIRED_MAX, 0)) > 0) {

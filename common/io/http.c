@@ -130,28 +130,39 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
     return rc;
 }
 
+int http__address(const char *host, uint32_t port, struct http_address *ret, struct errmsg *em)
+{
+    struct addr a;
+    if (addr_parse(host, &a, em) < 0 || lookup_now(&a, em) < 0) return ERR_CONF;
+    *ret = (struct http_address){.v6 = a.kind == ADDR_V6};
+    if (ret->v6) {
+        ret->at.in6 =
+            (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+        (void)inet_pton(AF_INET6, a.host, &ret->at.in6.sin6_addr);
+    } else {
+        ret->at.in = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+        (void)inet_pton(AF_INET, a.host, &ret->at.in.sin_addr);
+    }
+    return 0;
+}
+
 int http_open(const char *host, uint32_t port, const char *path, const char *content_type,
               http_text_fn text, void *arg, struct http **ret, uint32_t *ret_port,
               struct errmsg *em)
 {
-    struct addr a;
-    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-    if (addr_parse(host, &a, em) < 0 || lookup_now(&a, em) < 0) return ERR_CONF;
-    bool six = a.kind == ADDR_V6;
-    (void)inet_pton(six ? AF_INET6 : AF_INET, a.host,
-                    six ? (void *)&v6.sin6_addr : (void *)&v4.sin_addr);
+    struct http_address at;
+    if (http__address(host, port, &at, em) < 0) return ERR_CONF;
     struct http *h = mem_zalloc(sizeof *h);
     h->path = path;
     h->content_type = content_type;
     h->text = text;
     h->arg = arg;
     h->daemon = MHD_start_daemon(
-        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | (six ? MHD_USE_IPv6 : 0), 0, NULL, NULL,
-        on_request, h, MHD_OPTION_SOCK_ADDR, six ? (const void *)&v6 : (const void *)&v4,
-        MHD_OPTION_CONNECTION_LIMIT, ACCEPTED, MHD_OPTION_CONNECTION_TIMEOUT, HTTP_IDLE_S,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)REQUEST_BYTES, MHD_OPTION_NOTIFY_CONNECTION,
-        on_connection, h, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_END);
+        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | (at.v6 ? MHD_USE_IPv6 : 0), 0, NULL, NULL,
+        on_request, h, MHD_OPTION_SOCK_ADDR, &at.at.any, MHD_OPTION_CONNECTION_LIMIT, ACCEPTED,
+        MHD_OPTION_CONNECTION_TIMEOUT, HTTP_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)REQUEST_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_END);
     if (!h->daemon) {
         mem_free(h);
         return err_set(em, ERR_IO, "cannot listen for HTTP at %s:%" PRIu32 ": %s", host, port,

@@ -6,6 +6,8 @@
 #include "common/base/buf.h"
 #include "common/base/err.h"
 
+#include <netinet/in.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define HTTP_IDLE_S 5u       /* after which a silent connection is closed */
@@ -26,5 +28,18 @@ int http_open(const char *host, uint32_t port, const char *path, const char *con
               struct errmsg *em);
 /* May be NULL. */
 void http_close(struct http *h);
+
+/* Where an HTTP server listens, also for httpd.c. */
+struct http_address {
+    bool v6;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in in;
+        struct sockaddr_in6 in6;
+    } at;
+};
+
+/* An address of a host, which is looked up if it is a name, and a port. ERR_CONF: no such host. */
+int http__address(const char *host, uint32_t port, struct http_address *ret, struct errmsg *em);
 
 #endif

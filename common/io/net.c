@@ -310,10 +310,12 @@ static void *run_guard(void *arg)
     void *monitors[CONNS_GROUPS];
     long wait_ms = -1;
     while (take_watched(g, monitors)) {
+        /* Between two looks that follow each other closely it only waits: asking each monitor costs
+         * more than the looks. */
+        bool looks = wait_ms >= 0 && wait_ms <= CONNS_LOOK_MS;
         zmq_pollitem_t items[CONNS_GROUPS + 2] = {
             {.fd = g->wake, .events = ZMQ_POLLIN},
-            {.fd = conns_fd(g->conns),
-             .events = wait_ms < 0 || wait_ms > CONNS_LOOK_MS ? ZMQ_POLLIN : 0}};
+            {.fd = conns_fd(g->conns), .events = ZMQ_POLLIN}};
         uint32_t of[CONNS_GROUPS];
         int n = 0;
         for (uint32_t i = 0; i < CONNS_GROUPS; i++) {
@@ -321,9 +323,10 @@ static void *run_guard(void *arg)
             of[n] = i;
             items[2 + n++] = (zmq_pollitem_t){.socket = monitors[i], .events = ZMQ_POLLIN};
         }
-        (void)zmq_poll(items, n + 2, wait_ms);
+        (void)zmq_poll(items, looks ? 1 : n + 2, wait_ms);
         for (int i = 0; i < n; i++)
-            if ((items[2 + i].revents & ZMQ_POLLIN) && !take_events(g, monitors[of[i]], of[i]))
+            if ((looks || (items[2 + i].revents & ZMQ_POLLIN)) &&
+                !take_events(g, monitors[of[i]], of[i]))
                 forget_watched(g, of[i]);
         wait_ms = conns_turn(g->conns, clock_ns());
     }

@@ -95,6 +95,11 @@ void json_add(struct json *array, struct json *moved)
     (void)json_array_append_new(inner(array), inner(moved));
 }
 
+struct json *json_share(const struct json *j)
+{
+    return outer(json_incref((json_t *)(uintptr_t)j));
+}
+
 struct json *json_tokens(const int32_t *ids, size_t n)
 {
     struct json *a = json_new_array();
@@ -108,6 +113,17 @@ void json_print(const struct json *j, FILE *to)
     (void)fputc('\n', to);
 }
 
+static int append(const char *data, size_t n, void *to)
+{
+    return buf_append(to, data, n);
+}
+
+void json_write(const struct json *j, struct buf *to)
+{
+    (void)json_dump_callback((const json_t *)(const void *)j, append, to,
+                             JSON_COMPACT | JSON_REAL_PRECISION(9));
+}
+
 /* ---- reading ---- */
 
 static const json_t *inner_const(const struct json *j)
@@ -115,13 +131,43 @@ static const json_t *inner_const(const struct json *j)
     return (const json_t *)(const void *)j;
 }
 
-int json_read(const char *text, size_t bytes, struct json **ret, struct errmsg *em)
+int json_read_at(const char *text, size_t bytes, struct json **ret, size_t *ret_byte,
+                 struct errmsg *em)
 {
     json_error_t error;
     json_t *j = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (!j) return err_set(em, ERR_FORMAT, "byte %d: not JSON: %s", error.position, error.text);
-    *ret = outer(j);
-    return 0;
+    if (j) {
+        *ret = outer(j);
+        return 0;
+    }
+    if (ret_byte) *ret_byte = error.position > 0 ? (size_t)error.position : 0;
+    return err_set(em, ERR_FORMAT, "byte %d: not JSON: %s", error.position, error.text);
+}
+
+int json_read(const char *text, size_t bytes, struct json **ret, struct errmsg *em)
+{
+    return json_read_at(text, bytes, ret, NULL, em);
+}
+
+void json_key_at(const char *text, size_t at, char *ret, size_t size)
+{
+    size_t depth = 0, begin = 0, end = 0; /* of the last string of the outermost object */
+    ret[0] = 0;
+    for (size_t i = 0; i < at; i++) {
+        if (text[i] == '"') {
+            size_t from = ++i;
+            while (i < at && text[i] != '"') i += text[i] == '\\' ? 2 : 1;
+            if (depth == 1) begin = from, end = i < at ? i : at;
+        } else if (text[i] == ':' && depth == 1 && end > begin) {
+            (void)snprintf(ret, size, "%.*s", (int)(end - begin), text + begin);
+        } else if (text[i] == ',' && depth == 1) {
+            ret[0] = 0;
+        } else if (text[i] == '{' || text[i] == '[') {
+            depth++;
+        } else if ((text[i] == '}' || text[i] == ']') && depth) {
+            depth--;
+        }
+    }
 }
 
 const struct json *json_get(const struct json *object, const char *key)
@@ -146,4 +192,65 @@ bool json_as_u64(const struct json *v, uint64_t *ret)
     if (!json_is_integer(inner_const(v)) || json_integer_value(inner_const(v)) < 0) return false;
     *ret = (uint64_t)json_integer_value(inner_const(v));
     return true;
+}
+
+enum json_kind json_kind(const struct json *v)
+{
+    if (!v) return JSON_KIND_NULL;
+    switch (json_typeof(inner_const(v))) {
+    case JSON_TRUE:
+    case JSON_FALSE: return JSON_KIND_BOOL;
+    case JSON_INTEGER: return JSON_KIND_INT;
+    case JSON_REAL: return JSON_KIND_REAL;
+    case JSON_STRING: return JSON_KIND_STRING;
+    case JSON_ARRAY: return JSON_KIND_ARRAY;
+    case JSON_OBJECT: return JSON_KIND_OBJECT;
+    default: return JSON_KIND_NULL;
+    }
+}
+
+bool json_as_bool(const struct json *v, bool *ret)
+{
+    if (!json_is_boolean(inner_const(v))) return false;
+    *ret = json_is_true(inner_const(v));
+    return true;
+}
+
+bool json_as_int(const struct json *v, int64_t *ret)
+{
+    if (!json_is_integer(inner_const(v))) return false;
+    *ret = json_integer_value(inner_const(v));
+    return true;
+}
+
+bool json_as_real(const struct json *v, double *ret)
+{
+    if (!json_is_number(inner_const(v))) return false;
+    *ret = json_number_value(inner_const(v));
+    return true;
+}
+
+bool json_as_string(const struct json *v, const char **ret, size_t *ret_len)
+{
+    if (!json_is_string(inner_const(v))) return false;
+    *ret = json_string_value(inner_const(v));
+    *ret_len = json_string_length(inner_const(v));
+    return true;
+}
+
+bool json_next(const struct json *object, void **at, const char **ret_key, size_t *ret_key_len,
+               const struct json **ret_value)
+{
+    json_t *o = (json_t *)(uintptr_t)inner_const(object); /* its iterators want no const */
+    *at = *at ? json_object_iter_next(o, *at) : json_object_iter(o);
+    if (!*at) return false;
+    *ret_key = json_object_iter_key(*at);
+    *ret_key_len = json_object_iter_key_len(*at);
+    *ret_value = outer(json_object_iter_value(*at));
+    return true;
+}
+
+size_t json_n_members(const struct json *object)
+{
+    return json_object_size(inner_const(object));
 }

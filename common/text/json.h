@@ -6,6 +6,7 @@
 #ifndef FLOTILLA_TEXT_JSON_H
 #define FLOTILLA_TEXT_JSON_H
 
+#include "common/base/buf.h"
 #include "common/base/err.h"
 
 #include <stdbool.h>
@@ -31,11 +32,16 @@ void json_add_int(struct json *array, int64_t v);
 void json_add_real(struct json *array, double v);
 void json_add_string(struct json *array, const char *s, size_t len);
 void json_add(struct json *array, struct json *moved);
+/* One more owner of a value that somebody has, to be put or freed. Both see the same value, which
+ * nobody may change then; one thread. */
+struct json *json_share(const struct json *j);
 /* An array of token ids. */
 struct json *json_tokens(const int32_t *ids, size_t n);
 
 /* One line, then a newline. */
 void json_print(const struct json *j, FILE *to);
+/* Appends it on one line, without a newline. */
+void json_write(const struct json *j, struct buf *to);
 
 /* ---- reading ---- */
 
@@ -43,6 +49,12 @@ void json_print(const struct json *j, FILE *to);
  * with the byte at which it goes wrong: what is not JSON, a key twice in one object, an integer
  * beyond 64 bits, anything behind the document, or nesting deeper than 2,048. */
 int json_read(const char *text, size_t bytes, struct json **ret, struct errmsg *em);
+/* The same; *ret_byte (which may be NULL) is where it goes wrong. */
+int json_read_at(const char *text, size_t bytes, struct json **ret, size_t *ret_byte,
+                 struct errmsg *em);
+/* The key of the outermost object whose value holds the byte `at` of a text that need not be JSON
+ * behind it: what to tell a person about an error there. Cut to fit; empty where there is none. */
+void json_key_at(const char *text, size_t at, char *ret, size_t size);
 
 /* What is found belongs to its document, and is valid until that is freed. */
 
@@ -54,5 +66,28 @@ bool json_count(const struct json *array, size_t *ret_n);
 const struct json *json_at(const struct json *array, size_t i);
 /* False: it is no integer, or is below 0. NULL counts as none. */
 bool json_as_u64(const struct json *v, uint64_t *ret);
+
+enum json_kind {
+    JSON_KIND_NULL, /* NULL counts as null */
+    JSON_KIND_BOOL,
+    JSON_KIND_INT,
+    JSON_KIND_REAL,
+    JSON_KIND_STRING,
+    JSON_KIND_ARRAY,
+    JSON_KIND_OBJECT
+};
+
+enum json_kind json_kind(const struct json *v);
+/* False: it is of another kind; *ret stays as it is. An integer is a real too. A string is UTF-8
+ * and NUL-terminated. */
+bool json_as_bool(const struct json *v, bool *ret);
+bool json_as_int(const struct json *v, int64_t *ret);
+bool json_as_real(const struct json *v, double *ret);
+bool json_as_string(const struct json *v, const char **ret, size_t *ret_len);
+
+/* The members of an object in their order: begin with *at = NULL; false at the end. */
+bool json_next(const struct json *object, void **at, const char **ret_key, size_t *ret_key_len,
+               const struct json **ret_value);
+size_t json_n_members(const struct json *object);
 
 #endif

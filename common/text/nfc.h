@@ -1,4 +1,4 @@
-/* Unicode's normalisation form C. The only module that knows utf8proc. */
+/* Unicode's normalisation form C. */
 #ifndef FLOTILLA_TEXT_NFC_H
 #define FLOTILLA_TEXT_NFC_H
 

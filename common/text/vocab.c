@@ -246,17 +246,18 @@ static uint32_t lower_bound(const struct special *x, uint32_t lo, uint32_t hi, u
     return lo;
 }
 
-/* The longest special token that s begins with. The sorted tokens are walked as a trie: those that
- * begin with s[0..d) are a range, in which the token of length d comes first. */
+/* The longest special token that s begins with; control tokens only within its first n_control
+ * bytes. The sorted tokens are walked as a trie: those that begin with s[0..d) are a range, in
+ * which the token of length d comes first. */
 static const struct special *special_at(const struct vocab *v, const char *s, size_t n,
-                                        bool control)
+                                        size_t n_control)
 {
     const struct special *x = v->specials, *longest = NULL;
     uint32_t lo = v->special_first[(uint8_t)s[0]], hi = v->special_first[(uint8_t)s[0] + 1];
     for (uint32_t d = 1; lo < hi; d++) {
         bool found = false;
         for (; lo < hi && x[lo].len == d; lo++) {
-            if (found || (x[lo].control && !control)) continue;
+            if (found || (x[lo].control && d > n_control)) continue;
             longest = &x[lo];
             found = true;
         }
@@ -267,16 +268,39 @@ static const struct special *special_at(const struct vocab *v, const char *s, si
     return longest;
 }
 
-int vocab_encode(const struct vocab *v, const char *text, size_t len, bool special,
-                 struct tokens *ret, struct errmsg *em)
+/* Where in the runs a walk through the text is. */
+struct run_at {
+    const struct vocab_run *runs;
+    size_t n, i;
+    size_t begin; /* of run i in the text */
+    size_t end;   /* of the special runs from i on; begin where i is not special */
+};
+
+/* How many bytes from `at` on are special without a gap; `at` never decreases. */
+static size_t special_bytes_at(struct run_at *r, size_t at)
 {
+    if (at < r->end) return r->end - at;
+    while (r->i < r->n && r->begin + r->runs[r->i].bytes <= at) r->begin += r->runs[r->i++].bytes;
+    if (r->i == r->n || !r->runs[r->i].special) return 0;
+    r->end = r->begin;
+    for (size_t k = r->i; k < r->n && (r->runs[k].special || r->runs[k].bytes == 0); k++)
+        r->end += r->runs[k].bytes;
+    return r->end - at;
+}
+
+int vocab_encode_runs(const struct vocab *v, const char *text, const struct vocab_run *runs,
+                      size_t n_runs, struct tokens *ret, struct errmsg *em)
+{
+    struct run_at r = {.runs = runs, .n = n_runs};
+    size_t start = 0, len = 0;
+    bool first = true;
+    for (size_t i = 0; i < n_runs && len <= VOCAB_TEXT_BYTES_MAX; i++) len += runs[i].bytes;
     if (len > VOCAB_TEXT_BYTES_MAX)
         return err_set(em, ERR_LIMIT, "a text of %zu bytes, the limit is %zu", len,
                        VOCAB_TEXT_BYTES_MAX);
-    size_t start = 0;
-    bool first = true;
     for (size_t at = 0; at <= len; at++) {
-        const struct special *x = at < len ? special_at(v, text + at, len - at, special) : NULL;
+        const struct special *x =
+            at < len ? special_at(v, text + at, len - at, special_bytes_at(&r, at)) : NULL;
         if (!x && at < len) continue;
         if (at > start) {
             int rc = v->bpe ? bpe__encode(v, text + start, at - start, ret, em)
@@ -291,4 +315,11 @@ int vocab_encode(const struct vocab *v, const char *text, size_t len, bool speci
         at = start - 1;
     }
     return 0;
+}
+
+int vocab_encode(const struct vocab *v, const char *text, size_t len, bool special,
+                 struct tokens *ret, struct errmsg *em)
+{
+    const struct vocab_run whole = {len, special};
+    return vocab_encode_runs(v, text, &whole, 1, ret, em);
 }

@@ -69,11 +69,23 @@ struct tokens {
 
 void tokens_push(struct tokens *t, int32_t id);
 
+/* A stretch of a text. special: it may name control tokens. */
+struct vocab_run {
+    size_t bytes;
+    bool special;
+};
+
 /* Appends the ids of `text`. `special`: names of control tokens in the text become those tokens;
  * otherwise they are text like any other. A byte that the vocabulary lacks becomes the unknown
  * token, or nothing where the model has none, or calls a control token, BOS or an end of generation
  * its unknown token. No BOS is added. ERR_LIMIT above VOCAB_TEXT_BYTES_MAX. */
 int vocab_encode(const struct vocab *v, const char *text, size_t len, bool special,
                  struct tokens *ret, struct errmsg *em);
+
+/* The same for a text that is cut into runs, whose bytes sum up to its length. It is encoded as one
+ * text, so that tokens may span runs; but a control token is found only where every byte of its
+ * name is in runs that are special. */
+int vocab_encode_runs(const struct vocab *v, const char *text, const struct vocab_run *runs,
+                      size_t n_runs, struct tokens *ret, struct errmsg *em);
 
 #endif

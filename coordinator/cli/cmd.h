@@ -45,9 +45,12 @@
 
 int cmd_generate(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
+int cmd_template(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_status(int argc, char **argv);
+int cmd_gateway(int argc, char **argv);
 int cmd_keygen(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
 int cmd_up(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_load(int argc, char **argv); /* bench --cluster */
@@ -56,6 +59,10 @@ int cmd_simulate(int argc, char **argv);
 
 /* Prints "flotilla NAME: reason" and returns the exit status that fits the code. */
 int cmd_fail(const char *name, int code, const struct errmsg *em);
+
+struct buf;
+/* All of stdin. ERR_LIMIT above VOCAB_TEXT_BYTES_MAX; ERR_IO. */
+int cmd_read_stdin(struct buf *to, struct errmsg *em);
 
 /* Reads the table. `usage` is the whole line, "flotilla NAME ..."; examples as in struct
  * opts_usage. True: go on; false, after an error or --help: return *ret_status. */

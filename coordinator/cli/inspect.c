@@ -164,15 +164,15 @@ int cmd_inspect(int argc, char **argv)
     return CMD_OK;
 }
 
-static int read_all(FILE *from, struct buf *to, struct errmsg *em)
+int cmd_read_stdin(struct buf *to, struct errmsg *em)
 {
     char block[65536];
     size_t n;
     to->max = VOCAB_TEXT_BYTES_MAX;
-    while ((n = fread(block, 1, sizeof block, from)) > 0)
+    while ((n = fread(block, 1, sizeof block, stdin)) > 0)
         if (buf_append(to, block, n) < 0)
             return err_set(em, ERR_LIMIT, "stdin: more than %zu bytes", to->max);
-    return ferror(from) ? err_set(em, ERR_IO, "stdin: read error") : 0;
+    return ferror(stdin) ? err_set(em, ERR_IO, "stdin: read error") : 0;
 }
 
 int cmd_tokenize(int argc, char **argv)
@@ -204,7 +204,7 @@ int cmd_tokenize(int argc, char **argv)
     struct tokens t = {0};
     int rc = model_file_open(path, false, pre, &f, &em);
     if (rc == 0 && f.warning[0]) (void)fprintf(stderr, "flotilla tokenize: %s\n", f.warning);
-    if (rc == 0) rc = read_all(stdin, &text, &em);
+    if (rc == 0) rc = cmd_read_stdin(&text, &em);
     if (rc == 0) rc = vocab_encode(f.vocab, text.data ? text.data : "", text.len, special, &t, &em);
     if (rc == 0 && json) {
         struct json *j = json_new_object();

@@ -17,6 +17,12 @@ static void put(struct json *j, const char *key, const char *s)
     json_put_string(j, key, s, strlen(s));
 }
 
+/* The mean of its Steps in this generation. */
+static double step_ms(uint64_t sum_ns, const struct msg_worker_status *w)
+{
+    return (double)sum_ns / (double)w->timed_steps / 1e6;
+}
+
 static struct json *worker_json(const struct msg_worker_status *w)
 {
     const struct msg_heartbeat *h = &w->heartbeat;
@@ -41,6 +47,12 @@ static struct json *worker_json(const struct msg_worker_status *w)
     json_put_int(j, "messages_dropped", (int64_t)h->messages_dropped);
     json_put_int(j, "load_done", (int64_t)w->load_done);
     json_put_int(j, "load_total", (int64_t)w->load_total);
+    if (w->timed_steps) {
+        struct json *step = json_new_object();
+        if (w->predicted_ns) json_put_real(step, "predicted", step_ms(w->predicted_ns, w));
+        json_put_real(step, "measured", step_ms(w->compute_ns, w));
+        json_put(j, "step_ms", step);
+    }
     json_put_real(j, "cpu_waiting", w->cpu_waiting);
     json_put_int(j, "faults", w->faults);
     return j;
@@ -124,17 +136,23 @@ static void print_replica(const struct msg_replica_status *r)
                  r->pages_total, r->cache.pages_cached, r->cache.hits, r->cache.lookups,
                  r->cache.tokens_saved, r->cache.tokens_computed);
     if (!r->n_workers) return;
-    (void)printf("%-20s %-8s %7s %8s %8s %10s %10s %8s  %s\n", "worker", "state", "pid", "layers",
-                 "threads", "read MiB", "memory MiB", "idle", "isa");
+    (void)printf("%-20s %-8s %7s %8s %8s %10s %10s %8s %10s %10s  %s\n", "worker", "state", "pid",
+                 "layers", "threads", "read MiB", "memory MiB", "idle", "ms a Step", "predicted",
+                 "isa");
     for (uint32_t i = 0; i < r->n_workers; i++) {
         const struct msg_worker_status *w = &r->workers[i];
-        char layers[32];
+        char layers[32], took[16] = "-", predicted[16] = "-";
+        if (w->timed_steps) (void)snprintf(took, sizeof took, "%.2f", step_ms(w->compute_ns, w));
+        if (w->timed_steps && w->predicted_ns)
+            (void)snprintf(predicted, sizeof predicted, "%.2f", step_ms(w->predicted_ns, w));
         (void)snprintf(layers, sizeof layers, "%" PRIu32 "-%" PRIu32, w->layer_first,
                        w->layer_last);
-        (void)printf("%-20s %-8s %7" PRIu32 " %8s %8" PRIu32 " %10.1f %10.1f %6.0f %%  %s\n",
+        (void)printf("%-20s %-8s %7" PRIu32 " %8s %8" PRIu32
+                     " %10.1f %10.1f %6.0f %% %10s %10s  %s\n",
                      w->name, w->state, w->pid, layers, w->threads,
                      (double)w->heartbeat.read_bytes / (1 << 20),
-                     (double)w->heartbeat.resident_bytes / (1 << 20), idle_percent(w), w->isa);
+                     (double)w->heartbeat.resident_bytes / (1 << 20), idle_percent(w), took,
+                     predicted, w->isa);
         if (w->cpu_waiting >= CPU_WAITING)
             (void)printf("%-20s waits for CPU %.0f %% of the time: its machine is busy\n", "",
                          100.0 * w->cpu_waiting);

@@ -108,7 +108,7 @@ static void write_file(const struct up *u, struct buf *out)
 {
     struct up_file f = {0};
     static const char *const ports[] = {"ports.clients", "ports.workers", "ports.results",
-                                        "ports.metrics"};
+                                        "ports.metrics", "ports.http"};
     for (size_t i = 0; i < sizeof ports / sizeof ports[0]; i++) up_file_number(&f, ports[i], 0);
     up_file_number(&f, "workers", u->workers);
     if (u->replicas > 1) up_file_number(&f, "replicas", u->replicas);
@@ -219,12 +219,18 @@ static void read_log(const struct up *u, struct child *c)
     c->log = -1;
 }
 
-static void say_next(const struct up *u, const char *address)
+/* line: "tcp://HOST:PORT", and perhaps " http=URL". */
+static void say_next(char *line)
 {
-    (void)u;
+    char *http = strstr(line, " http=");
+    const char *address = line;
+    if (http) *http = 0;
     log_text("%s generate --cluster %s --prompt 'Once upon a time'", program_invocation_name,
              address);
     log_text("%s status --cluster %s", program_invocation_name, address);
+    if (http)
+        log_text("curl %s/v1/completions -d '{\"prompt\": \"Once upon a time\"}'",
+                 http + strlen(" http="));
 }
 
 static int coordinator_says(struct up *u, struct errmsg *em)
@@ -237,7 +243,7 @@ static int coordinator_says(struct up *u, struct errmsg *em)
     if (u->served || strncmp(u->line, "ready client=", 13) != 0) return 0;
     u->served = true;
     log_stdout("%s", u->line);
-    say_next(u, u->line + 13);
+    say_next(u->line + 13);
     return 0;
 }
 

@@ -10,6 +10,12 @@
 /* Actions of one event hold Steps and texts of a bounded number; this bounds their bytes. */
 #define STEP_ARENA_BYTES ((size_t)256 << 20)
 
+static void *copy_of(const void *from, size_t bytes)
+{
+    if (!from || bytes == 0) return NULL;
+    return memcpy(mem_alloc(bytes), from, bytes);
+}
+
 static void copy_config(struct core *c, const struct core_config *config)
 {
     c->cfg = *config;
@@ -26,6 +32,13 @@ static void copy_config(struct core *c, const struct core_config *config)
                config->n_layers * sizeof *c->layer_bytes);
     }
     c->cfg.costs.layer_bytes = c->layer_bytes;
+    c->cfg.layer_work = c->layer_work =
+        copy_of(config->layer_work, config->n_layers * sizeof *c->layer_work);
+    c->cfg.chains = c->chains = copy_of(config->chains, config->n_replicas * sizeof *c->chains);
+    c->cfg.given = c->given = copy_of(config->given, config->n_stages * sizeof *c->given);
+    c->cfg.wishes = c->wishes = copy_of(config->wishes, config->n_wishes * sizeof *c->wishes);
+    for (uint32_t i = 0; i < config->n_wishes; i++)
+        c->wishes[i].name = mem_strdup(config->wishes[i].name);
 }
 
 static struct index *open_index(const struct core_config *config)
@@ -38,10 +51,22 @@ static struct index *open_index(const struct core_config *config)
     return index_open(&index);
 }
 
+/* Workers of all replicas. */
+static uint64_t n_needed(const struct core_config *k)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < k->n_replicas; i++) {
+        uint32_t chain = k->chains ? k->chains[i] : k->n_stages;
+        CHECK(chain > 0 && chain <= k->n_stages);
+        n += chain;
+    }
+    return n;
+}
+
 struct core *core_open(const struct core_config *config)
 {
     CHECK(config->n_replicas > 0 && config->n_stages > 0 && config->n_stages <= LIMIT_STAGES);
-    CHECK(config->max_workers / config->n_stages >= config->n_replicas);
+    CHECK(config->max_workers >= n_needed(config));
     CHECK(config->window > 0 && config->window <= LIMIT_WINDOW && config->page > 0);
     struct core *c = mem_zalloc(sizeof *c);
     copy_config(c, config);
@@ -94,6 +119,11 @@ void core_close(struct core *c)
     mem_free(c->status);
     mem_free(c->staff);
     mem_free(c->layer_bytes);
+    mem_free(c->layer_work);
+    mem_free(c->chains);
+    mem_free(c->given);
+    for (uint32_t i = 0; i < c->cfg.n_wishes; i++) mem_free((void *)(uintptr_t)c->wishes[i].name);
+    mem_free(c->wishes);
     mem_free(c->actions);
     mem_free(c->eog);
     mem_free(c);
@@ -227,20 +257,27 @@ static const char *worker_state(const struct replica *r, const struct worker *w)
 static struct msg_worker_status worker_status(struct core *c, const struct replica *r, uint32_t i)
 {
     const struct worker *w = replica__at(c, r, i);
-    return (struct msg_worker_status){.name = w->hello.name,
-                                      .state = worker_state(r, w),
-                                      .isa = w->hello.isa,
-                                      .pid = w->hello.pid,
-                                      .threads = w->hello.threads,
-                                      .layer_first = r->first[i],
-                                      .layer_last = r->last[i],
-                                      .heartbeat = w->heartbeat,
-                                      .load_done = w->load_done,
-                                      .load_total = w->load_total,
-                                      .compute_ns = w->compute_ns,
-                                      .idle_ns = w->idle_ns,
-                                      .cpu_waiting = w->waiting,
-                                      .faults = c->records[w->record].faults};
+    struct speed_stage stage = planner__stage(c, w, r->first[i], r->last[i]);
+    return (struct msg_worker_status){
+        .name = w->hello.name,
+        .state = worker_state(r, w),
+        .isa = w->hello.isa,
+        .pid = w->hello.pid,
+        .threads = w->hello.threads,
+        .layer_first = r->first[i],
+        .layer_last = r->last[i],
+        .heartbeat = w->heartbeat,
+        .load_done = w->load_done,
+        .load_total = w->load_total,
+        .compute_ns = w->compute_ns,
+        .idle_ns = w->idle_ns,
+        .predicted_ns = w->predicted_ns,
+        .timed_steps = w->timed_steps,
+        .row_ns = (uint64_t)speed_step(&w->speed, stage, 1, 1),
+        .streams_ns = (uint64_t)speed_step(&w->speed, stage, SPEED_STREAMS, SPEED_STREAMS),
+        .chunk_ns = (uint64_t)speed_step(&w->speed, stage, SPEED_CHUNK, 1),
+        .cpu_waiting = w->waiting,
+        .faults = c->records[w->record].faults};
 }
 
 static void replica_status(struct core *c, struct replica *r, struct msg_replica_status *ret)
@@ -259,6 +296,7 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                        .workers = workers,
                                        .generation = r->generation,
                                        .pages_total = r->n_pages,
+                                       .ctx = r->ctx,
                                        .pages_free = pages.n_free + pages.n_cached,
                                        .sequences_max = r->sequences_max,
                                        .steps = r->steps,
@@ -275,8 +313,8 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                                  .evicted = pages.evicted,
                                                  .preemptions = r->preemptions}};
     if (r->state == REPLICA_WAITING) return;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) workers[i] = worker_status(c, r, i);
-    ret->n_workers = c->cfg.n_stages;
+    for (uint32_t i = 0; i < r->n_stages; i++) workers[i] = worker_status(c, r, i);
+    ret->n_workers = r->n_stages;
 }
 
 static uint32_t n_queued(const struct core *c)

@@ -13,6 +13,7 @@
 #define FLOTILLA_CORE_CORE_H
 
 #include "coordinator/core/pages.h"
+#include "coordinator/core/plan.h"
 #include "coordinator/core/room.h"
 #include "coordinator/core/route.h"
 #include "proto/msg.h"
@@ -20,14 +21,33 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define CORE_ANY_REPLICA UINT32_MAX
+
+/* What the cluster file wishes of the worker of a name. */
+struct core_wish {
+    const char *name;
+    uint64_t memory_bytes; /* that it may take; 0: what its machine has */
+    uint32_t layers_max;   /* 0: any number */
+    uint32_t threads;      /* 0: as many as it has */
+    enum plan_prefer prefer;
+    uint32_t replica, stage; /* that it is for; or CORE_ANY_REPLICA, PLAN_ANY_STAGE */
+};
+
 struct core_config {
-    uint64_t incarnation;            /* random, one for each process */
-    uint32_t n_replicas;             /* at least 1 */
-    uint32_t n_stages;               /* workers of a replica, 1..LIMIT_STAGES, at most n_layers */
+    uint64_t incarnation;   /* random, one for each process */
+    uint32_t n_replicas;    /* at least 1 */
+    uint32_t n_stages;      /* workers of the longest replica, 1..LIMIT_STAGES, at most n_layers */
+    const uint32_t *chains; /* workers of each replica, 1..n_stages; NULL: n_stages each */
+    enum plan_split split;
+    const uint32_t *given; /* PLAN_GIVEN: layers of each of the n_stages stages of all replicas */
+    const struct core_wish *wishes; /* no two of one name */
+    uint32_t n_wishes;
     uint32_t max_workers;            /* known at once; at least those of all replicas */
     uint32_t n_layers, width, vocab; /* of the model */
     uint64_t model_digest;
-    const char *model_path; /* copied, like all strings and arrays here */
+    uint64_t header_digest;     /* of the model; 0: workers are not asked what a layer takes them */
+    const uint64_t *layer_work; /* bytes of weights that each layer reads; NULL: they are alike */
+    const char *model_path;     /* copied, like all strings and arrays here */
     const char *results_endpoint;
     struct key key;     /* the coordinator's; not set: links carry no keys */
     const int32_t *eog; /* end-of-generation tokens */
@@ -134,6 +154,7 @@ struct action {
             const int32_t *tokens;
             struct msg_logprobs logprobs; /* of the n tokens */
             uint64_t queued_ns;           /* from submission to the first row */
+            uint32_t cached;              /* positions of the prompt that were found computed */
         } tokens;
         struct {
             uint64_t request;

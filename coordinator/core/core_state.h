@@ -18,6 +18,7 @@
 #include "common/base/hash.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/cost.h"
+#include "coordinator/core/speed.h"
 
 #define SUSPECTED_MAX 3u /* lost generations in whose lost Steps a request may have been */
 #define NO_WORKER UINT32_MAX
@@ -59,7 +60,11 @@ struct worker {
     uint64_t doubted_ns;
     struct instance instance;
     struct msg_hello hello;
-    struct msg_memory memory; /* as it told last */
+    struct msg_memory memory;     /* as it told last */
+    const struct core_wish *wish; /* of its name, or NULL */
+    struct msg_speed speed;       /* what it measured; no points: nothing, or not yet */
+    bool answered;                /* it has said so */
+    uint64_t asked_ns;            /* when it was last asked */
     struct key key; /* of its connection: what it may say for itself, others may not say for it */
     char address[LIMIT_NAME_BYTES];
     char endpoint[LIMIT_TEXT_BYTES];
@@ -71,7 +76,8 @@ struct worker {
     uint64_t waited_ns, beat_ns; /* its threads' waiting for CPU, and when that was heard */
     double waiting;              /* share of the time that a thread of it waits for CPU, of late */
     struct msg_heartbeat heartbeat; /* of its generation, like the next two */
-    uint64_t compute_ns, idle_ns;
+    uint64_t compute_ns, idle_ns, predicted_ns;
+    uint64_t timed_steps; /* of which these are the sums */
     uint64_t load_done, load_total;
 };
 
@@ -136,6 +142,7 @@ struct replica {
     uint32_t id; /* index in core.replicas */
     char name[LIMIT_NAME_BYTES];
     enum replica_state state;
+    uint32_t n_stages;            /* of its chain, at most cfg.n_stages */
     uint32_t generation;          /* number of the present or the last one; 0: there was none */
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
@@ -146,6 +153,8 @@ struct replica {
     uint64_t pause_ns;          /* between failed beginnings; doubles */
     uint64_t served_ns;         /* up to when its workers' service was counted */
     uint64_t since_ns;          /* the state was entered, or something moved in it */
+    uint64_t waits_ns;          /* since when it is without a generation; 0: it was never asked */
+    bool named;                 /* the cluster file names its workers */
     char why[LIMIT_TEXT_BYTES]; /* what it waits for */
     char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
     char told[LIMIT_TEXT_BYTES]; /* what core_status points to */
@@ -198,6 +207,7 @@ struct request {
      * of them are known to hold the right token. Both are equal while no guessed token is issued.
      */
     uint32_t n_issued, n_right;
+    uint32_t n_found; /* positions found computed before its first token */
     uint32_t *pages; /* room for all it can ever need */
     uint32_t n_pages;
     struct prefix walk; /* along its pages that are in the index, */
@@ -211,7 +221,9 @@ struct core {
     struct core_config cfg;
     char model_path[LIMIT_PATH_BYTES], results_endpoint[LIMIT_TEXT_BYTES];
     int32_t *eog;
-    uint64_t *layer_bytes;
+    uint64_t *layer_bytes, *layer_work;
+    uint32_t *chains, *given;
+    struct core_wish *wishes;
     uint64_t now_ns;
     struct worker *workers; /* cfg.max_workers */
     struct record *records; /* n_records: more than there are workers */
@@ -301,11 +313,18 @@ void fleet__ready(struct core *c, struct replica *r);
 void fleet__served(struct core *c, struct replica *r);
 /* Workers that are known. */
 uint32_t fleet__n_known(const struct core *c);
-/* Spares that may be planned with now. */
-uint32_t fleet__n_spares(const struct core *c);
-/* Gives each stage of a replica without workers one that is a spare; false, and nothing is given:
- * there are too few. */
-bool fleet__plan(struct core *c, struct replica *r);
+/* What a stage of it has of memory, as far as its worker and the cluster file tell; its layers are
+ * not filled in. */
+struct room_stage fleet__memory(const struct worker *w);
+/* Threads that it may use. */
+uint32_t fleet__threads(const struct worker *w);
+/* Whether there is no use in waiting for what it measures: it has told, or takes too long. */
+bool fleet__is_measured(const struct core *c, const struct worker *w);
+void fleet__speed(struct core *c, struct worker *w, const struct msg_from_worker *m);
+/* Whether a worker is a spare that may be planned with now. */
+bool fleet__may_serve(const struct core *c, const struct worker *w);
+/* How good it is to plan that replica with the worker: the lower, the better. */
+uint32_t fleet__rank(const struct core *c, const struct replica *r, const struct worker *w);
 /* Its workers are spares again. */
 void fleet__dismiss(struct core *c, struct replica *r);
 /* Which workers are held down; and why, unless that is `told`, which the reader is told anyway. ""
@@ -319,7 +338,14 @@ void fleet__forgive(const struct core *c, uint64_t *since_ns, uint64_t lost_ns);
  * why not, with the workers named and blamed. */
 const char *verdict__probe(struct core *c, const struct replica *r, uint64_t digest);
 
+/* planner.c */
+/* What layers first..last are for the worker, by which its Steps' times are predicted. */
+struct speed_stage planner__stage(const struct core *c, const struct worker *w, uint32_t first,
+                                  uint32_t last);
+
 /* replica.c */
+struct msg_to_worker *replica__to_worker(struct core *c, struct instance instance,
+                                         enum to_worker type);
 void replica__open(struct core *c, struct replica *r, uint32_t id);
 void replica__close(struct replica *r);
 void replica__from_worker(struct core *c, const struct msg_from_worker *m, const char *address,
@@ -339,6 +365,13 @@ void replica__lose_to(struct core *c, struct worker *w, const char *why);
 void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, const char *why);
 /* The probe of a generation has come back with this digest of its logits. */
 void replica__probed(struct core *c, struct replica *r, uint64_t digest);
+
+/* The planned stages of a replica, which has no generation, begin one. */
+void replica__begin(struct core *c, struct replica *r);
+
+/* planner.c */
+/* Begins a generation of each replica that is without one, as far as there are workers. */
+void planner__begin(struct core *c);
 
 /* flight.c */
 /* Takes a result's Step out of flight. False: nothing in it counts for requests: it is a probe's,

@@ -1,5 +1,5 @@
 /* The workers that are known, when one is silent for too long, what is remembered of their names,
- * and whom a generation is planned with.
+ * and so who is planned with first.
  *
  * Faults belong to a worker's name: a worker that crashes and is started again is the same risk. A
  * certain fault counts two, a suspicion (one of the two ends of a link) one, and each minute of
@@ -29,6 +29,9 @@
 #define UNHEARD_NS (500 * NS_PER_MS) /* two heartbeats: such a stranger may lose its entry */
 /* A worker that dies is heard of once more at the most: a heartbeat that was on its way. */
 #define LAST_WORDS_NS (500 * NS_PER_MS)
+#define ASK_AGAIN_NS (5 * NS_PER_S) /* a Calibrate that nobody answers is sent again */
+#define SPEED_MOST_NS                                                                              \
+    (15 * NS_PER_S) /* since it joined: then a worker is planned with unmeasured */
 
 /* ---- names ---- */
 
@@ -129,7 +132,7 @@ static bool settle_doubt(struct core *c, struct worker *w, const char *why)
 void fleet__ready(struct core *c, struct replica *r)
 {
     r->served_ns = c->now_ns;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+    for (uint32_t i = 0; i < r->n_stages; i++)
         c->records[replica__at(c, r, i)->record].proven = true;
 }
 
@@ -137,7 +140,7 @@ void fleet__served(struct core *c, struct replica *r)
 {
     if (r->state != REPLICA_READY || c->now_ns - r->served_ns < SERVED_NS) return;
     r->served_ns = c->now_ns;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         struct record *x = &c->records[replica__at(c, r, i)->record];
         x->faults -= x->faults ? 1 + x->faults / 4 : 0;
         if (x->faults == 0) x->hold_ns = 0;
@@ -194,6 +197,60 @@ static struct worker *entry_for(struct core *c, const char *name)
     return victim;
 }
 
+/* ---- what a layer takes them ---- */
+
+static const struct core_wish *wish_of(const struct core *c, const char *name)
+{
+    for (uint32_t i = 0; i < c->cfg.n_wishes; i++)
+        if (strcmp(c->wishes[i].name, name) == 0) return &c->wishes[i];
+    return NULL;
+}
+
+static void ask_speed(struct core *c, struct worker *w)
+{
+    if (!c->cfg.header_digest) return;
+    struct msg_calibrate *m = &replica__to_worker(c, w->instance, TO_CALIBRATE)->calibrate;
+    (void)snprintf(m->model_path, sizeof m->model_path, "%s", c->model_path);
+    m->header_digest = c->cfg.header_digest;
+    m->kv_type = c->cfg.kv_type;
+    m->threads = w->wish ? w->wish->threads : 0;
+    w->asked_ns = c->now_ns;
+}
+
+void fleet__speed(struct core *c, struct worker *w, const struct msg_from_worker *m)
+{
+    const struct msg_speed *s = &m->speed;
+    if (s->header_digest != c->cfg.header_digest || s->kv_type != c->cfg.kv_type ||
+        s->threads != (w->wish ? w->wish->threads : 0)) {
+        c->dropped++; /* of another coordinator's model */
+        return;
+    }
+    if (s->n_layer == 0 && !w->answered)
+        core__note(c, "worker %s could not measure a layer: %s", w->hello.name, m->text);
+    w->answered = true;
+    w->speed = *s;
+}
+
+bool fleet__is_measured(const struct core *c, const struct worker *w)
+{
+    return !c->cfg.header_digest || w->answered || c->now_ns - w->joined_ns >= SPEED_MOST_NS;
+}
+
+uint32_t fleet__threads(const struct worker *w)
+{
+    uint32_t most = w->wish ? w->wish->threads : 0;
+    return most && most < w->hello.threads ? most : w->hello.threads;
+}
+
+struct room_stage fleet__memory(const struct worker *w)
+{
+    return (struct room_stage){.threads = fleet__threads(w),
+                               .memory = w->memory,
+                               .most_bytes = w->wish ? w->wish->memory_bytes : 0};
+}
+
+/* ---- Hello ---- */
+
 struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, const char *address,
                             const struct key *key)
 {
@@ -208,6 +265,7 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     w->key = *key;
     w->hello = m->hello;
     w->memory = m->memory;
+    w->wish = wish_of(c, m->hello.name);
     w->record = record_of(c, m->hello.name);
     w->used = true;
     w->suspect = false;
@@ -215,6 +273,7 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     c->records[w->record].seen_ns = c->now_ns;
     (void)snprintf(w->address, sizeof w->address, "%s", address);
     if (!known) core__note(c, "worker %s joined from %s", w->hello.name, w->address);
+    if (!w->answered) ask_speed(c, w);
     return w;
 }
 
@@ -280,40 +339,26 @@ void fleet__tick(struct core *c, uint64_t lost_ns)
         fleet__forgive(c, &w->passed_ns, lost_ns);
         fleet__forgive(c, &w->loaded_ns, lost_ns);
     }
-    for (uint32_t i = 0; i < c->cfg.max_workers; i++) check_silence(c, &c->workers[i]);
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+        struct worker *w = &c->workers[i];
+        check_silence(c, w);
+        if (w->used && !fleet__is_measured(c, w) && c->now_ns - w->asked_ns >= ASK_AGAIN_NS)
+            ask_speed(c, w);
+    }
 }
 
 /* ---- the plan ---- */
 
-static bool holds(const struct core *c, const struct worker *w, const struct replica *r,
-                  uint32_t stage)
-{
-    const struct msg_hello *h = &w->hello;
-    return h->holds && h->holding.model_digest == c->cfg.model_digest &&
-           h->holding.layer_first == r->first[stage] && h->holding.layer_last == r->last[stage];
-}
-
-/* A worker that may be planned with; the lower the rank, the better. */
-struct candidate {
-    uint32_t worker, rank;
-    bool taken;
-};
-
-static bool better(const struct core *c, const struct candidate *a, const struct candidate *b)
-{
-    if (a->rank != b->rank) return a->rank < b->rank;
-    return strcmp(c->workers[a->worker].hello.name, c->workers[b->worker].hello.name) < 0;
-}
-
 /* By faults; of equals, those come last that joined since the replica's last generation began and
  * hold nothing: one of them may be what ended it, started again under another name. */
-static uint32_t rank_of(const struct replica *r, const struct worker *w, const struct record *x)
+uint32_t fleet__rank(const struct core *c, const struct replica *r, const struct worker *w)
 {
+    const struct record *x = &c->records[w->record];
     bool new = r->began_ns && w->joined_ns > r->began_ns && !w->hello.holds;
     return 2 * (x->faults + !x->proven) + new;
 }
 
-static bool may_be_planned_with(const struct core *c, const struct worker *w)
+bool fleet__may_serve(const struct core *c, const struct worker *w)
 {
     return w->used && !w->replica && !w->suspect &&
            c->now_ns >= c->records[w->record].held_until_ns;
@@ -326,71 +371,9 @@ uint32_t fleet__n_known(const struct core *c)
     return n;
 }
 
-uint32_t fleet__n_spares(const struct core *c)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += may_be_planned_with(c, &c->workers[i]);
-    return n;
-}
-
-/* The spares that may be planned with, the best first. */
-static uint32_t list_candidates(const struct core *c, const struct replica *r,
-                                struct candidate *list)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
-        const struct worker *w = &c->workers[i];
-        const struct record *x = &c->records[w->record];
-        if (!may_be_planned_with(c, w)) continue;
-        struct candidate new = {.worker = i, .rank = rank_of(r, w, x)};
-        uint32_t at = n++;
-        for (; at && better(c, &new, &list[at - 1]); at--) list[at] = list[at - 1];
-        list[at] = new;
-    }
-    return n;
-}
-
-static void give_stage(struct core *c, struct replica *r, uint32_t stage, struct candidate *x)
-{
-    struct worker *w = &c->workers[x->worker];
-    CHECK(!x->taken && !w->replica && r->stage[stage] == NO_WORKER);
-    x->taken = true;
-    r->stage[stage] = x->worker;
-    w->replica = r;
-    w->stage = stage;
-}
-
-bool fleet__plan(struct core *c, struct replica *r)
-{
-    struct candidate *list = core__alloc(c, c->cfg.max_workers * sizeof *list);
-    uint32_t n = list_candidates(c, r, list), left = c->cfg.n_stages, must = 0;
-    if (n < left) return false;
-    /* Those of a better rank than the last that is needed are all taken: `must` of them are left.
-     */
-    uint32_t last_rank = list[left - 1].rank;
-    for (uint32_t i = 0; i < n; i++) must += list[i].rank < last_rank;
-    for (uint32_t s = 0; s < c->cfg.n_stages; s++) { /* whoever holds a stage's layers keeps it */
-        for (uint32_t i = 0; i < n && list[i].rank <= last_rank; i++) {
-            struct candidate *x = &list[i];
-            if (x->taken || !holds(c, &c->workers[x->worker], r, s)) continue;
-            if (x->rank == last_rank && left == must) continue;
-            must -= x->rank < last_rank;
-            left--;
-            give_stage(c, r, s, x);
-            break;
-        }
-    }
-    for (uint32_t s = 0, i = 0; s < c->cfg.n_stages; s++) {
-        if (r->stage[s] != NO_WORKER) continue;
-        while (list[i].taken) i++;
-        give_stage(c, r, s, &list[i]);
-    }
-    return true;
-}
-
 void fleet__dismiss(struct core *c, struct replica *r)
 {
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         replica__at(c, r, i)->replica = NULL;
         r->stage[i] = NO_WORKER;
     }

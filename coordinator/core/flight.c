@@ -128,15 +128,20 @@ struct took {
 };
 
 static struct took take_timings(struct core *c, const struct replica *r, const struct msg_result *m,
-                                bool first)
+                                const struct in_flight *step)
 {
     struct took took = {0, 0};
     for (uint32_t i = 0; i < m->n_timings; i++) {
-        if (m->timings[i].stage >= c->cfg.n_stages) continue;
-        struct worker *w = replica__at(c, r, m->timings[i].stage);
+        if (m->timings[i].stage >= r->n_stages) continue;
+        uint32_t stage = m->timings[i].stage;
+        struct worker *w = replica__at(c, r, stage);
         w->heard_ns = w->moved_ns = c->now_ns; /* it has just computed: it lives */
         w->compute_ns += m->timings[i].compute_ns;
-        if (!first) w->idle_ns += m->timings[i].idle_ns;
+        if (!step->first) w->idle_ns += m->timings[i].idle_ns;
+        w->timed_steps++;
+        w->predicted_ns +=
+            (uint64_t)speed_step(&w->speed, planner__stage(c, w, r->first[stage], r->last[stage]),
+                                 step->work.rows, step->work.logits);
         if (m->timings[i].compute_ns > took.slowest_ns) took.slowest_ns = m->timings[i].compute_ns;
         took.all_ns += m->timings[i].compute_ns;
     }
@@ -208,12 +213,12 @@ bool flight__result(struct core *c, const struct msg_result *m, const struct key
 {
     struct replica *r = whose(c, m);
     /* A key that is not its last stage's may be a worker's all the same. */
-    if (!r || !key_eq(key, &replica__at(c, r, c->cfg.n_stages - 1)->key)) {
+    if (!r || !key_eq(key, &replica__at(c, r, r->n_stages - 1)->key)) {
         c->dropped++;
         return false;
     }
     struct flight *f = &r->flight;
-    uint32_t last = c->cfg.n_stages - 1;
+    uint32_t last = r->n_stages - 1;
     const char *name = replica__at(c, r, last)->hello.name;
     if (f->n == 0 || m->number != f->steps[0].number) {
         replica__link_failed(c, r, last + 1,
@@ -232,7 +237,7 @@ bool flight__result(struct core *c, const struct msg_result *m, const struct key
     bool probe = r->state == REPLICA_PROBING;
     learn_speed(f, c->now_ns - begun_ns(f, &step), step.work.rows);
     f->moved_ns = c->now_ns;
-    struct took took = take_timings(c, r, m, step.first);
+    struct took took = take_timings(c, r, m, &step);
     if (!probe) learn_cost(c, r, &step, took);
     f->n--;
     memmove(&f->steps[0], &f->steps[1], f->n * sizeof f->steps[0]);
@@ -295,7 +300,7 @@ void flight__check_overdue(struct core *c, struct replica *r)
     if (limit_ns < c->cfg.step_timeout_ns) limit_ns = c->cfg.step_timeout_ns;
     uint64_t idle_ns = idle_limit(c, limit_ns);
     if (c->now_ns < since_ns + idle_ns) return;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         const struct worker *w = replica__at(c, r, i);
         if (w->heartbeat.step_done < step->number) {
             look_at_stage(c, r, i, since_ns, limit_ns);
@@ -305,9 +310,9 @@ void flight__check_overdue(struct core *c, struct replica *r)
     }
     if (c->now_ns - since_ns >= idle_ns)
         replica__link_failed(
-            c, r, c->cfg.n_stages,
+            c, r, r->n_stages,
             core__text(c, "Step %" PRIu64 " is overdue: the link from worker %s to the coordinator",
-                       step->number, replica__at(c, r, c->cfg.n_stages - 1)->hello.name));
+                       step->number, replica__at(c, r, r->n_stages - 1)->hello.name));
 }
 
 void flight__forgive(const struct core *c, struct flight *f, uint64_t lost_ns)

@@ -17,7 +17,6 @@
 #define LINK_MOST_NS (5 * NS_PER_S)    /* a link that is not up by then will not be */
 #define HUNG_NS (10 * NS_PER_S)        /* a compute thread without a move does not take an Assign */
 #define LOAD_STILL_NS (120 * NS_PER_S) /* loading without a sign of progress */
-#define SETTLE_NS (5 * NS_PER_S)       /* for all workers to come, before the first plan */
 #define ASK_AGAIN_NS (1 * NS_PER_S)    /* an Assign that nobody speaks of is sent again */
 
 /* "a", "b", ... "z", "aa", "ab", ... */
@@ -36,14 +35,16 @@ void replica__open(struct core *c, struct replica *r, uint32_t id)
     const struct core_config *cfg = &c->cfg;
     r->id = id;
     make_name(id, r->name);
+    r->n_stages = cfg->chains ? cfg->chains[id] : cfg->n_stages;
+    for (uint32_t i = 0; i < cfg->n_wishes; i++) r->named |= cfg->wishes[i].replica == id;
     for (uint32_t i = 0; i < LIMIT_STAGES; i++) r->stage[i] = NO_WORKER;
     r->running = mem_zalloc(cfg->max_live * sizeof *r->running);
     r->queued = mem_zalloc(cfg->max_live * sizeof *r->queued);
     r->closed = mem_zalloc(2 * cfg->max_live * sizeof *r->closed);
     r->flight.asked = mem_zalloc((size_t)cfg->window * LIMIT_STEP_RUNS * sizeof *r->flight.asked);
     room__set_pages(c, r, c->layer_bytes ? 0 : cfg->n_pages); /* or when the first plan is made */
-    (void)snprintf(r->why, sizeof r->why, "waiting for %u worker%s", cfg->n_stages,
-                   cfg->n_stages == 1 ? "" : "s");
+    (void)snprintf(r->why, sizeof r->why, "waiting for %u worker%s", r->n_stages,
+                   r->n_stages == 1 ? "" : "s");
 }
 
 void replica__close(struct replica *r)
@@ -74,8 +75,8 @@ struct worker *replica__at(struct core *c, const struct replica *r, uint32_t sta
     return &c->workers[r->stage[stage]];
 }
 
-static struct msg_to_worker *to_worker(struct core *c, struct instance instance,
-                                       enum to_worker type)
+struct msg_to_worker *replica__to_worker(struct core *c, struct instance instance,
+                                         enum to_worker type)
 {
     struct msg_to_worker *m = core__alloc(c, sizeof *m);
     *m = (struct msg_to_worker){.version = PROTO_VERSION, .type = type};
@@ -88,7 +89,7 @@ static struct msg_to_worker *to_worker(struct core *c, struct instance instance,
 static struct msg_to_worker *to_stage(struct core *c, const struct replica *r, uint32_t stage,
                                       enum to_worker type)
 {
-    struct msg_to_worker *m = to_worker(c, replica__at(c, r, stage)->instance, type);
+    struct msg_to_worker *m = replica__to_worker(c, replica__at(c, r, stage)->instance, type);
     m->epoch = replica__epoch(c, r);
     return m;
 }
@@ -114,6 +115,7 @@ void replica__lose(struct core *c, struct replica *r, bool suspicious, const cha
         r->pause_ns *= 2;
     r->retry_ns = c->now_ns + r->pause_ns;
     r->state = REPLICA_WAITING;
+    r->waits_ns = c->now_ns;
     r->link_up = false;
     fleet__dismiss(c, r);
     router__lost(c, r);
@@ -136,7 +138,7 @@ static void lose_to(struct core *c, struct replica *r, uint32_t stage, const cha
 
 void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, const char *why)
 {
-    if (stage == 0 || stage == c->cfg.n_stages) /* no other coordinator could be tried */
+    if (stage == 0 || stage == r->n_stages) /* no other coordinator could be tried */
         fleet__blame(c, replica__at(c, r, stage ? stage - 1 : 0), why);
     else
         fleet__doubt(c, replica__at(c, r, stage - 1), replica__at(c, r, stage), why);
@@ -144,16 +146,6 @@ void replica__link_failed(struct core *c, struct replica *r, uint32_t stage, con
 }
 
 /* ---- the beginning of one ---- */
-
-static void cut_layers(const struct core *c, struct replica *r)
-{
-    uint32_t each = c->cfg.n_layers / c->cfg.n_stages, more = c->cfg.n_layers % c->cfg.n_stages;
-    for (uint32_t i = 0, at = 0; i < c->cfg.n_stages; i++) {
-        r->first[i] = at;
-        at += each + (i < more);
-        r->last[i] = at - 1;
-    }
-}
 
 static void send_assign(struct core *c, const struct replica *r, uint32_t stage)
 {
@@ -166,6 +158,7 @@ static void send_assign(struct core *c, const struct replica *r, uint32_t stage)
     a->kv_type = c->cfg.kv_type;
     a->n_pages = r->n_pages;
     a->ctx = r->ctx;
+    a->threads = replica__at(c, r, stage)->wish ? replica__at(c, r, stage)->wish->threads : 0;
     a->rows_max = c->cfg.rows_max;
     a->logits_max = c->cfg.logits_max;
     a->window = c->cfg.window;
@@ -179,6 +172,7 @@ static void assign(struct core *c, const struct replica *r, uint32_t stage)
     w->ready = w->linked = w->knows = false;
     w->heartbeat = (struct msg_heartbeat){0};
     w->load_done = w->load_total = w->compute_ns = w->idle_ns = 0;
+    w->predicted_ns = w->timed_steps = 0;
     w->loaded_ns = w->passed_ns = c->now_ns;
     w->doubt = NO_WORKER;
     send_assign(c, r, stage);
@@ -194,50 +188,21 @@ static void enter(const struct core *c, struct replica *r, enum replica_state st
     (void)snprintf(r->why, sizeof r->why, "%s", why);
 }
 
-static void begin(struct core *c, struct replica *r)
+void replica__begin(struct core *c, struct replica *r)
 {
-    if (r->state != REPLICA_WAITING || c->now_ns < r->retry_ns) return;
-    cut_layers(c, r);
-    if (!fleet__plan(c, r) || !room__plan(c, r)) return;
     r->generation = ++c->generations;
     r->began_ns = c->now_ns;
     r->prefilled = 0;
     flight__begin(&r->flight);
     enter(c, r, REPLICA_LOADING, "workers are loading");
-    core__note(c, "%s begins with %" PRIu32 " worker%s", generation_of(c, r), c->cfg.n_stages,
-               c->cfg.n_stages == 1 ? "" : "s");
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) assign(c, r, i);
-}
-
-/* Where pools are chosen by the workers' memory, the first ones wait a while for all workers, so
- * that each replica on a machine gets its part. */
-static bool settling(struct core *c)
-{
-    if (c->cfg.n_replicas == 1 || !c->layer_bytes) return false;
-    if (fleet__n_known(c) >= c->cfg.n_replicas * c->cfg.n_stages) return false;
-    if (c->settled_ns == 0) c->settled_ns = c->now_ns + SETTLE_NS;
-    return c->now_ns < c->settled_ns;
-}
-
-/* First those that lost a worker. One that never ran begins only where spares suffice for all. */
-static void begin_all(struct core *c)
-{
-    uint32_t lost = 0;
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
-        if (c->replicas[i].generation) begin(c, &c->replicas[i]);
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
-        lost += c->replicas[i].generation && c->replicas[i].state == REPLICA_WAITING;
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
-        struct replica *r = &c->replicas[i];
-        if (r->generation) continue;
-        if (fleet__n_spares(c) < (lost + 1) * c->cfg.n_stages || settling(c)) break;
-        begin(c, r);
-    }
+    core__note(c, "%s begins with %" PRIu32 " worker%s", generation_of(c, r), r->n_stages,
+               r->n_stages == 1 ? "" : "s");
+    for (uint32_t i = 0; i < r->n_stages; i++) assign(c, r, i);
 }
 
 static bool all(struct core *c, const struct replica *r, bool linked)
 {
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+    for (uint32_t i = 0; i < r->n_stages; i++)
         if (!(linked ? replica__at(c, r, i)->linked : replica__at(c, r, i)->ready)) return false;
     return true;
 }
@@ -275,13 +240,13 @@ static int dial(struct core *c, struct replica *r, uint32_t stage, char *ret, si
 static int send_connect(struct core *c, struct replica *r, uint32_t stage)
 {
     char next[LIMIT_TEXT_BYTES];
-    if (stage + 1 == c->cfg.n_stages)
+    if (stage + 1 == r->n_stages)
         (void)snprintf(next, sizeof next, "%s", c->results_endpoint);
     else if (dial(c, r, stage + 1, next, sizeof next) < 0)
         return -1;
     struct msg_to_worker *m = to_stage(c, r, stage, TO_CONNECT);
     memcpy(m->text, next, sizeof m->text);
-    m->key = stage + 1 == c->cfg.n_stages ? c->cfg.key : replica__at(c, r, stage + 1)->key;
+    m->key = stage + 1 == r->n_stages ? c->cfg.key : replica__at(c, r, stage + 1)->key;
     return 0;
 }
 
@@ -291,7 +256,7 @@ static void link_stages(struct core *c, struct replica *r)
     enter(c, r, REPLICA_LINKING, "stages are being linked");
     char *endpoint = core__alloc(c, LIMIT_TEXT_BYTES);
     if (dial(c, r, 0, endpoint, LIMIT_TEXT_BYTES) < 0) return;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+    for (uint32_t i = 0; i < r->n_stages; i++)
         if (send_connect(c, r, i) < 0) return;
     struct action *a = core__act(c, ACT_LINK_OPEN);
     a->link.epoch = replica__epoch(c, r);
@@ -368,10 +333,10 @@ static void check_links(struct core *c, struct replica *r)
                                         replica__at(c, r, 0)->hello.name));
         return;
     }
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         const char *name = replica__at(c, r, i)->hello.name;
         if (replica__at(c, r, i)->linked) continue;
-        if (i + 1 < c->cfg.n_stages)
+        if (i + 1 < r->n_stages)
             replica__link_failed(c, r, i + 1,
                                  core__text(c, "worker %s does not reach worker %s", name,
                                             replica__at(c, r, i + 1)->hello.name));
@@ -387,11 +352,11 @@ static void check_links(struct core *c, struct replica *r)
 static void check_beginning(struct core *c, struct replica *r)
 {
     if (r->state != REPLICA_LOADING && r->state != REPLICA_LINKING) return;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         const struct worker *w = replica__at(c, r, i);
         if (!w->knows && c->now_ns - w->assigned_ns >= ASK_AGAIN_NS) send_assign(c, r, i);
     }
-    for (uint32_t i = 0; i < c->cfg.n_stages && r->state == REPLICA_LOADING; i++)
+    for (uint32_t i = 0; i < r->n_stages && r->state == REPLICA_LOADING; i++)
         if (!check_load(c, r, i)) return;
     if (r->state == REPLICA_LINKING) check_links(c, r);
 }
@@ -402,7 +367,7 @@ static void hello(struct core *c, const struct msg_from_worker *m, const char *a
                   const struct key *key)
 {
     if (fleet__hello(c, m, address, key))
-        begin_all(c);
+        planner__begin(c);
     else /* the table is full: it will say Hello again when it is asked who it is */
         c->dropped++;
 }
@@ -414,7 +379,7 @@ static void fault(struct core *c, struct worker *w, const struct msg_from_worker
     if (!r || !epoch_eq(m->epoch, replica__epoch(c, r))) return;
     if (!m->downstream) {
         lose_to(c, r, stage, core__text(c, "worker %s: %s", w->hello.name, m->text));
-    } else if (stage + 1 == c->cfg.n_stages) {
+    } else if (stage + 1 == r->n_stages) {
         replica__link_failed(
             c, r, stage + 1,
             core__text(c, "worker %s: the coordinator's end: %s", w->hello.name, m->text));
@@ -476,7 +441,7 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
                           const struct key *key)
 {
     if (m->version != PROTO_VERSION) {
-        struct msg_to_worker *refuse = to_worker(c, m->instance, TO_REFUSE);
+        struct msg_to_worker *refuse = replica__to_worker(c, m->instance, TO_REFUSE);
         (void)snprintf(refuse->text, sizeof refuse->text,
                        "the coordinator speaks protocol version %u, this worker %" PRIu32,
                        PROTO_VERSION, m->version);
@@ -491,13 +456,14 @@ void replica__from_worker(struct core *c, const struct msg_from_worker *m, const
     if (m->type == FROM_HELLO) {
         hello(c, m, address, key);
     } else if (!w) {
-        if (m->type != FROM_GOODBYE) (void)to_worker(c, m->instance, TO_WHO);
+        if (m->type != FROM_GOODBYE) (void)replica__to_worker(c, m->instance, TO_WHO);
     } else {
         w->heard_ns = c->now_ns;
         w->suspect = false;
         switch (m->type) {
         case FROM_HEARTBEAT: fleet__heartbeat(c, w, m); break;
         case FROM_FAULT: fault(c, w, m); break;
+        case FROM_SPEED: fleet__speed(c, w, m); break;
         case FROM_GOODBYE: goodbye(c, w); break;
         default: of_this_epoch(c, w, m); break;
         }
@@ -515,5 +481,5 @@ void replica__tick(struct core *c, uint64_t lost_ns)
         check_beginning(c, r);
         fleet__served(c, r);
     }
-    begin_all(c);
+    planner__begin(c);
 }

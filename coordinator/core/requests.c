@@ -243,6 +243,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
     a->tokens.tokens = out;
     a->tokens.logprobs = logprobs_of(c, &x->logprobs, k);
     a->tokens.queued_ns = r->begun_ns - r->submitted_ns;
+    a->tokens.cached = r->n_found;
     if (r->n_tokens < r->n_prompt + r->max_new) return true;
     request__end(c, r, STATUS_OK, FINISH_LENGTH, "");
     return false;

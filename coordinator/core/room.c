@@ -26,9 +26,37 @@ static uint64_t bounded(uint64_t bytes)
     return bytes < BYTES_MOST ? bytes : BYTES_MOST;
 }
 
-static uint64_t place_of(const struct room_stage *s, bool group)
+/* 0: there is no such place. Nobody shares what it may take with another. */
+static uint64_t place_of(const struct room_stage *s, enum room_place place)
 {
-    return group ? s->memory.group : s->memory.machine;
+    return place == ROOM_WISH    ? s->most_bytes
+           : place == ROOM_GROUP ? s->memory.group
+                                 : s->memory.machine;
+}
+
+static bool shares(const struct room_stage *a, const struct room_stage *b, enum room_place place)
+{
+    return a == b || (place != ROOM_WISH && place_of(a, place) == place_of(b, place));
+}
+
+/* What is left there, and is not held by the worker. */
+static uint64_t free_bytes(const struct room_stage *s, enum room_place place)
+{
+    if (place != ROOM_WISH)
+        return bounded(place == ROOM_GROUP ? s->memory.group_free : s->memory.machine_free);
+    return s->most_bytes > s->memory.held ? bounded(s->most_bytes - s->memory.held) : 0;
+}
+
+/* What stays free of so many bytes: nothing of what a worker may take. */
+static uint64_t reserve_of(uint64_t have, enum room_place place, bool spare)
+{
+    return place == ROOM_WISH ? 0 : machine_reserve(have) / (spare ? 1 : 2);
+}
+
+/* Of each worker, whatever its layers are. */
+static uint64_t buffers_of(const struct room_costs *costs, const struct room_stage *s)
+{
+    return costs->worker_bytes + s->threads * costs->thread_bytes;
 }
 
 static uint64_t weights_of(const struct room_costs *costs, uint32_t n_layers,
@@ -43,24 +71,23 @@ static uint64_t weights_of(const struct room_costs *costs, uint32_t n_layers,
 /* What the stages in the place of stage `at` have room for. */
 static struct room room_in(const struct room_costs *costs, uint32_t n_layers,
                            const struct room_stage *stages, uint32_t n_stages, uint32_t at,
-                           bool group, bool spare)
+                           enum room_place place, bool spare)
 {
-    struct room r = {.tightest = at, .group = group};
+    struct room r = {.tightest = at, .place = place};
     uint64_t page = 0, left = BYTES_MOST, held = 0;
     for (uint32_t i = 0; i < n_stages; i++) {
         const struct room_stage *s = &stages[i];
-        if (place_of(s, group) != place_of(&stages[at], group)) continue;
-        uint64_t seen = bounded(group ? s->memory.group_free : s->memory.machine_free);
+        if (!shares(s, &stages[at], place)) continue;
+        uint64_t seen = free_bytes(s, place);
         if (seen < left) left = seen; /* they looked at different moments */
         held += bounded(s->memory.held);
         page += (s->layer_last - s->layer_first + 1) * costs->page_layer_bytes + costs->page_bytes;
-        r.rest_bytes += weights_of(costs, n_layers, s) + costs->worker_bytes +
-                        s->threads * costs->thread_bytes +
+        r.rest_bytes += weights_of(costs, n_layers, s) + buffers_of(costs, s) +
                         (s->layer_last == n_layers - 1 ? costs->last_bytes : 0);
         r.n_sharing++;
     }
     r.have_bytes = left + held;
-    uint64_t taken = r.rest_bytes + machine_reserve(r.have_bytes) / (spare ? 1 : 2);
+    uint64_t taken = r.rest_bytes + reserve_of(r.have_bytes, place, spare);
     r.pages = r.have_bytes > taken ? (r.have_bytes - taken) / page : 0;
     return r;
 }
@@ -70,11 +97,26 @@ struct room room_of(const struct room_costs *costs, uint32_t n_layers,
 {
     struct room least = {.pages = ROOM_UNKNOWN};
     for (uint32_t i = 0; i < n_stages; i++)
-        for (int group = 0; group < 2; group++) {
-            if (place_of(&stages[i], group) == 0) continue;
-            struct room r = room_in(costs, n_layers, stages, n_stages, i, group, spare);
+        for (int place = 0; place < ROOM_PLACES; place++) {
+            enum room_place x = (enum room_place)place;
+            if (place_of(&stages[i], x) == 0) continue;
+            struct room r = room_in(costs, n_layers, stages, n_stages, i, x, spare);
             if (r.pages < least.pages) least = r;
         }
+    return least;
+}
+
+uint64_t room_for_slice(const struct room_costs *costs, const struct room_stage *stage, bool spare)
+{
+    uint64_t least = UINT64_MAX;
+    for (int place = 0; place < ROOM_PLACES; place++) {
+        enum room_place x = (enum room_place)place;
+        if (place_of(stage, x) == 0) continue;
+        uint64_t have = free_bytes(stage, x) + bounded(stage->memory.held);
+        uint64_t taken = buffers_of(costs, stage) + reserve_of(have, x, spare);
+        uint64_t left = have > taken ? have - taken : 0;
+        if (left < least) least = left;
+    }
     return least;
 }
 
@@ -89,7 +131,7 @@ static uint64_t pages_for(const struct core *c, uint64_t positions)
 static uint32_t held_pages(struct core *c, const struct replica *r, const struct room_stage *stages)
 {
     uint32_t pages = 0;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         const struct worker *w = replica__at(c, r, i);
         const struct msg_holding *h = &w->hello.holding;
         if (!w->hello.holds || h->model_digest != c->cfg.model_digest ||
@@ -135,6 +177,8 @@ static void fit_requests(struct core *c)
 /* The place that bounds the pool, in words. */
 static const char *place_text(struct core *c, const struct replica *r, const struct room *room)
 {
+    static const char *const places[ROOM_PLACES] = {
+        "on the machine", "below the memory group's limit", "by the key 'memory'"};
     if (room->pages == ROOM_UNKNOWN) return "no worker tells its memory";
     if (room->tightest == ROOM_TABLES) return "the coordinator's tables of pages";
     const char *others =
@@ -142,8 +186,7 @@ static const char *place_text(struct core *c, const struct replica *r, const str
     return core__text(c, "worker %s%s, which ha%s %.0f MiB %s, %.0f of it for weights and buffers",
                       replica__at(c, r, room->tightest)->hello.name, others,
                       room->n_sharing > 1 ? "ve" : "s", (double)room->have_bytes / MIB,
-                      room->group ? "below the memory group's limit" : "on the machine",
-                      (double)room->rest_bytes / MIB);
+                      places[room->place], (double)room->rest_bytes / MIB);
 }
 
 /* What matters most comes first: a client is told the beginning. */
@@ -202,14 +245,16 @@ bool room__plan(struct core *c, struct replica *r)
     const struct room_costs *costs = &c->cfg.costs;
     struct room_stage stages[LIMIT_STAGES];
     if (!costs->layer_bytes) return true; /* the pool was opened with the core */
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         const struct worker *w = replica__at(c, r, i);
-        stages[i] = (struct room_stage){r->first[i], r->last[i], w->hello.threads, w->memory};
+        stages[i] = fleet__memory(w);
+        stages[i].layer_first = r->first[i];
+        stages[i].layer_last = r->last[i];
         stages[i].memory.machine_free = part_of(c, r, w, false);
         stages[i].memory.group_free = part_of(c, r, w, true);
     }
-    struct room spare = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, true);
-    struct room close = room_of(costs, c->cfg.n_layers, stages, c->cfg.n_stages, false);
+    struct room spare = room_of(costs, c->cfg.n_layers, stages, r->n_stages, true);
+    struct room close = room_of(costs, c->cfg.n_layers, stages, r->n_stages, false);
     uint64_t tables = costs->table_bytes / c->cfg.n_replicas / pages_bytes(c->cfg.page);
     if (costs->table_bytes && tables < close.pages)
         close = (struct room){.pages = tables, .tightest = ROOM_TABLES};

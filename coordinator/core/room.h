@@ -28,6 +28,14 @@ struct room_costs {
 struct room_stage {
     uint32_t layer_first, layer_last, threads;
     struct msg_memory memory;
+    uint64_t most_bytes; /* that it may take of it all; 0: any */
+};
+
+enum room_place {
+    ROOM_MACHINE, /* what the machine has left */
+    ROOM_GROUP,   /* what is left below a memory group's limit */
+    ROOM_WISH,    /* what this worker may take */
+    ROOM_PLACES
 };
 
 #define ROOM_UNKNOWN UINT64_MAX /* pages: no worker has told what it has */
@@ -35,16 +43,20 @@ struct room_stage {
 
 struct room {
     uint64_t pages;
-    uint32_t tightest;   /* a stage that bounds it; of several that share, the first */
-    uint32_t n_sharing;  /* stages that share its memory */
-    bool group;          /* it is a memory group's limit that bounds it, not the machine */
-    uint64_t have_bytes; /* for those stages together */
-    uint64_t rest_bytes; /* of that, weights and buffers */
+    uint32_t tightest;     /* a stage that bounds it; of several that share, the first */
+    uint32_t n_sharing;    /* stages that share its memory */
+    enum room_place place; /* what bounds it */
+    uint64_t have_bytes;   /* for those stages together */
+    uint64_t rest_bytes;   /* of that, weights and buffers */
 };
 
 /* spare: as much stays free as when this program chooses the pool's size (machine_reserve); else
  * half of it. */
 struct room room_of(const struct room_costs *costs, uint32_t n_layers,
                     const struct room_stage *stages, uint32_t n_stages, bool spare);
+
+/* What a worker has for weights and pages, if it has no machine or group to share: of `stage` the
+ * layers do not count. UINT64_MAX: it has not told. */
+uint64_t room_for_slice(const struct room_costs *costs, const struct room_stage *stage, bool spare);
 
 #endif

@@ -95,7 +95,7 @@ static uint32_t steps_wanted(const struct core *c, const struct replica *rep)
 {
     uint32_t n = (uint32_t)(rep->flight.trips + 0.5);
     if (n > c->cfg.window) n = c->cfg.window;
-    return n > c->cfg.n_stages ? n : c->cfg.n_stages;
+    return n > rep->n_stages ? n : rep->n_stages;
 }
 
 /* Sequences that start together would otherwise clump into one Step and leave the rest of the
@@ -139,7 +139,7 @@ static void set_limits(const struct core *c, const struct replica *rep, const st
 {
     b->limit_ns = 0;
     b->chunk = c->cfg.rows_max;
-    if (l->n_decoding == 0 && c->cfg.n_stages > 1) {
+    if (l->n_decoding == 0 && rep->n_stages > 1) {
         uint32_t parts = 2 * steps_wanted(c, rep);
         uint64_t share = (l->prefill + parts - 1) / parts;
         if (share < SHARE_LEAST) share = SHARE_LEAST;
@@ -320,6 +320,10 @@ static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
     rep->prefix_lookups += !r->looked;
     rep->prefix_hits += !r->looked && n_hits;
     rep->tokens_saved += (uint64_t)n_hits * page;
+    if (r->n_tokens == r->n_prompt) {
+        bool first = r->n_issued == n_hits * page; /* of this admission */
+        r->n_found = n_hits * page + (first ? 0 : r->n_found);
+    }
     r->looked = true;
     if (found == PAGES_NONE && knows_next_page(c, r) && another_begins(c, b, r)) return false;
     return found != PAGES_SOON;

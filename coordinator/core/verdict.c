@@ -38,7 +38,7 @@ static const char *name_at(struct core *c, const struct replica *r, uint32_t sta
 
 static bool in_generation(struct core *c, const struct replica *r, const char *name)
 {
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+    for (uint32_t i = 0; i < r->n_stages; i++)
         if (strcmp(name_at(c, r, i), name) == 0) return true;
     return false;
 }
@@ -60,7 +60,7 @@ static struct verdict_name *name_entry(struct core *c, struct verdict *v, const 
 
 static void note_workers(struct core *c, const struct replica *r, struct verdict *v)
 {
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         struct verdict_name *x = name_entry(c, v, name_at(c, r, i));
         x->instance = replica__at(c, r, i)->instance;
         x->seen_ns = c->now_ns;
@@ -107,7 +107,7 @@ static const char *names_of(struct core *c, const struct verdict *v, const struc
 /* Whether the replica's generation is made of workers that computed v, and of no others. */
 static bool only_of(struct core *c, const struct replica *r, const struct verdict *v)
 {
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++)
+    for (uint32_t i = 0; i < r->n_stages; i++)
         if (!among(v, name_at(c, r, i))) return false;
     return true;
 }
@@ -157,8 +157,8 @@ static void blame(struct core *c, const struct replica *r, const struct verdict 
     bool itself = erratic(c, r, v), differs = names_of(c, v, s)[0] != 0;
     if (s->contradicted && !itself) return;
     if (itself) c->n_erratic++;
-    uint32_t turn = c->n_erratic % c->cfg.n_stages;
-    for (uint32_t i = 0; i < c->cfg.n_stages; i++) {
+    uint32_t turn = c->n_erratic % r->n_stages;
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         const char *name = name_at(c, r, i);
         if (itself || !differs || !among(s, name))
             fleet__blame_name(c, name, s->agreed && differs, text);

@@ -58,6 +58,25 @@ static void say_hello(struct world *w, uint32_t who)
     tell(w, who, &m);
 }
 
+/* One worker in two is eight times slower than another; now and then one does not answer, or could
+ * not measure anything. */
+static void say_speed(struct world *w, uint32_t who, const struct msg_calibrate *ask)
+{
+    struct msg_from_worker m = {.type = FROM_SPEED,
+                                .speed = {.header_digest = ask->header_digest,
+                                          .kv_type = ask->kv_type,
+                                          .threads = ask->threads,
+                                          .layer_bytes = 1}};
+    uint64_t draw = rng_below(&w->rng, 16), layer_ns = w->workers[who].layer_ns;
+    if (draw == 0) return;
+    if (draw > 1) {
+        m.speed.n_layer = m.speed.n_head = 1;
+        m.speed.layer[0] = (struct msg_speed_point){1, layer_ns};
+        m.speed.head[0] = (struct msg_speed_point){1, 2 * layer_ns};
+    }
+    tell(w, who, &m);
+}
+
 void stage__start(struct world *w, uint32_t who)
 {
     struct world_worker *s = &w->workers[who];
@@ -178,6 +197,7 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
         tell_of_epoch(w, who, &answer);
         break;
     case TO_WHO: say_hello(w, who); break;
+    case TO_CALIBRATE: say_speed(w, who, &m->calibrate); break;
     case TO_ALIVE: break; /* between the shells */
     case TO_REFUSE: world__fail(w, "worker %" PRIu32 " was refused: %s", who, m->text); break;
     }

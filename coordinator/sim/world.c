@@ -432,6 +432,19 @@ static void draw_config(struct world *w)
     w->row_ns = rows_ns[rng_below(&w->rng, 4)];
     if (rng_below(&w->rng, 2))
         w->cfg.policy = (enum route_policy)rng_below(&w->rng, ROUTE_POLICIES);
+    w->cfg.header_digest = rng_below(&w->rng, 2);
+    if (rng_below(&w->rng, 3)) return;
+    w->cfg.chains = w->chains;
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++)
+        w->chains[i] = 1 + (uint32_t)rng_below(&w->rng, n_stages);
+}
+
+static uint32_t n_needed(const struct world *w)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < w->cfg.n_replicas; i++)
+        n += w->cfg.chains ? w->cfg.chains[i] : w->cfg.n_stages;
+    return n;
 }
 
 static void open_world(struct world *w)
@@ -443,7 +456,9 @@ static void open_world(struct world *w)
     for (uint32_t f = 0; f < WORLD_FAMILIES; f++)
         for (uint32_t i = 0; i < WORLD_TOKENS_MAX / LIMIT_PAGE; i++)
             w->families[f][i] = (uint8_t)rng_below(&w->rng, WORLD_BLOCKS);
-    w->n_workers = w->cfg.n_replicas * w->cfg.n_stages + (uint32_t)rng_below(&w->rng, 3);
+    w->n_workers = n_needed(w) + (uint32_t)rng_below(&w->rng, 3);
+    for (uint32_t i = 0; i < WORLD_WORKERS; i++)
+        w->workers[i].layer_ns = 1000 + 7000 * rng_below(&w->rng, 2);
     w->n_requests = 8 + (uint32_t)rng_below(&w->rng, WORLD_REQUESTS - 7);
     w->faults_end_ns = NS_PER_S * (3 + rng_below(&w->rng, 6));
     fault__plan(w);

@@ -104,6 +104,7 @@ struct world_worker {
     bool alive, stopped, busy, loaded;
     bool hung, unreachable, unloadable, damaged, slow; /* broken until it is mended */
     uint32_t loads_left; /* signs of progress until what it loads is there */
+    uint64_t layer_ns;   /* what it says that a layer takes it */
     char name[LIMIT_NAME_BYTES];
     uint64_t life; /* counts restarts */
     struct instance instance;
@@ -203,6 +204,7 @@ struct world {
     struct sim_report *report;
     struct core *core;
     struct core_config cfg;
+    uint32_t chains[WORLD_REPLICAS]; /* what cfg.chains points to */
     uint64_t now_ns, order, faults_end_ns, end_ns;
     struct occurrence *heap;
     uint32_t n_heap, cap_heap;

@@ -115,7 +115,7 @@ class Failures(unittest.TestCase):
         whole = local("Once upon a time", **what)
         want = local("Once upon a time", tokens=12)["tokens"]
         ports = free_ports(3)
-        config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\ndrain: 1\nmetrics: false\n" \
+        config = f"model: {MODEL}\nworkers: 2\nkv_tokens: 1024\ndrain: 1\nmetrics: false\nhttp: {{serve: false}}\n" \
                  f"ports: {{clients: {ports[0]}, workers: {ports[1]}, results: {ports[2]}}}\n"
         client = f"tcp://127.0.0.1:{ports[0]}"
 
@@ -200,7 +200,7 @@ class Failures(unittest.TestCase):
         on new connections within 10 s, and the stream has every token once."""
         what = dict(tokens=900, ignore_eos=True)
         want = local("Once upon a time", **what)["tokens"]
-        config = f"model: {MODEL}\nworkers: 1\nkv_tokens: 4096\nmetrics: false\n" \
+        config = f"model: {MODEL}\nworkers: 1\nkv_tokens: 4096\nmetrics: false\nhttp: {{serve: false}}\n" \
                  "ports: {clients: 0, workers: 0, results: 0}\n"
         with tempfile.TemporaryFile("w+") as log:
             c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,

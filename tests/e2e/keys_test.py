@@ -69,7 +69,7 @@ class Keyed:
         lists = {role: [self.public[n] for n in names] for role, names in self.lists.items()} if self.keys else {}
         with open(self.path("cluster.yaml"), "w") as f:
             f.write(f"model: {json.dumps(MODEL)}\nworkers: 2\nkv_tokens: 2048\nprefix_cache: false\n"
-                    "ports: {clients: 0, workers: 0, results: 0}\nmetrics: false\n")
+                    "ports: {clients: 0, workers: 0, results: 0}\nmetrics: false\nhttp: {serve: false}\n")
             if self.keys:
                 f.write("keys: " + json.dumps(dict(lists, file=self.path("coordinator"))) + "\n")
 

@@ -56,7 +56,7 @@ class Memory(unittest.TestCase):
     def test_too_large(self):
         """A pool that cannot fit: no worker reads a byte; status, log and the request's end name the worker, the keys and
         the largest that fits."""
-        config = f"model: {MODEL}\nworkers: 2\nkv_tokens: {1 << 30}\nreplica_wait: 1\nmetrics: false\n" \
+        config = f"model: {MODEL}\nworkers: 2\nkv_tokens: {1 << 30}\nreplica_wait: 1\nmetrics: false\nhttp: {{serve: false}}\n" \
                  "ports: {clients: 0, workers: 0, results: 0}\n"
         with tempfile.TemporaryFile("w+") as log:
             c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,

@@ -33,7 +33,7 @@ class Daemons:
     def __init__(self, log=None, **kw):
         self.config = tempfile.NamedTemporaryFile("w", suffix=".yaml")
         self.config.write(f"model: {json.dumps(MODEL)}\nworkers: 1\nkv_tokens: 2048\n"
-                          "ports: {clients: 0, workers: 0, results: 0, metrics: 0}\n")
+                          "ports: {clients: 0, workers: 0, results: 0, metrics: 0, http: 0}\n")
         self.config.flush()
         self.coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", self.config.name],
                                             stdout=subprocess.PIPE, stderr=log, text=True)

@@ -100,7 +100,7 @@ class Slices(unittest.TestCase):
                         src.seek(t["offset"])
                         dst.seek(t["offset"])
                         dst.write(src.read(t["bytes"]))
-            config = f"model: {model}\nworkers: 2\nkv_tokens: 1024\nports: {{clients: 0, workers: 0, results: 0, metrics: 0}}\n"
+            config = f"model: {model}\nworkers: 2\nkv_tokens: 1024\nports: {{clients: 0, workers: 0, results: 0, metrics: 0, http: 0}}\n"
             c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, text=True)
             c.stdin.write(config)
@@ -141,7 +141,7 @@ class Damaged(unittest.TestCase):
                 f.seek(-1, os.SEEK_CUR)
                 f.write(bytes([byte ^ 1]))
             config = f"model: {MODEL}\nworkers: 1\nkv_tokens: 1024\n" \
-                     "ports: {clients: 0, workers: 0, results: 0, metrics: 0}\n"
+                     "ports: {clients: 0, workers: 0, results: 0, metrics: 0, http: 0}\n"
             c = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             c.stdin.write(config)

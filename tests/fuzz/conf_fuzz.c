@@ -39,6 +39,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     within(k.max_live, 1, LIMIT_LIVE);
     within(k.max_running, 1, k.max_live);
     within(k.max_per_client, 1, LIMIT_LIVE);
+    uint64_t serving = 0;
+    for (uint32_t i = 0; i < k.n_replicas; i++) {
+        within(k.chains[i], 1, k.n_stages);
+        serving += k.chains[i];
+    }
+    fuzz_check(serving <= k.max_workers);
+    for (uint32_t i = 0; i < k.n_wishes; i++) {
+        const struct core_wish *w = &k.wishes[i];
+        fuzz_check(w->name[0] && strlen(w->name) < LIMIT_NAME_BYTES);
+        fuzz_check(w->replica == CORE_ANY_REPLICA ||
+                   (w->replica < k.n_replicas && w->stage < k.chains[w->replica]));
+    }
+    setup_close(&k, &m);
     config_close(&c);
     return 0;
 }

@@ -45,12 +45,16 @@ static void lists(uint8_t which, const uint8_t *data, size_t size)
     const uint64_t *ids;
     uint64_t call;
     uint32_t n = 0;
-    bool special;
+    size_t bytes;
+    struct msg_tokenize text_of;
+    struct msg_tokens tokens_of;
     switch (which) {
     case 0: (void)wire_get_cancel(data, size, &arena, &call, &em); break;
     case 1: (void)wire_get_models(data, size, &arena, &text, &em); break;
-    case 2: (void)wire_get_tokenize(data, size, &arena, &text, &special, &em); break;
-    case 3: (void)wire_get_tokens(data, size, &arena, &tokens, &n, &em); break;
+    case 2: (void)wire_get_tokenize(data, size, &arena, &text_of, &em); break;
+    case 3: (void)wire_get_tokens(data, size, &arena, &tokens_of, &em); break;
+    case 6: (void)wire_get_detokenize(data, size, &arena, &tokens, &n, &em); break;
+    case 7: (void)wire_get_bytes(data, size, &arena, &text, &bytes, &em); break;
     case 4: (void)wire_get_ping(data, size, &arena, &ids, &n, &em); break;
     default: (void)wire_get_pong(data, size, &arena, &ids, &n, &em); break;
     }

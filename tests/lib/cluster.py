@@ -106,10 +106,12 @@ class Cluster(Service):
     """`flotilla up`, until the end of the with block. All logs go to self.log. A worker that a test ends is not started again,
     unless no_restart=False."""
 
-    def __init__(self, model=MODEL, env=None, prefix=(), kv_tokens=16384, **kw):
-        """kv_tokens=None: without the option, so that the pool follows from the machine's memory."""
+    def __init__(self, model=MODEL, env=None, prefix=(), kv_tokens=16384, split="even", **kw):
+        """kv_tokens=None: without the option, so that the pool follows from the machine's memory. Layers are shared out evenly,
+        to the workers in the order of their names, so that tests know who has which; split="measured": as shipped."""
         self.prefix = prefix
         kw["kv_tokens"] = kv_tokens
+        kw["set"] = [f"split={split}", *kw.get("set", [])]
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         self.up = subprocess.Popen([*prefix, program("flotilla"), "up", "--model", model,
                                     *options(dict(dict(verbose=True, no_restart=True), **kw))],
@@ -119,7 +121,8 @@ class Cluster(Service):
         if not line.startswith("ready client="):
             self.stop()
             raise RuntimeError("no cluster: " + self.text())
-        self.address = line.split()[1].removeprefix("client=")
+        words = dict(word.split("=", 1) for word in line.split()[1:])
+        self.address, self.http = words["client"], words.get("http")
         self.join = re.search(r"workers join at (\S+)", self.text()).group(1)
         self.extra = []
 
@@ -168,6 +171,56 @@ class Cluster(Service):
         return p
 
 
+class HandCluster(Service):
+    """A coordinator and workers on this machine, each started by itself. `keys`: of the cluster file, beside the model; `workers`:
+    (name, words before the command, options) of each. The caches of measured speeds are the cluster's own."""
+
+    prefix = ()
+
+    def __init__(self, keys, workers=(), model=MODEL):
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
+        self.folder = tempfile.TemporaryDirectory(prefix="flotilla-cache-")
+        self.env = {**os.environ, "XDG_CACHE_HOME": self.folder.name}
+        self.processes = {}
+        text = f"model: {model}\nports: {{clients: 0, workers: 0, results: 0}}\nmetrics: false\n{keys}\n"
+        self.coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.env)
+        self.coordinator.stdin.write(text)
+        self.coordinator.stdin.close()
+        m = re.match(r"listening client=(\S+) worker=(\S+)", self.coordinator.stdout.readline())
+        if not m:
+            self.stop()
+            raise RuntimeError("no coordinator: " + self.text())
+        self.address, self.join = m.groups()
+        for name, before, kw in workers:
+            self.worker(name, before, **kw)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def worker(self, name, before=(), **kw):
+        words = [*before, program("flotilla-worker"), "--coordinator", self.join, "--name", name, *options(kw)]
+        self.processes[name] = subprocess.Popen(words, stderr=self.log, env=self.env)
+        return self.processes[name]
+
+    def plan(self):
+        r = run("plan", "--cluster", self.address, "--json")
+        return json.loads(r.stdout)["replicas"]
+
+    def stop(self):
+        all_ = [*self.processes.values(), self.coordinator]
+        for p in all_:
+            p.send_signal(signal.SIGCONT)
+            p.terminate()
+        self.coordinator.stdout.close()
+        codes = [p.wait(timeout=30) for p in all_]
+        self.folder.cleanup()
+        return codes
+
+
 class SpreadCluster(Service):
     """A coordinator on the host "c" of a namespaces.Network and workers on others, by their names; a worker has the name of its
     host. More keys of the cluster file by name. Clients run on the coordinator's host, or on `client`."""
@@ -176,7 +229,8 @@ class SpreadCluster(Service):
         self.network, self.prefix = network, network[client].prefix
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         here, self.processes = network["c"].address, {}
-        keys = dict(dict(model=model, workers=len(hosts), listen=here, plaintext="true", metrics="false"), **keys)
+        keys = dict(dict(model=model, workers=len(hosts), listen=here, plaintext="true", metrics="false", http="{serve: false}",
+                         split="even"), **keys)
         self.coordinator = subprocess.Popen([*network["c"].prefix, program("flotilla-coordinator"), "--config", "-"],
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))

@@ -70,7 +70,7 @@ static inline void random_from_worker(struct rng *r, struct buf *to)
     static struct msg_from_worker m;
     m = (struct msg_from_worker){.version = PROTO_VERSION,
                                  .instance = {rng_below(r, 5), 1},
-                                 .type = (enum from_worker)rng_below(r, FROM_GOODBYE + 1),
+                                 .type = (enum from_worker)rng_below(r, FROM_SPEED + 1),
                                  .has_epoch = true,
                                  .epoch = random_epoch(r)};
     (void)snprintf(m.hello.name, sizeof m.hello.name, "noise%u", (unsigned)rng_below(r, 9));
@@ -82,6 +82,11 @@ static inline void random_from_worker(struct rng *r, struct buf *to)
                                    .held = rng_u64(r),
                                    .held_pages = (uint32_t)rng_u64(r)};
     (void)snprintf(m.endpoint, sizeof m.endpoint, "tcp://127.0.0.1:1");
+    m.speed.n_layer = m.speed.n_head = (uint32_t)rng_below(r, LIMIT_SPEED_POINTS + 1);
+    m.speed.layer_bytes = 1 + rng_below(r, 1 << 20);
+    for (uint32_t i = 0; i < m.speed.n_layer; i++)
+        m.speed.layer[i] = m.speed.head[i] =
+            (struct msg_speed_point){i + 1, 1 + rng_below(r, 1 << 30)};
     wire_put_from_worker(&m, to);
 }
 
@@ -90,7 +95,7 @@ static inline void random_to_worker(struct rng *r, struct buf *to)
     static struct msg_to_worker m;
     static uint64_t hashes[20];
     m = (struct msg_to_worker){.version = PROTO_VERSION,
-                               .type = (enum to_worker)rng_below(r, TO_ALIVE + 1),
+                               .type = (enum to_worker)rng_below(r, TO_CALIBRATE + 1),
                                .epoch = random_epoch(r),
                                .assign = {.layer_last = (uint32_t)rng_below(r, 9),
                                           .n_pages = 4,
@@ -101,6 +106,7 @@ static inline void random_to_worker(struct rng *r, struct buf *to)
                                           .logits_max = 1,
                                           .window = 2}};
     (void)snprintf(m.assign.model_path, sizeof m.assign.model_path, "/no/such/model.gguf");
+    (void)snprintf(m.calibrate.model_path, sizeof m.calibrate.model_path, "/no/such/model.gguf");
     (void)snprintf(m.text, sizeof m.text, "tcp://127.0.0.1:1");
     wire_put_to_worker(&m, to);
 }

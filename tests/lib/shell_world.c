@@ -378,7 +378,7 @@ static void on_reply(const struct net_frame *f)
     struct errmsg em = {0};
     struct msg_reply h;
     struct msg_generate_reply r;
-    const int32_t *ids;
+    struct msg_tokens tokens = {.n = 0};
     assert_int_equal(wire_get_reply(f[1].data, f[1].bytes, &arena, &h, &em), 0);
     struct seen *x = find(the_world, h.call);
     x->n_replies++;
@@ -390,8 +390,8 @@ static void on_reply(const struct net_frame *f)
     }
     if (h.call >= WORLD_TOKENIZES) {
         if (h.end && h.status == STATUS_OK && f[2].bytes)
-            assert_int_equal(wire_get_tokens(f[2].data, f[2].bytes, &arena, &ids, &x->n_ids, &em),
-                             0);
+            assert_int_equal(wire_get_tokens(f[2].data, f[2].bytes, &arena, &tokens, &em), 0);
+        x->n_ids = tokens.n;
     } else if (f[2].bytes && h.call < WORLD_OTHERS) {
         assert_int_equal(wire_get_generate_reply(f[2].data, f[2].bytes, &arena, &r, &em), 0);
         if (r.sample == 0) read_generate(x, &r);
@@ -463,7 +463,7 @@ static void read_config(struct world *w, const char *yaml)
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     FILE *f = fdopen(fd, "w");
-    (void)fprintf(f, "model: /none\nworkers: 1\nmetrics: false\n%s%s", yaml,
+    (void)fprintf(f, "model: /none\nworkers: 1\nmetrics: false\nhttp: {serve: false}\n%s%s", yaml,
                   strstr(yaml, "kv_tokens") ? "" : "kv_tokens: 512\n");
     (void)fclose(f);
     int rc = config_read(path, NULL, &w->config, &em);
@@ -489,6 +489,7 @@ static void open_shell(struct world *w)
     w->message_bytes = methods__message_bytes(s, w->core.ctx);
     shell__open_tables(s, w->core.n_replicas, w->core.max_workers);
     s->core = core_open(&w->core);
+    setup_close(&w->core, &m);
     calls__open(s);
     assert_int_equal(texts_open(s->net, &s->texts, &em), 0);
 }
@@ -530,6 +531,8 @@ void world_close(struct world *w)
     net_close(s->net);
     buf_close(&s->out);
     buf_close(&s->body);
+    buf_close(&s->pieces);
+    buf_close(&s->piece_bytes);
     arena_close(&s->arena);
     arena_close(&s->body_arena);
     mem_free(s);
@@ -633,7 +636,7 @@ void world_tokenize(struct world *w, uint32_t route, uint64_t client, uint64_t c
 {
     struct buf b = {0};
     assert_true(call >= WORLD_TOKENIZES);
-    wire_put_tokenize(text, false, &b);
+    wire_put_tokenize(&(struct msg_tokenize){.text = text}, &b);
     world_send(w, route, client, call, "Tokenize", b.data, b.len);
     buf_close(&b);
 }

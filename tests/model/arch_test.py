@@ -10,7 +10,7 @@ from cluster import Cluster, run
 from logits import KV_TYPES, logits
 from machine import levels
 
-NAMES = [n for n in tiny_arch.CFG if n.startswith(("llama", "gemma3"))]
+NAMES = [n for n, c in tiny_arch.CFG.items() if c["arch"] in ("llama", "gemma3", "qwen2", "qwen3")]
 IDS = tiny_arch.PROMPT
 
 
@@ -34,7 +34,7 @@ class Architectures(unittest.TestCase):
         return os.path.join(cls.dir.name, name + ".gguf")
 
     def test_logits(self):
-        self.assertGreaterEqual(len(NAMES), 6)
+        self.assertGreaterEqual(len(NAMES), 8)
         for name in NAMES:
             with self.subTest(name):
                 got = logits(self.path(name), IDS, kv="f32")
@@ -68,7 +68,7 @@ class Architectures(unittest.TestCase):
                     self.assertEqual(got["tokens"], ids[len(IDS):], (name, workers))
 
     def test_missing_tensors(self):
-        for name in ("llama_plain", "gemma3_swa8"):
+        for name in ("llama_plain", "gemma3_swa8", "qwen2_bias", "qwen3_headdim"):
             c = tiny_arch.CFG[name]
             w = tiny_arch.weights(name, c)
             for missing in [n for n in w if n.startswith("blk.1.")] + ["output_norm.weight", "token_embd.weight"]:
@@ -77,11 +77,11 @@ class Architectures(unittest.TestCase):
                 r = run("generate", "--model", path, "--prompt", "a", "--tokens", "1")
                 self.assertEqual(r.returncode, 1)
                 self.assertIn(missing, r.stderr.decode())
-            extra = {**w, "blk.0.attn_q.bias": np.zeros(c["H"] * c["hd"], np.float32)}
-            tiny_arch.save(path, c, extra)
+            unknown = "blk.0.attn_output.bias" if c.get("bias") else "blk.0.attn_q.bias"
+            tiny_arch.save(path, c, {**w, unknown: np.zeros(c["H"] * c["hd"], np.float32)})
             r = run("generate", "--model", path, "--prompt", "a", "--tokens", "1")
             self.assertEqual(r.returncode, 1)
-            self.assertIn("blk.0.attn_q.bias", r.stderr.decode())
+            self.assertIn(unknown, r.stderr.decode())
 
 
 if __name__ == "__main__":

@@ -73,4 +73,12 @@ MUTANTS = [
          tests="engine_test step_test", why="an exported bucket holds what lies above its bound"),
     dict(name="pool-not-aligned", file="common/engine/engine.c", old="    e->layer_bytes = e->page_bytes * e->n_pages;", new="    e->layer_bytes = e->page_bytes * e->n_pages + 16;",
          tests="engine_test step_test", why="a layer's pages begin anywhere"),
+    dict(name="key-bias", file="common/engine/stage.c", old="        add_bias(k, l->vecs[VEC_K_BIAS], d->n_kv_heads * hs);\n", new="",
+         tests="arch_test", why="the biases of keys are left out"),
+    dict(name="value-bias", file="common/engine/stage.c", old="        add_bias(v, l->vecs[VEC_V_BIAS], d->n_kv_heads * hs);\n", new="",
+         tests="arch_test", why="the biases of values are left out"),
+    dict(name="qwen2-neighbours", file="common/engine/arch/qwen2.c", old="    b->rope_halves = true;\n", new="",
+         tests="arch_test", why="Qwen 2 rotates neighbours instead of halves"),
+    dict(name="qwen3-no-key-norm", file="common/engine/arch/qwen3.c", old="ARCH_VEC(VEC_Q_NORM) | ARCH_VEC(VEC_K_NORM) |", new="ARCH_VEC(VEC_Q_NORM) |",
+         tests="arch_test", why="Qwen 3's norm of keys is not known"),
 ]

@@ -206,7 +206,7 @@ MUTANTS = [
          new='    if (false) {',
          tests='generation_test', why="one worker's key ends another's generation"),
     dict(name='any-stage-has-results', file='coordinator/core/flight.c',
-         old='    if (!r || !key_eq(key, &replica__at(c, r, c->cfg.n_stages - 1)->key)) {',
+         old='    if (!r || !key_eq(key, &replica__at(c, r, r->n_stages - 1)->key)) {',
          new='    (void)key;\n    if (!r) {',
          tests='generation_test', why='a result counts whoever sent it'),
     dict(name='upstream-is-everybody', file='coordinator/core/replica.c',

@@ -22,6 +22,8 @@ static const struct arch_dims dims = {.n_layers = 12,
                                       .head_size = 16,
                                       .ctx_train = 4096};
 
+static struct setup_model nothing; /* of which setup_close has nothing to free */
+
 static int read_text(const char *text, struct config *ret, struct errmsg *em)
 {
     return config_parse("c.yaml", text, strlen(text), ret, em);
@@ -47,7 +49,10 @@ static void test_defaults(void **state)
     assert_string_equal(c.listen, "127.0.0.1");
     assert_string_equal(c.kv, "f16");
     assert_true(c.client_port == 7070 && c.worker_port == 7071 && c.result_port == 7072 &&
-                c.metrics_port == 7073);
+                c.metrics_port == 7073 && c.http_port == 8080);
+    assert_true(c.http && c.http_connections == 1024 && c.http_body_kib == 4096 &&
+                c.http_read_s == 30 && c.http_stall_s == 60 && !c.http_api_keys &&
+                !c.http_certificate && !c.http_cors && !c.chat_template);
     assert_true(c.metrics && !c.plaintext && !c.name && c.hwm == 64 && c.client_stall_s == 60);
     assert_true(k.n_replicas == 1 && k.policy == ROUTE_AUTO);
     assert_true(k.n_stages == 2 && k.n_layers == 12 && k.width == 64 && k.vocab == 1000);
@@ -61,6 +66,8 @@ static void test_defaults(void **state)
     assert_true(k.share && k.max_live == 256 && k.max_running == 256 && k.max_per_client == 256);
     assert_true(k.replica_wait_ns == 30 * NS_PER_S && k.deadline_ns == 600 * NS_PER_S);
     assert_true(k.worker_timeout_ns == 1500 * NS_PER_MS && k.step_timeout_ns == 2000 * NS_PER_MS);
+    assert_true(k.split == PLAN_BY_SPEED && !k.given && k.n_wishes == 0 && k.chains[0] == 2);
+    setup_close(&k, &nothing);
     config_close(&c);
 }
 
@@ -71,6 +78,7 @@ static void test_defaults(void **state)
         struct core_config k = core_with(lines, &c);                                               \
         (void)k;                                                                                   \
         if (!(holds)) fail_msg("%s: not %s", lines, #holds);                                       \
+        setup_close(&k, &nothing);                                                                 \
         config_close(&c);                                                                          \
     } while (0)
 
@@ -82,9 +90,21 @@ static void test_each_key(void **state)
     WITH("listen: 0.0.0.0\nplaintext: true\n", c.plaintext && k.plaintext);
     WITH("replicas: 3\n", k.n_replicas == 3 && k.n_stages == 2 && k.max_workers == 64);
     WITH("replicas: 40\n", k.n_replicas == 40 && k.max_workers == 160);
+    WITH("split: measured\n", k.split == PLAN_BY_SPEED);
+    WITH("split: even\n", k.split == PLAN_EVEN);
+    WITH("split: [11, 1]\n", k.split == PLAN_GIVEN && k.given[0] == 11 && k.given[1] == 1);
     WITH("ports: {clients: 1, workers: 2, results: 3, metrics: 4}\n",
          c.client_port == 1 && c.worker_port == 2 && c.result_port == 3 && c.metrics_port == 4);
     WITH("metrics: false\n", !c.metrics);
+    WITH("ports: {http: 5}\n", c.http_port == 5 && c.http);
+    WITH("http: {serve: false}\n", !c.http);
+    WITH("http: {connections: 7, body_kib: 8, read: 9, stall: 10}\n",
+         c.http_connections == 7 && c.http_body_kib == 8 && c.http_read_s == 9 &&
+             c.http_stall_s == 10);
+    WITH("http: {api_keys: a, certificate: b, key: c, cors: d}\n",
+         strcmp(c.http_api_keys, "a") == 0 && strcmp(c.http_certificate, "b") == 0 &&
+             strcmp(c.http_key, "c") == 0 && strcmp(c.http_cors, "d") == 0);
+    WITH("chat_template: t\n", strcmp(c.chat_template, "t") == 0);
     WITH("kv: q8_0\n", k.kv_type == KV_Q8_0);
     WITH("ctx: 2000\n", k.ctx == 2000 && k.pages_least == 125 && k.pages_most == 256 * 125);
     WITH("ctx: 8000\n", k.ctx == 4096); /* the model's own limit */
@@ -109,6 +129,69 @@ static void test_each_key(void **state)
     WITH("limits:\n  hwm: 7\n", c.hwm == 7);
     WITH("worker_timeout_ms: 700\n", k.worker_timeout_ns == 700 * NS_PER_MS);
     WITH("step_timeout_ms: 700\n", k.step_timeout_ns == 700 * NS_PER_MS);
+}
+
+/* Of the named worker; NULL: the file wishes nothing of it. */
+static const struct core_wish *wish(const struct core_config *k, const char *name)
+{
+    for (uint32_t i = 0; i < k->n_wishes; i++)
+        if (strcmp(k->wishes[i].name, name) == 0) return &k->wishes[i];
+    return NULL;
+}
+
+static struct core_config core_of(const char *text, struct config *ret)
+{
+    struct errmsg em = {0};
+    struct setup_model m = {.dims = &dims, .path = "/m.gguf", .digest = 9, .header = 10};
+    if (read_text(text, ret, &em) < 0) fail_msg("%s: %s", text, em.text);
+    return setup_core(ret, &m, 5, "tcp://:9");
+}
+
+/* Workers by name, and what the file wishes of them. */
+static void test_workers(void **state)
+{
+    (void)state;
+    struct config c;
+    struct core_config k =
+        core_of("model: /m\nworkers:\n  - a\n  - {name: b, memory: 6 GiB}\n"
+                "  - name: c\n    memory: 512MiB\n    max_layers: 3\n"
+                "    threads: 2\n    prefer: last\n  - {prefer: first, name: d}\n",
+                &c);
+    assert_true(k.n_stages == 4 && k.n_replicas == 1 && k.chains[0] == 4 && k.n_wishes == 4);
+    assert_true(k.header_digest == 10);
+    const struct core_wish *w = wish(&k, "a");
+    assert_true(w->memory_bytes == 0 && w->layers_max == 0 && w->threads == 0 &&
+                w->prefer == PLAN_ANYWHERE && w->replica == CORE_ANY_REPLICA &&
+                w->stage == PLAN_ANY_STAGE);
+    assert_true(wish(&k, "b")->memory_bytes == (uint64_t)6 << 30);
+    w = wish(&k, "c");
+    assert_true(w->memory_bytes == (uint64_t)512 << 20 && w->layers_max == 3 && w->threads == 2 &&
+                w->prefer == PLAN_LAST);
+    assert_true(wish(&k, "d")->prefer == PLAN_FIRST);
+    setup_close(&k, &nothing);
+    config_close(&c);
+    k = core_of("model: /m\nworkers: [a, b, c, d, e]\nreplicas: 2\n", &c);
+    assert_true(k.n_replicas == 2 && k.n_stages == 3 && k.chains[0] == 3 && k.chains[1] == 2);
+    assert_true(k.window == 4 && c.serving == 5 && k.max_workers == 64);
+    setup_close(&k, &nothing);
+    config_close(&c);
+}
+
+/* Replicas of named workers, of different lengths. */
+static void test_named_replicas(void **state)
+{
+    (void)state;
+    struct config c;
+    struct core_config k =
+        core_of("model: /m\nreplicas: [[a, b, c], [d]]\nworkers:\n  - {name: d, threads: 2}\n", &c);
+    assert_true(k.n_replicas == 2 && k.n_stages == 3 && k.chains[0] == 3 && k.chains[1] == 1);
+    assert_true(k.n_wishes == 4 && c.serving == 4);
+    assert_true(wish(&k, "a")->replica == 0 && wish(&k, "a")->stage == 0);
+    assert_true(wish(&k, "c")->replica == 0 && wish(&k, "c")->stage == 2);
+    assert_true(wish(&k, "d")->replica == 1 && wish(&k, "d")->stage == 0 &&
+                wish(&k, "d")->threads == 2);
+    setup_close(&k, &nothing);
+    config_close(&c);
 }
 
 #define KEY_1 "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -139,6 +222,59 @@ static void refused(const char *text, const char *key)
     struct errmsg em = {0};
     if (read_text(text, &c, &em) != ERR_CONF) fail_msg("accepted: %s", text);
     if (!strstr(em.text, key)) fail_msg("'%s' does not name '%s' (%s)", em.text, key, text);
+}
+
+/* The keys that say who serves, and with which layers. */
+static void refused_workers(void)
+{
+#define LIST "model: /m\nworkers:\n  - a\n  - "
+    refused(LIST "a\n", "c.yaml:4:5: key 'workers': worker 'a' appears twice");
+    refused(LIST "{memory: 1 GiB}\n", "c.yaml:4:5: key 'workers': needs a worker's name");
+    refused(LIST "[b]\n", "c.yaml:4:5: key 'workers': needs a worker's name");
+    refused(LIST "{name: b, memory: 6}\n", "c.yaml:4:23: key 'workers.memory': '6' is not a size");
+    refused(LIST "{name: b, memory: 0 GiB}\n", "'workers.memory': '0 GiB' is not");
+    refused(LIST "{name: b, memory: 1 GB}\n", "'workers.memory': '1 GB' is not");
+    refused(LIST "{name: b, memory: 12345678 MiB}\n", "'workers.memory'");
+    refused(LIST "{name: b, memory: [1]}\n", "'workers.memory': 'a list' is not a size");
+    refused(LIST "{name: b, max_layers: 0}\n", "c.yaml:4:27: key 'workers.max_layers': '0' is not");
+    refused(LIST "{name: b, max_layers: x}\n", "'workers.max_layers': 'x' is not");
+    refused(LIST "{name: b, threads: 0}\n", "c.yaml:4:24: key 'workers.threads': '0' is not");
+    refused(LIST "{name: b, threads: 4097}\n", "'workers.threads': '4097' is not");
+    refused(LIST "{name: b, prefer: middle}\n",
+            "c.yaml:4:23: key 'workers.prefer': 'middle' is neither first nor last");
+    refused(LIST "{name: b, color: 1}\n", "c.yaml:4:22: key 'workers.color': unknown");
+    refused(LIST "{name: b, name: c}\n", "key 'workers': has a key twice");
+    refused(LIST "{name: b, memory: ~}\n", "key 'workers': has an empty value");
+    refused(LIST "{name: [[[b]]]}\n", "key 'workers': has too many lists inside each other");
+    refused(LIST "&x b\n", "key 'workers': anchors and tags are not read");
+    refused(LIST "''\n", "a worker's name has 1 to 63 bytes");
+    refused("model: /m\nworkers: {a: 1}\n", "c.yaml:2:10: key 'workers': needs a number or a list");
+    refused("model: /m\nworkers: []\n", "c.yaml:2:10: key 'workers': 0 workers are not 1 to 32");
+    refused("model: /m\nworkers: [a]\nreplicas: 2\n", "1 workers are not 1 to 32 for each of 2");
+    refused(GIVEN "replicas: [[a, b], [c, d]]\n", "a number has no place beside 'replicas'");
+    refused("model: /m\nreplicas: [[a, b], [c, a]]\n",
+            "c.yaml:2:24: key 'replicas': worker 'a' appears twice");
+    refused("model: /m\nreplicas: [a]\n", "'replicas': needs a list of 1 to 32 workers");
+    refused("model: /m\nreplicas: [[]]\n", "'replicas': needs a list of 1 to 32 workers");
+    refused("model: /m\nreplicas: []\n", "'replicas': needs 1 to 1024 lists");
+    refused("model: /m\nreplicas: [[[a]]]\n", "'replicas': needs a worker's name");
+    refused("model: /m\nreplicas: {a: 1}\nworkers: 2\n", "key 'replicas': 'a mapping' is not");
+    refused(GIVEN "split: odd\n", "c.yaml:3:8: key 'split': 'odd' is neither measured, nor even");
+    refused(GIVEN "split: [1, 2, 3]\n", "key 'split': 3 numbers of layers for a replica of 2");
+    refused(GIVEN "split: [1, 0]\n", "c.yaml:3:12: key 'split': '0' is not");
+    refused("model: /m\nreplicas: [[a, b], [c]]\nsplit: [1, 2]\n",
+            "key 'split': 2 numbers of layers for a replica of 1");
+#undef LIST
+}
+
+static void refused_http(void)
+{
+    refused(GIVEN "ports: {http: 65536}\n", "ports.http");
+    refused(GIVEN "http: {body_kib: 17409}\n", "http.body_kib");
+    refused(GIVEN "http: {read: 0}\n", "http.read");
+    refused(GIVEN "http: {certificate: x}\n", "http.key");
+    refused(GIVEN "http: {key: x}\n", "http.certificate");
+    refused(GIVEN "http: true\n", "http");
 }
 
 static void test_refused(void **state)
@@ -191,10 +327,12 @@ static void test_refused(void **state)
     refused(GIVEN "replicas: 0\n", "replicas");
     refused(GIVEN "replicas: 1025\n", "replicas");
     refused("model: /m\nworkers: 33\n", "workers");
+    refused_workers();
     refused("model: /m\n", "workers");
     refused("workers: 2\n", "model");
     refused(GIVEN "workers: 2\n", "workers");
     refused(GIVEN "ports: {clients: 65536}\n", "ports.clients");
+    refused_http();
     refused(GIVEN "ports: {clients: 1}\nports: {clients: 2}\n", "ports.clients");
     refused(GIVEN "limits: {hwm: 0}\n", "limits.hwm");
     refused(GIVEN "metrics: \"true\"\n", "metrics");
@@ -237,6 +375,8 @@ static void test_example(void **state)
     assert_string_equal(c.kv, want.kv);
 #define SAME(field) assert_int_equal(c.field, want.field)
     SAME(client_port), SAME(worker_port), SAME(result_port), SAME(metrics_port), SAME(plaintext);
+    SAME(http_port), SAME(http), SAME(http_connections), SAME(http_body_kib), SAME(http_read_s);
+    SAME(http_stall_s);
     SAME(replicas), SAME(metrics), SAME(prefix_cache), SAME(ctx), SAME(kv_tokens), SAME(chunk),
         SAME(window);
     SAME(step_ms), SAME(max_requests), SAME(max_sequences), SAME(max_per_client), SAME(deadline_s);
@@ -256,9 +396,10 @@ static void test_example(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_defaults),
-                                       cmocka_unit_test(test_each_key), cmocka_unit_test(test_keys),
-                                       cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_example)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_each_key),
+        cmocka_unit_test(test_keys),           cmocka_unit_test(test_workers),
+        cmocka_unit_test(test_named_replicas), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_example)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -221,6 +221,53 @@ int metrics_open(const char *host, uint32_t port, struct metrics **ret, uint32_t
     return 0;
 }
 
+int gateway_open(const struct gateway_options *o, struct gateway **ret, uint32_t *ret_port,
+                 struct errmsg *em)
+{
+    (void)o;
+    (void)em;
+    *ret = NULL;
+    *ret_port = 0;
+    return 0;
+}
+
+int gateway_reload(struct gateway *g, struct errmsg *em)
+{
+    (void)g;
+    (void)em;
+    return 0;
+}
+
+void gateway_drain(struct gateway *g)
+{
+    (void)g;
+}
+
+void gateway_close(struct gateway *g)
+{
+    (void)g;
+}
+
+int chat_open(const struct model_file *f, struct chat *ret, struct errmsg *em)
+{
+    (void)f;
+    (void)em;
+    *ret = (struct chat){.plain = NULL};
+    return 0;
+}
+
+int chat_open_file(const struct model_file *f, const char *path, struct chat *ret,
+                   struct errmsg *em)
+{
+    (void)path;
+    return chat_open(f, ret, em);
+}
+
+void chat_close(struct chat *c)
+{
+    (void)c;
+}
+
 void metrics_close(struct metrics *m)
 {
     (void)m;
@@ -295,11 +342,14 @@ static void on_poll(void)
 
 static struct config config(void)
 {
+    static uint32_t chain = 2;
     return (struct config){.model = (char *)(uintptr_t) "/m",
                            .listen = (char *)(uintptr_t) "127.0.0.1",
                            .kv = (char *)(uintptr_t) "f16",
                            .workers = 2,
                            .replicas = 1,
+                           .chains = &chain,
+                           .serving = 2,
                            .chunk = 16,
                            .prefix_cache = true,
                            .max_requests = 8,
@@ -309,19 +359,16 @@ static struct config config(void)
 }
 
 int __wrap_setup_costs(const struct config *c, const struct weights *weights,
-                       const struct arch_dims *dims, const struct machine_memory *here,
-                       struct room_costs *ret, struct errmsg *em);
+                       const struct machine_memory *here, struct setup_model *m, struct errmsg *em);
 
 int __wrap_setup_costs(const struct config *c, const struct weights *weights,
-                       const struct arch_dims *dims, const struct machine_memory *here,
-                       struct room_costs *ret, struct errmsg *em)
+                       const struct machine_memory *here, struct setup_model *m, struct errmsg *em)
 {
     (void)c;
     (void)weights;
-    (void)dims;
     (void)here;
     (void)em;
-    *ret = (struct room_costs){.layer_bytes = NULL};
+    m->costs = (struct room_costs){.layer_bytes = NULL};
     return 0;
 }
 

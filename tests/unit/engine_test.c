@@ -442,9 +442,11 @@ static void test_costs(void **state)
     const struct machine_memory here = {.machine = 1, .machine_free = 4000}, unknown = {0};
     struct arch_dims d;
     struct errmsg em = {0};
-    struct room_costs costs;
+    struct setup_model m = {.dims = &d};
+    struct core_config none = {.wishes = NULL};
     assert_int_equal(arch_read(model, &d, &em), 0);
-    assert_int_equal(setup_costs(&c, model, &d, &here, &costs, &em), 0);
+    assert_int_equal(setup_costs(&c, model, &here, &m, &em), 0);
+    struct room_costs costs = m.costs;
     uint64_t first, last, whole;
     assert_int_equal(eng_weights_bytes(model, &d, 0, 0, &first, &em), 0);
     assert_int_equal(eng_weights_bytes(model, &d, 1, 1, &last, &em), 0);
@@ -453,16 +455,19 @@ static void test_costs(void **state)
     assert_true(costs.layer_bytes[0] == first && costs.layer_bytes[1] == last);
     assert_true(costs.tied_bytes == VOCAB * d.hidden * sizeof(float));
     assert_true(first + last - costs.tied_bytes == whole);
+    /* The layers alone: what the first slice has beside the embedding; the last also has a norm. */
+    assert_true(m.layer_work[0] == first - costs.tied_bytes);
+    assert_true(m.layer_work[1] == m.layer_work[0]);
     struct eng_sizes s = eng_sizes(&d, ROWS, ROWS, 64);
     assert_true(costs.worker_bytes == s.step_bytes + ((uint64_t)64 << 20));
     assert_true(costs.thread_bytes == s.thread_bytes && costs.last_bytes == s.logits_bytes);
     assert_true(costs.page_layer_bytes == eng_page_bytes(&d, KV_Q8_0, 1));
     assert_true(costs.page_bytes == KV_PAGE * sizeof(int32_t)); /* token ids */
     assert_true(costs.table_bytes == 1001);
-    mem_free((void *)(uintptr_t)costs.layer_bytes);
-    assert_int_equal(setup_costs(&c, model, &d, &unknown, &costs, &em), 0);
-    assert_true(costs.table_bytes == 0);
-    mem_free((void *)(uintptr_t)costs.layer_bytes);
+    setup_close(&none, &m);
+    assert_int_equal(setup_costs(&c, model, &unknown, &m, &em), 0);
+    assert_true(m.costs.table_bytes == 0);
+    setup_close(&none, &m);
 }
 
 /* Rounding towards plus infinity, denormals flushed to zero. */

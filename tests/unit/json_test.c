@@ -40,6 +40,77 @@ static void test_values(void **state)
     json_free(j);
 }
 
+static void test_write(void **state)
+{
+    (void)state;
+    struct json *j = read_text("{\"t\": \"h\\u00e9\", \"n\": null, \"r\": 2.5, \"o\": {}}");
+    struct buf out = {0};
+    json_write(j, &out);
+    assert_string_equal(out.data, "{\"t\":\"h\xc3\xa9\",\"n\":null,\"r\":2.5,\"o\":{}}");
+    buf_close(&out);
+    json_free(j);
+}
+
+/* The key that an error's byte lies in. */
+static void test_key_of_an_error(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *key;
+    } cases[] = {
+        {"{\"a\": 1, \"seed\": 9223372036854775808}", "seed"},
+        {"{\"logit_bias\": {\"35\": 1e400}, \"b\": 2}", "logit_bias"},
+        {"{\"temperature\": NaN}", "temperature"},
+        {"{\"a\": \"b\\\"c:{\", \"d\": [1, x]}", "d"},
+        {"[NaN]", ""},
+        {"{\"a\" 1}", ""},
+        {"{", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct json *j = NULL;
+        size_t at = 0;
+        char key[32];
+        assert_int_equal(json_read_at(cases[i].text, strlen(cases[i].text), &j, &at, NULL),
+                         ERR_FORMAT);
+        assert_true(at <= strlen(cases[i].text));
+        json_key_at(cases[i].text, at, key, sizeof key);
+        assert_string_equal(key, cases[i].key);
+    }
+}
+
+/* Every kind, and only as what it is. */
+static void test_kinds(void **state)
+{
+    (void)state;
+    struct json *j = read_text("{\"z\": null, \"b\": true, \"i\": -3, \"r\": 0.5, "
+                               "\"s\": \"\\u00e4\", \"a\": [], \"o\": {\"k\": 1}}");
+    static const char names[] = "zbirsao";
+    size_t at = 0, len = 0;
+    const char *key;
+    const struct json *v;
+    for (void *it = NULL; json_next(j, &it, &key, &len, &v); at++) {
+        bool b = false;
+        int64_t i = 0;
+        double r = 0.0;
+        const char *s = NULL;
+        assert_int_equal(len, 1);
+        assert_int_equal(key[0], names[at]); /* in the document's order */
+        assert_int_equal(json_kind(v), JSON_KIND_NULL + (int)at);
+        assert_int_equal(json_as_bool(v, &b), at == JSON_KIND_BOOL);
+        assert_int_equal(json_as_int(v, &i), at == JSON_KIND_INT);
+        assert_int_equal(json_as_real(v, &r), at == JSON_KIND_INT || at == JSON_KIND_REAL);
+        assert_int_equal(json_as_string(v, &s, &len), at == JSON_KIND_STRING);
+        if (at == JSON_KIND_BOOL) assert_true(b);
+        if (at == JSON_KIND_INT) assert_true(i == -3 && r == -3.0);
+        if (at == JSON_KIND_REAL) assert_true(r == 0.5);
+        if (at == JSON_KIND_STRING) assert_true(len == 2 && strcmp(s, "\u00e4") == 0);
+        assert_int_equal(json_n_members(v), at == JSON_KIND_OBJECT);
+    }
+    assert_int_equal(at, 7);
+    assert_int_equal(json_kind(NULL), JSON_KIND_NULL);
+    json_free(j);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -71,7 +142,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_values),          cmocka_unit_test(test_write),
+        cmocka_unit_test(test_key_of_an_error), cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -38,7 +38,7 @@ static void test_one_worker(void **state)
     struct room_stage s = stage(0, 7, 1, 8 * GIB);
     uint64_t rest = 850 * MIB + (64 + 2 * 4 + 10) * MIB, page = 8 * MIB + MIB / 2;
     struct room r = room_of(&costs, LAYERS, &s, 1, true);
-    assert_true(r.rest_bytes == rest && r.have_bytes == 8 * GIB && !r.group);
+    assert_true(r.rest_bytes == rest && r.have_bytes == 8 * GIB && r.place == ROOM_MACHINE);
     assert_true(r.pages == (8 * GIB - rest - machine_reserve(8 * GIB)) / page);
     r = room_of(&costs, LAYERS, &s, 1, false);
     assert_true(r.pages == (8 * GIB - rest - machine_reserve(8 * GIB) / 2) / page);
@@ -82,14 +82,15 @@ static void test_groups(void **state)
     s[1].memory.group = 7;
     s[1].memory.group_free = 1 * GIB;
     struct room r = room_of(&costs, LAYERS, s, 2, false);
-    assert_true(r.group && r.tightest == 1 && r.n_sharing == 1 && r.have_bytes == 1 * GIB);
+    assert_true(r.place == ROOM_GROUP && r.tightest == 1 && r.n_sharing == 1 &&
+                r.have_bytes == 1 * GIB);
     s[0].memory.group = 7; /* now both are in it */
     s[0].memory.group_free = 1 * GIB;
     assert_true(room_of(&costs, LAYERS, s, 2, false).n_sharing == 2);
     s[0].memory.group = 8; /* two containers of 15 GiB on one machine of 16 */
     s[0].memory.group_free = s[1].memory.group_free = 15 * GIB;
     r = room_of(&costs, LAYERS, s, 2, false);
-    assert_true(!r.group && r.n_sharing == 2);
+    assert_true(r.place == ROOM_MACHINE && r.n_sharing == 2);
 }
 
 /* Whatever figures a peer tells, nothing overflows. */

@@ -356,13 +356,13 @@ static struct vocab *open_made(struct made *m)
 }
 
 /* The ids of a text are those listed, up to -1. */
-static void expect_ids(const struct vocab *v, const char *text, size_t len, bool special,
-                       const int32_t *want)
+static void expect_run_ids(const struct vocab *v, const char *text, size_t len,
+                           const struct vocab_run *runs, size_t n_runs, const int32_t *want)
 {
     struct tokens t = {0};
     struct errmsg em = {0};
     size_t n = 0;
-    if (vocab_encode(v, text, len, special, &t, &em) < 0) fail_msg("%s", em.text);
+    if (vocab_encode_runs(v, text, runs, n_runs, &t, &em) < 0) fail_msg("%s", em.text);
     while (want[n] >= 0) n++;
     bool equal = t.n == n;
     for (size_t i = 0; i < n && equal; i++) equal = t.ids[i] == want[i];
@@ -371,6 +371,16 @@ static void expect_ids(const struct vocab *v, const char *text, size_t len, bool
         fail_msg("the ids of '%.*s'", (int)len, text);
     }
     mem_free(t.ids);
+}
+
+static void expect_ids(const struct vocab *v, const char *text, size_t len, bool special,
+                       const int32_t *want)
+{
+    struct tokens t = {0};
+    const struct vocab_run whole = {len, special};
+    if (vocab_encode(v, text, len, special, &t, NULL) < 0) fail_msg("'%.*s'", (int)len, text);
+    mem_free(t.ids);
+    expect_run_ids(v, text, len, &whole, 1, want);
 }
 
 #define EXPECT_IDS(v, text, ...)                                                                   \
@@ -641,8 +651,20 @@ static void test_long_runs(void **state)
     close_made(m, v);
 }
 
+/* Up to 5 runs that sum up to `len`, some of them empty. */
+static size_t random_runs(struct rng *rng, size_t len, struct vocab_run *runs)
+{
+    size_t n = 1 + rng_below(rng, 5);
+    for (size_t i = 0; i < n; i++) {
+        runs[i].bytes = i + 1 == n ? len : (size_t)rng_below(rng, (uint32_t)len + 1);
+        runs[i].special = rng_below(rng, 2);
+        len -= runs[i].bytes;
+    }
+    return n;
+}
+
 /* At each place the longest special token, found by comparing with all of them; control tokens only
- * where they are allowed; of equal texts the lowest id. */
+ * where all their bytes are allowed to be; of equal texts the lowest id. */
 static void test_special_tokens(void **state)
 {
     (void)state;
@@ -659,24 +681,28 @@ static void test_special_tokens(void **state)
             (void)add(m, texts[i], rng_below(&rng, 2) ? TOKEN_CONTROL : TOKEN_USER, 0);
         }
         struct vocab *v = open_made(m);
-        for (int special = 0; special < 2; special++) {
-            char text[30];
+        for (int k = 0; k < 4; k++) {
+            char text[30], allowed[31] = {0};
+            struct vocab_run runs[5];
             int32_t want[31];
-            size_t len = sizeof text, n_want = 0;
+            size_t len = sizeof text, n_want = 0, n_runs = random_runs(&rng, len, runs), to = 0;
             for (size_t i = 0; i < len; i++) text[i] = "<|x"[rng_below(&rng, 3)];
+            for (size_t i = 0; i < n_runs; to += runs[i++].bytes)
+                memset(allowed + to, runs[i].special ? '1' : '0', runs[i].bytes);
             for (size_t at = 0; at < len;) {
                 int best = -1;
                 for (int i = 0; i < n; i++) {
-                    size_t k = strlen(texts[i]);
-                    if (k > len - at || memcmp(text + at, texts[i], k) != 0) continue;
-                    if (!special && m->types[256 + i] == TOKEN_CONTROL) continue;
-                    if (best < 0 || k > strlen(texts[best])) best = i;
+                    size_t bytes = strlen(texts[i]);
+                    if (bytes > len - at || memcmp(text + at, texts[i], bytes) != 0) continue;
+                    if (m->types[256 + i] == TOKEN_CONTROL && memchr(allowed + at, '0', bytes))
+                        continue;
+                    if (best < 0 || bytes > strlen(texts[best])) best = i;
                 }
                 want[n_want++] = best < 0 ? (uint8_t)text[at] : 256 + best;
                 at += best < 0 ? 1 : strlen(texts[best]);
             }
             want[n_want] = -1;
-            expect_ids(v, text, len, special, want);
+            expect_run_ids(v, text, len, runs, n_runs, want);
         }
         close_made(m, v);
     }

@@ -242,6 +242,91 @@ static void test_control(void **state)
     assert_memory_equal(&r.heartbeat, &m.heartbeat, sizeof m.heartbeat);
 }
 
+/* ---- what a layer takes a worker ---- */
+
+static struct msg_from_worker make_speed(uint32_t n_layer, uint32_t n_head)
+{
+    struct msg_from_worker m = {.version = 1,
+                                .type = FROM_SPEED,
+                                .speed = {.header_digest = UINT64_MAX,
+                                          .kv_type = 1,
+                                          .threads = 3,
+                                          .n_layer = n_layer,
+                                          .n_head = n_head,
+                                          .layer_bytes = 77}};
+    for (uint32_t i = 0; i < LIMIT_SPEED_POINTS; i++) {
+        m.speed.layer[i] = (struct msg_speed_point){i + 1, 100 + i};
+        m.speed.head[i] = (struct msg_speed_point){2 * i + 1, 200 + i};
+    }
+    return m;
+}
+
+static int speed_again(const struct msg_from_worker *m, struct msg_from_worker *ret,
+                       struct errmsg *em)
+{
+    wire_put_from_worker(m, &out);
+    return wire_get_from_worker(out.data, out.len, &arena, ret, em);
+}
+
+static void broken_speed(struct msg_from_worker m, const char *field)
+{
+    struct msg_from_worker r;
+    struct errmsg em = {0};
+    assert_int_equal(speed_again(&m, &r, &em), ERR_PROTO);
+    if (!strstr(em.text, field)) fail_msg("'%s' does not name %s", em.text, field);
+}
+
+/* All points come back; none may be 0, above the limits, or out of order, and layers and head are
+ * measured both or neither. */
+static void test_speed(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    struct msg_from_worker r, m = make_speed(LIMIT_SPEED_POINTS, 2);
+    if (speed_again(&m, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_true(r.type == FROM_SPEED && r.speed.header_digest == UINT64_MAX &&
+                r.speed.kv_type == 1 && r.speed.threads == 3 && r.speed.layer_bytes == 77);
+    assert_true(r.speed.n_layer == LIMIT_SPEED_POINTS && r.speed.n_head == 2);
+    for (uint32_t i = 0; i < LIMIT_SPEED_POINTS; i++)
+        assert_true(r.speed.layer[i].rows == i + 1 && r.speed.layer[i].ns == 100 + i);
+    assert_true(r.speed.head[1].rows == 3 && r.speed.head[1].ns == 201);
+    m = make_speed(0, 0);
+    m.speed.layer_bytes = 0;
+    (void)snprintf(m.text, sizeof m.text, "no such file");
+    if (speed_again(&m, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_true(r.speed.n_layer == 0 && strcmp(r.text, "no such file") == 0);
+    broken_speed(make_speed(1, 0), "head");
+    broken_speed(make_speed(0, 1), "head");
+    m = make_speed(2, 2);
+    m.speed.layer[1].rows = 1;
+    broken_speed(m, "layer");
+    m.speed.layer[1].rows = LIMIT_STEP_ROWS + 1;
+    broken_speed(m, "layer");
+    m = make_speed(2, 2);
+    m.speed.head[0].ns = 0;
+    broken_speed(m, "head");
+    m.speed.head[0].ns = LIMIT_SPEED_NS + 1;
+    broken_speed(m, "head");
+    m = make_speed(1, 1);
+    m.speed.layer_bytes = 0;
+    broken_speed(m, "layer_bytes");
+}
+
+static void test_calibrate(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    struct msg_to_worker r,
+        m = {.version = 1,
+             .type = TO_CALIBRATE,
+             .calibrate = {
+                 .model_path = "/m", .header_digest = UINT64_MAX, .kv_type = 2, .threads = 3}};
+    wire_put_to_worker(&m, &out);
+    if (wire_get_to_worker(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(r.type, TO_CALIBRATE);
+    assert_memory_equal(&r.calibrate, &m.calibrate, sizeof m.calibrate);
+}
+
 static uint64_t hashes[LIMIT_SLICE_TENSORS + 1];
 
 static struct msg_to_worker make_assign(uint32_t n_tensors)
@@ -263,6 +348,7 @@ static struct msg_to_worker make_assign(uint32_t n_tensors)
                                              .rows_max = 6,
                                              .logits_max = 7,
                                              .window = 3,
+                                             .threads = 9,
                                              .plaintext = true,
                                              .upstream = {{4, 5, [31] = 6}}}};
 }
@@ -357,7 +443,12 @@ static struct msg_worker_status distinct_worker(uint32_t from)
                                   .load_done = from + 1000,
                                   .load_total = from + 1001,
                                   .compute_ns = from + 1002,
-                                  .idle_ns = from + 1003};
+                                  .idle_ns = from + 1003,
+                                  .predicted_ns = from + 1004,
+                                  .timed_steps = from + 1005,
+                                  .row_ns = from + 1006,
+                                  .streams_ns = from + 1007,
+                                  .chunk_ns = from + 1008};
     /* Not part of a status. */
     w.heartbeat.step_received = w.heartbeat.step_done = 0;
     w.heartbeat.moves = w.heartbeat.cpu_wait_ns = 0;
@@ -385,6 +476,7 @@ static void test_status(void **state)
          .n_workers = 2,
          .workers = workers,
          .pages_total = ++n,
+         .ctx = ++n,
          .pages_free = ++n,
          .sequences_max = ++n,
          .steps = ++n,
@@ -419,7 +511,7 @@ static void test_status(void **state)
     assert_true(b->generation == a->generation && b->pages_total == a->pages_total &&
                 b->pages_free == a->pages_free && b->sequences_max == a->sequences_max &&
                 b->steps == a->steps && b->steps_mixed == a->steps_mixed &&
-                b->wire_ns == a->wire_ns && b->queue_ns == a->queue_ns);
+                b->wire_ns == a->wire_ns && b->queue_ns == a->queue_ns && b->ctx == a->ctx);
     assert_memory_equal(&b->cache, &a->cache, sizeof a->cache);
     assert_int_equal(b->n_workers, 2);
     for (int i = 0; i < 2; i++) {
@@ -431,6 +523,9 @@ static void test_status(void **state)
                     y->layer_first == x->layer_first && y->layer_last == x->layer_last &&
                     y->load_done == x->load_done && y->load_total == x->load_total &&
                     y->compute_ns == x->compute_ns && y->idle_ns == x->idle_ns);
+        assert_true(y->predicted_ns == x->predicted_ns && y->timed_steps == x->timed_steps &&
+                    y->row_ns == x->row_ns && y->streams_ns == x->streams_ns &&
+                    y->chunk_ns == x->chunk_ns);
         assert_memory_equal(&y->heartbeat, &x->heartbeat, sizeof x->heartbeat);
     }
 }
@@ -504,9 +599,9 @@ static void test_generate(void **state)
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
     assert_int_equal(r.from_index, 3);
     assert_true(r.samples == 1 && r.priority == PRIORITY_NORMAL && !r.tenant[0]);
-    (void)buf_append(&out, "\x2a\x01x", 3); /* field 5, tools_json */
+    (void)buf_append(&out, "\x32\x01x", 3); /* field 6, format_json */
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
-    assert_string_equal(r.unsupported, "tools_json");
+    assert_string_equal(r.unsupported, "format_json");
     /* Without `sampling`: greedy, nothing filtered; and a seed is to be drawn. */
     assert_int_equal(wire_get_generate("\x12\x01x", 3, &arena, &r, &em), 0);
     assert_true(r.sampling.temp == 0.0f && r.sampling.top_p == 1.0f &&
@@ -678,6 +773,8 @@ int main(void)
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_names_are_cleaned),
         cmocka_unit_test(test_worker_status),
+        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_calibrate),
         cmocka_unit_test(test_generate),
         cmocka_unit_test(test_mutations),
         cmocka_unit_test(test_gate),

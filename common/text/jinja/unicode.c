@@ -1,0 +1,205 @@
+#include "common/text/jinja/unicode.h"
+
+#include <utf8proc.h>
+
+/* Characters whose mapping is more than one (Unicode's SpecialCasing.txt, without conditions). The
+ * Greek letters with an iota below, U+1F80 to U+1FAF, follow a rule instead (below). */
+struct special_case {
+    uint16_t c, upper[UNICODE_CASE_MAX], title[UNICODE_CASE_MAX];
+};
+
+static const struct special_case special_cases[] = {
+    {0xdf, {0x53, 0x53}, {0x53, 0x73}},
+    {0x149, {0x2bc, 0x4e}, {0x2bc, 0x4e}},
+    {0x1f0, {0x4a, 0x30c}, {0x4a, 0x30c}},
+    {0x390, {0x399, 0x308, 0x301}, {0x399, 0x308, 0x301}},
+    {0x3b0, {0x3a5, 0x308, 0x301}, {0x3a5, 0x308, 0x301}},
+    {0x587, {0x535, 0x552}, {0x535, 0x582}},
+    {0x1e96, {0x48, 0x331}, {0x48, 0x331}},
+    {0x1e97, {0x54, 0x308}, {0x54, 0x308}},
+    {0x1e98, {0x57, 0x30a}, {0x57, 0x30a}},
+    {0x1e99, {0x59, 0x30a}, {0x59, 0x30a}},
+    {0x1e9a, {0x41, 0x2be}, {0x41, 0x2be}},
+    {0x1f50, {0x3a5, 0x313}, {0x3a5, 0x313}},
+    {0x1f52, {0x3a5, 0x313, 0x300}, {0x3a5, 0x313, 0x300}},
+    {0x1f54, {0x3a5, 0x313, 0x301}, {0x3a5, 0x313, 0x301}},
+    {0x1f56, {0x3a5, 0x313, 0x342}, {0x3a5, 0x313, 0x342}},
+    {0x1fb2, {0x1fba, 0x399}, {0x1fba, 0x345}},
+    {0x1fb3, {0x391, 0x399}, {0x1fbc}},
+    {0x1fb4, {0x386, 0x399}, {0x386, 0x345}},
+    {0x1fb6, {0x391, 0x342}, {0x391, 0x342}},
+    {0x1fb7, {0x391, 0x342, 0x399}, {0x391, 0x342, 0x345}},
+    {0x1fbc, {0x391, 0x399}, {0x1fbc}},
+    {0x1fc2, {0x1fca, 0x399}, {0x1fca, 0x345}},
+    {0x1fc3, {0x397, 0x399}, {0x1fcc}},
+    {0x1fc4, {0x389, 0x399}, {0x389, 0x345}},
+    {0x1fc6, {0x397, 0x342}, {0x397, 0x342}},
+    {0x1fc7, {0x397, 0x342, 0x399}, {0x397, 0x342, 0x345}},
+    {0x1fcc, {0x397, 0x399}, {0x1fcc}},
+    {0x1fd2, {0x399, 0x308, 0x300}, {0x399, 0x308, 0x300}},
+    {0x1fd3, {0x399, 0x308, 0x301}, {0x399, 0x308, 0x301}},
+    {0x1fd6, {0x399, 0x342}, {0x399, 0x342}},
+    {0x1fd7, {0x399, 0x308, 0x342}, {0x399, 0x308, 0x342}},
+    {0x1fe2, {0x3a5, 0x308, 0x300}, {0x3a5, 0x308, 0x300}},
+    {0x1fe3, {0x3a5, 0x308, 0x301}, {0x3a5, 0x308, 0x301}},
+    {0x1fe4, {0x3a1, 0x313}, {0x3a1, 0x313}},
+    {0x1fe6, {0x3a5, 0x342}, {0x3a5, 0x342}},
+    {0x1fe7, {0x3a5, 0x308, 0x342}, {0x3a5, 0x308, 0x342}},
+    {0x1ff2, {0x1ffa, 0x399}, {0x1ffa, 0x345}},
+    {0x1ff3, {0x3a9, 0x399}, {0x1ffc}},
+    {0x1ff4, {0x38f, 0x399}, {0x38f, 0x345}},
+    {0x1ff6, {0x3a9, 0x342}, {0x3a9, 0x342}},
+    {0x1ff7, {0x3a9, 0x342, 0x399}, {0x3a9, 0x342, 0x345}},
+    {0x1ffc, {0x3a9, 0x399}, {0x1ffc}},
+    {0xfb00, {0x46, 0x46}, {0x46, 0x66}},
+    {0xfb01, {0x46, 0x49}, {0x46, 0x69}},
+    {0xfb02, {0x46, 0x4c}, {0x46, 0x6c}},
+    {0xfb03, {0x46, 0x46, 0x49}, {0x46, 0x66, 0x69}},
+    {0xfb04, {0x46, 0x46, 0x4c}, {0x46, 0x66, 0x6c}},
+    {0xfb05, {0x53, 0x54}, {0x53, 0x74}},
+    {0xfb06, {0x53, 0x54}, {0x53, 0x74}},
+    {0xfb13, {0x544, 0x546}, {0x544, 0x576}},
+    {0xfb14, {0x544, 0x535}, {0x544, 0x565}},
+    {0xfb15, {0x544, 0x53b}, {0x544, 0x56b}},
+    {0xfb16, {0x54e, 0x546}, {0x54e, 0x576}},
+    {0xfb17, {0x544, 0x53d}, {0x544, 0x56d}},
+};
+
+static const struct special_case *special_of(int32_t c)
+{
+    size_t n = sizeof special_cases / sizeof special_cases[0];
+    if (c < 0xdf || c > 0xfb17) return NULL;
+    for (size_t i = 0; i < n; i++)
+        if (special_cases[i].c == c) return &special_cases[i];
+    return NULL;
+}
+
+static size_t take(const uint16_t *from, int32_t *to)
+{
+    size_t n = 0;
+    for (; n < UNICODE_CASE_MAX && from[n]; n++) to[n] = from[n];
+    return n;
+}
+
+static utf8proc_category_t category(int32_t c)
+{
+    return utf8proc_category(c);
+}
+
+bool unicode_space(int32_t c)
+{
+    if (c < 0x80) return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20);
+    return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
+           c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+bool unicode_line_end(int32_t c)
+{
+    return (c >= 10 && c <= 13) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
+           c == 0x2029;
+}
+
+bool unicode_printable(int32_t c)
+{
+    utf8proc_category_t k = category(c);
+    return c == ' ' || (k != UTF8PROC_CATEGORY_CN && k < UTF8PROC_CATEGORY_ZS);
+}
+
+bool unicode_alpha(int32_t c)
+{
+    utf8proc_category_t k = category(c);
+    return k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO;
+}
+
+bool unicode_decimal(int32_t c)
+{
+    return c < 0x80 ? c >= '0' && c <= '9' : category(c) == UTF8PROC_CATEGORY_ND;
+}
+
+bool unicode_numeric(int32_t c)
+{
+    utf8proc_category_t k = category(c);
+    return k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO;
+}
+
+bool unicode_word(int32_t c)
+{
+    return c == '_' || unicode_alpha(c) || unicode_numeric(c);
+}
+
+/* Letter numbers and circled letters have cases too. */
+bool unicode_upper(int32_t c)
+{
+    return category(c) == UTF8PROC_CATEGORY_LU || (c >= 0x2160 && c <= 0x216f) ||
+           (c >= 0x24b6 && c <= 0x24cf);
+}
+
+bool unicode_lower(int32_t c)
+{
+    return category(c) == UTF8PROC_CATEGORY_LL || c == 0xaa || c == 0xba ||
+           (c >= 0x2170 && c <= 0x217f) || (c >= 0x24d0 && c <= 0x24e9);
+}
+
+bool unicode_title(int32_t c)
+{
+    return category(c) == UTF8PROC_CATEGORY_LT;
+}
+
+bool unicode_name_start(int32_t c)
+{
+    if (c < 0x80) return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    return unicode_alpha(c) || category(c) == UTF8PROC_CATEGORY_NL;
+}
+
+bool unicode_name_part(int32_t c)
+{
+    if (c < 0x80) return unicode_name_start(c) || (c >= '0' && c <= '9');
+    utf8proc_category_t k = category(c);
+    return unicode_name_start(c) || k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_MC ||
+           k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_PC;
+}
+
+/* U+1F80 to U+1FAF come in rows of eight small letters and their eight large ones. */
+static bool iota_below(int32_t c)
+{
+    return c >= 0x1f80 && c <= 0x1faf;
+}
+
+size_t unicode_to_upper(int32_t c, int32_t *to)
+{
+    const struct special_case *s = special_of(c);
+    if (s) return take(s->upper, to);
+    if (iota_below(c)) {
+        static const int32_t rows[] = {0x1f08, 0x1f28, 0x1f68};
+        to[0] = rows[(c - 0x1f80) / 16] + (c & 7);
+        to[1] = 0x399;
+        return 2;
+    }
+    to[0] = utf8proc_toupper(c);
+    return 1;
+}
+
+size_t unicode_to_title(int32_t c, int32_t *to)
+{
+    const struct special_case *s = special_of(c);
+    if (s) return take(s->title, to);
+    to[0] = iota_below(c) ? c | 8 : utf8proc_totitle(c);
+    return 1;
+}
+
+size_t unicode_to_lower(int32_t c, int32_t *to)
+{
+    if (c == 0x130) {
+        to[0] = 'i';
+        to[1] = 0x307;
+        return 2;
+    }
+    to[0] = utf8proc_tolower(c);
+    return 1;
+}
+
+size_t unicode_encode(int32_t c, char to[4])
+{
+    utf8proc_ssize_t n = utf8proc_encode_char(c, (utf8proc_uint8_t *)to);
+    return n > 0 ? (size_t)n : 0;
+}

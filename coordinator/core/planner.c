@@ -1,0 +1,273 @@
+/* When a replica begins a generation, and with whom: what is known of workers goes into a plan
+ * (plan.c), and its stages are given to them. */
+#include "coordinator/core/core_state.h"
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "coordinator/core/plan.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define SETTLE_NS (5 * NS_PER_S) /* for all workers to come, or for those that are named */
+#define RETRY_NS (1 * NS_PER_S)  /* what does not fit is tried again */
+
+/* ---- who may serve ---- */
+
+/* Whether the cluster file has the worker for this replica, or for none; spares: it may also take
+ * the place of one that the file names. */
+static bool is_for(const struct replica *r, const struct worker *w, bool spares)
+{
+    if (w->wish && w->wish->replica != CORE_ANY_REPLICA) return w->wish->replica == r->id;
+    return !r->named || spares;
+}
+
+/* Whether those whom the file names have had the time to come, so that others may stand in. */
+static bool takes_spares(const struct core *c, const struct replica *r)
+{
+    return c->now_ns - r->waits_ns >= SETTLE_NS;
+}
+
+/* Where nothing depends on what a worker measures, nobody waits for it. */
+static bool may_be_planned(const struct core *c, const struct replica *r, const struct worker *w)
+{
+    bool waits = c->cfg.split == PLAN_BY_SPEED && r->n_stages > 1;
+    return fleet__may_serve(c, w) && is_for(r, w, takes_spares(c, r)) &&
+           (!waits || fleet__is_measured(c, w));
+}
+
+static uint32_t n_candidates(const struct core *c, const struct replica *r)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += may_be_planned(c, r, &c->workers[i]);
+    return n;
+}
+
+/* ---- what is known of them ---- */
+
+/* Bytes that layers first..last read, or their number. */
+static double work_of(const struct core *c, uint32_t first, uint32_t last)
+{
+    double sum = 0.0;
+    for (uint32_t l = first; l <= last; l++) sum += c->layer_work ? (double)c->layer_work[l] : 1.0;
+    return sum;
+}
+
+/* The layer that a worker measured, in the same unit. */
+static double measured_work(const struct core *c, const struct worker *w)
+{
+    return c->layer_work && w->speed.layer_bytes ? (double)w->speed.layer_bytes : 1.0;
+}
+
+struct speed_stage planner__stage(const struct core *c, const struct worker *w, uint32_t first,
+                                  uint32_t last)
+{
+    return (struct speed_stage){.layers = work_of(c, first, last) / measured_work(c, w),
+                                .last = last == c->cfg.n_layers - 1};
+}
+
+static struct plan_worker describe(const struct core *c, const struct replica *r, uint32_t idx)
+{
+    const struct worker *w = &c->workers[idx];
+    const struct msg_holding *h = &w->hello.holding;
+    const struct room_stage memory = fleet__memory(w);
+    struct plan_worker x = {.id = idx,
+                            .rank = fleet__rank(c, r, w),
+                            .name = w->hello.name,
+                            .holds = w->hello.holds && h->model_digest == c->cfg.model_digest,
+                            .layer_first = h->layer_first,
+                            .layer_last = h->layer_last,
+                            .room_bytes = UINT64_MAX,
+                            .stage = PLAN_ANY_STAGE};
+    if (c->layer_bytes) x.room_bytes = room_for_slice(&c->cfg.costs, &memory, false);
+    double layer_ns = speed_unit(&w->speed, (struct speed_stage){1.0, false});
+    x.head_ns = speed_unit(&w->speed, (struct speed_stage){0.0, true});
+    x.byte_ns = layer_ns / measured_work(c, w);
+    if (!w->wish) return x;
+    x.layers_max = w->wish->layers_max;
+    x.prefer = w->wish->prefer;
+    x.stage = w->wish->stage;
+    return x;
+}
+
+static uint32_t list_candidates(const struct core *c, const struct replica *r,
+                                struct plan_worker *list)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+        if (may_be_planned(c, r, &c->workers[i])) list[n++] = describe(c, r, i);
+    return n;
+}
+
+/* ---- one replica ---- */
+
+static void give_stage(struct core *c, struct replica *r, uint32_t stage,
+                       const struct plan_stage *plan)
+{
+    struct worker *w = &c->workers[plan->worker];
+    CHECK(!w->replica && r->stage[stage] == NO_WORKER);
+    r->stage[stage] = plan->worker;
+    r->first[stage] = plan->layer_first;
+    r->last[stage] = plan->layer_last;
+    w->replica = r;
+    w->stage = stage;
+}
+
+static void refuse(struct core *c, struct replica *r, const char *why)
+{
+    (void)snprintf(r->why, sizeof r->why, "%s", why);
+    if (!r->cramped) core__note(c, "%sno generation can begin: %s", core__of_replica(c, r), r->why);
+    r->cramped = true;
+    r->retry_ns = c->now_ns + RETRY_NS;
+}
+
+/* Whether no worker has more layers than the file allows, which an even or a given cut may break.
+ */
+static bool check_layers(struct core *c, struct replica *r, const struct plan_stage *stages)
+{
+    for (uint32_t i = 0; i < r->n_stages; i++) {
+        const struct worker *w = &c->workers[stages[i].worker];
+        uint32_t n = stages[i].layer_last - stages[i].layer_first + 1;
+        if (!w->wish || !w->wish->layers_max || n <= w->wish->layers_max) continue;
+        refuse(c, r,
+               core__text(c,
+                          "'split' gives worker %s %" PRIu32 " layers, %" PRIu32
+                          " more than its 'max_layers' of %" PRIu32,
+                          w->hello.name, n, n - w->wish->layers_max, w->wish->layers_max));
+        return false;
+    }
+    return true;
+}
+
+/* Whether the stages have room for the smallest pool, with what they share. */
+static bool fit_together(const struct core *c, const struct plan_ask *ask,
+                         const struct plan_stage *stages)
+{
+    struct room_stage all[LIMIT_STAGES];
+    if (!c->layer_bytes) return true;
+    for (uint32_t i = 0; i < ask->n_stages; i++) {
+        all[i] = fleet__memory(&c->workers[stages[i].worker]);
+        all[i].layer_first = stages[i].layer_first;
+        all[i].layer_last = stages[i].layer_last;
+    }
+    return room_of(&c->cfg.costs, ask->n_layers, all, ask->n_stages, false).pages >=
+           ask->pages_least;
+}
+
+/* The workers of the plan share what their machine has equally. */
+static void share_machines(const struct core *c, const struct plan_ask *ask,
+                           const struct plan_stage *stages, struct plan_worker *list, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const struct msg_memory *mine = &c->workers[list[i].id].memory;
+        uint32_t sharing = 0;
+        for (uint32_t s = 0; s < ask->n_stages; s++)
+            sharing += c->workers[stages[s].worker].memory.machine == mine->machine;
+        if (sharing && list[i].room_bytes != UINT64_MAX) list[i].room_bytes /= sharing;
+    }
+}
+
+/* plan_make takes each worker to have its machine for itself. Where that is not so and the pool
+ * does not fit, each gets an equal part; if that does not help, the first plan stands. */
+static enum plan_result make(struct core *c, const struct plan_ask *ask, struct plan_worker *list,
+                             uint32_t n, struct plan_stage *ret_stages)
+{
+    struct plan_stage shared[LIMIT_STAGES] = {{0}};
+    enum plan_result result = plan_make(ask, list, n, ret_stages);
+    if (result != PLAN_MADE || ask->split != PLAN_BY_SPEED || fit_together(c, ask, ret_stages))
+        return result;
+    share_machines(c, ask, ret_stages, list, n);
+    if (plan_make(ask, list, n, shared) == PLAN_MADE && fit_together(c, ask, shared))
+        memcpy(ret_stages, shared, ask->n_stages * sizeof *shared);
+    return result;
+}
+
+static struct plan_ask ask_for(const struct core *c, const struct replica *r)
+{
+    const struct core_config *k = &c->cfg;
+    return (struct plan_ask){.n_layers = k->n_layers,
+                             .n_stages = r->n_stages,
+                             .work = c->layer_work,
+                             .costs = &k->costs,
+                             .pages_least = k->n_pages ? k->n_pages : k->pages_least,
+                             .pages_most = k->n_pages ? k->n_pages : k->pages_most,
+                             .split = k->split,
+                             .given = k->given};
+}
+
+/* Gives each stage of a replica without workers one that is a spare, and its layers; false, and
+ * nothing is given: there are too few. */
+static bool plan(struct core *c, struct replica *r)
+{
+    struct plan_worker *list = core__alloc(c, c->cfg.max_workers * sizeof *list);
+    struct plan_stage stages[LIMIT_STAGES];
+    struct plan_ask ask = ask_for(c, r);
+    switch (make(c, &ask, list, list_candidates(c, r, list), stages)) {
+    case PLAN_TOO_FEW_WORKERS: return false;
+    case PLAN_TOO_FEW_LAYERS:
+        refuse(c, r,
+               core__text(c,
+                          "the workers may have %" PRIu32 " of %" PRIu32
+                          " layers together ('max_layers'): %" PRIu32 " more are needed",
+                          plan_layers_max(&ask, list), ask.n_layers,
+                          ask.n_layers - plan_layers_max(&ask, list)));
+        return false;
+    case PLAN_MADE: break;
+    }
+    if (!check_layers(c, r, stages)) return false;
+    for (uint32_t i = 0; i < r->n_stages; i++) give_stage(c, r, i, &stages[i]);
+    return true;
+}
+
+static void begin(struct core *c, struct replica *r)
+{
+    if (r->state != REPLICA_WAITING || c->now_ns < r->retry_ns) return;
+    if (plan(c, r) && room__plan(c, r)) replica__begin(c, r);
+}
+
+/* ---- all of them ---- */
+
+/* Where pools are chosen by the workers' memory, the first ones wait a while for all workers, so
+ * that each replica on a machine gets its part. */
+static bool settling(struct core *c)
+{
+    uint32_t all = 0;
+    if (c->cfg.n_replicas == 1 || !c->layer_bytes) return false;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) all += c->replicas[i].n_stages;
+    if (fleet__n_known(c) >= all) return false;
+    if (c->settled_ns == 0) c->settled_ns = c->now_ns + SETTLE_NS;
+    return c->now_ns < c->settled_ns;
+}
+
+/* Whether there are workers for a new replica: all that the file names for it, or spares beside
+ * those that replicas need which lost some. */
+static bool has_enough(const struct core *c, const struct replica *r, uint32_t lost)
+{
+    uint32_t named = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers && r->named; i++) {
+        const struct worker *w = &c->workers[i];
+        named += may_be_planned(c, r, w) && w->wish && w->wish->replica == r->id;
+    }
+    return named == r->n_stages || n_candidates(c, r) >= lost + r->n_stages;
+}
+
+/* First those that lost a worker. One that never ran begins only where spares suffice for all. */
+void planner__begin(struct core *c)
+{
+    uint32_t lost = 0; /* workers that those need */
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].waits_ns == 0) c->replicas[i].waits_ns = c->now_ns;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (c->replicas[i].generation) begin(c, &c->replicas[i]);
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        const struct replica *r = &c->replicas[i];
+        if (r->generation && r->state == REPLICA_WAITING) lost += r->n_stages;
+    }
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        struct replica *r = &c->replicas[i];
+        if (r->generation) continue;
+        if (!has_enough(c, r, lost) || settling(c)) continue;
+        begin(c, r);
+    }
+}

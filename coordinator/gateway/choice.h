@@ -1,0 +1,42 @@
+/* One answer of a request, as far as the HTTP client has not been told of it, and its JSON. */
+#ifndef FLOTILLA_GATEWAY_CHOICE_H
+#define FLOTILLA_GATEWAY_CHOICE_H
+
+#include "common/base/buf.h"
+#include "common/client/client.h"
+#include "common/text/json.h"
+#include "coordinator/gateway/ask.h"
+
+/* Tokens with their log-probabilities. Each has n_top alternatives. */
+struct choice_tokens {
+    uint32_t n, n_top;
+    struct buf logprobs;    /* float, n */
+    struct buf piece_bytes; /* uint32_t, n: the length of each in `pieces` */
+    struct buf pieces;
+    struct buf top_logprobs, top_piece_bytes, top_pieces; /* the same, n x n_top */
+};
+
+struct choice {
+    struct buf text; /* not told yet; without streaming all of it */
+    struct choice_tokens tokens;
+    uint32_t n_tokens;  /* of the whole answer */
+    double sum;         /* of its log-probabilities */
+    uint32_t told_text; /* characters of it, for text_offset */
+    bool begun;         /* it has a token, or an end */
+    bool told_begin, told_end;
+    enum finish_reason finish;
+};
+
+void choice_close(struct choice *c);
+/* What a reply says of this answer; keep_tokens: its log-probabilities are told. */
+void choice_take(struct choice *c, const struct client_reply *reply, bool keep_tokens);
+/* Memory of what is not told yet. */
+size_t choice_bytes(const struct choice *c);
+bool choice_has_news(const struct choice *c, enum ask_kind kind);
+
+/* The whole answer, for `choices` of a reply. */
+struct json *choice_whole(struct choice *c, enum ask_kind kind, uint32_t index, bool logprobs);
+/* The next of its news as an item for `choices` of a chunk; there must be some. It is forgotten. */
+struct json *choice_chunk(struct choice *c, enum ask_kind kind, uint32_t index, bool logprobs);
+
+#endif

@@ -1,0 +1,359 @@
+/* A request for completions: the calls that it makes, one for each prompt, and its reply.
+ *
+ *   whole body -> calls run -> reply begins -> reply whole, or the peer is gone -> calls ended ->
+ * freed
+ *
+ * A stream's reply begins with its first token or end, so that whatever goes wrong before has a
+ * status of its own. What the calls bring waits in the choices, as plain text, until the peer takes
+ * more; it then goes out merged. */
+#include "coordinator/gateway/gateway_state.h"
+
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "coordinator/gateway/choice.h"
+#include "coordinator/gateway/sse.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* What may wait for a reader. */
+#define PENDING_BYTES ((size_t)4 << 20)
+#define BEAT_NS (15 * NS_PER_S)
+
+/* One call. */
+struct part {
+    struct job *job;
+    struct client_call *call; /* NULL: it has ended, or did not begin */
+    uint32_t first;           /* of the job's choices; it has as many as it computes answers */
+    uint32_t n_prompt, cached;
+    bool failed;
+};
+
+struct job {
+    struct exchange e;
+    struct job *next, **at;
+    struct ask ask;
+    char id[40];
+    char alone[64]; /* a tenant of its own, for a request that is to share nothing */
+    uint64_t begun_ns, created_s;
+    uint64_t told_ns;   /* when the stream last said something */
+    struct part *parts; /* ask.n_prompts */
+    uint32_t n_live;    /* of them */
+    uint32_t n_choices;
+    struct choice *choices;
+    bool replied;       /* the reply has begun */
+    bool beat;          /* a comment is due */
+    bool told_end;      /* the last bytes of the stream are in `out` */
+    struct fault fault; /* http is 0 as long as all is well */
+    struct buf out;     /* of a stream: bytes that the peer has not taken */
+};
+
+static void free_job(struct job *j)
+{
+    if (j->e.http || j->n_live) return;
+    for (uint32_t i = 0; i < j->n_choices; i++) choice_close(&j->choices[i]);
+    mem_free(j->choices);
+    mem_free(j->parts);
+    buf_close(&j->out);
+    ask_close(&j->ask);
+    *j->at = j->next;
+    if (j->next) j->next->at = j->at;
+    j->e.g->n_jobs--;
+    mem_free(j);
+}
+
+static void cancel_all(struct job *j)
+{
+    for (uint32_t i = 0; i < j->ask.n_prompts; i++)
+        if (j->parts[i].call) client_cancel(j->parts[i].call);
+}
+
+static void on_http_end(struct exchange *e, bool gone)
+{
+    struct job *j = (struct job *)e;
+    j->e.http = NULL;
+    e->g->count.gone += gone;
+    cancel_all(j);
+    free_job(j);
+}
+
+/* ---- the reply ---- */
+
+static struct json *usage_of(const struct job *j)
+{
+    uint64_t prompt = 0, cached = 0, answer = 0;
+    for (uint32_t i = 0; i < j->ask.n_prompts; i++) {
+        prompt += j->parts[i].n_prompt;
+        cached += j->parts[i].cached;
+    }
+    for (uint32_t i = 0; i < j->n_choices; i++) answer += j->choices[i].n_tokens;
+    struct json *u = json_new_object(), *details = json_new_object();
+    json_put_u64(u, "prompt_tokens", prompt);
+    json_put_u64(u, "completion_tokens", answer);
+    json_put_u64(u, "total_tokens", prompt + answer);
+    json_put_u64(details, "cached_tokens", cached);
+    json_put(u, "prompt_tokens_details", details);
+    return u;
+}
+
+/* What a whole reply and a chunk begin with. */
+static struct json *head_of(const struct job *j, bool chunk)
+{
+    const char *model = j->ask.request.model ? j->ask.request.model : j->e.g->model;
+    const char *object = j->ask.kind == ASK_COMPLETION ? "text_completion"
+                         : chunk                       ? "chat.completion.chunk"
+                                                       : "chat.completion";
+    struct json *o = json_new_object();
+    json_put_string(o, "id", j->id, strlen(j->id));
+    json_put_string(o, "object", object, strlen(object));
+    json_put_u64(o, "created", j->created_s);
+    json_put_string(o, "model", model, model ? strlen(model) : 0);
+    return o;
+}
+
+static int by_likelihood(const void *a, const void *b)
+{
+    const struct choice *const *x = a, *const *y = b;
+    double p = (*x)->sum / ((*x)->n_tokens + 1), q = (*y)->sum / ((*y)->n_tokens + 1);
+    return p > q ? -1 : p < q ? 1 : *x < *y ? -1 : 1;
+}
+
+static void reply_whole(struct job *j)
+{
+    uint32_t n = j->ask.n, best_of = j->ask.best_of;
+    struct json *o = head_of(j, false), *choices = json_new_array();
+    for (uint32_t p = 0; p < j->ask.n_prompts; p++) {
+        struct choice *order[ASK_CHOICES_MAX];
+        for (uint32_t i = 0; i < best_of; i++) order[i] = &j->choices[j->parts[p].first + i];
+        if (best_of > n) qsort(order, best_of, sizeof(struct choice *), by_likelihood);
+        for (uint32_t i = 0; i < n; i++)
+            json_add(choices, choice_whole(order[i], j->ask.kind, p * n + i, j->ask.logprobs));
+    }
+    json_put(o, "choices", choices);
+    json_put(o, "usage", usage_of(j));
+    j->replied = true;
+    gateway__reply(j->e.g, j->e.http, 200, o);
+}
+
+static void put_chunk(struct job *j, struct json *choice, struct json *usage)
+{
+    struct json *o = head_of(j, true), *choices = json_new_array();
+    if (choice) json_add(choices, choice);
+    json_put(o, "choices", choices);
+    if (usage)
+        json_put(o, "usage", usage);
+    else if (j->ask.include_usage)
+        json_put_null(o, "usage");
+    sse_event(&j->out, NULL, o);
+}
+
+static void put_error(struct job *j)
+{
+    struct buf text = {0};
+    struct json *o = NULL;
+    fault_write(&j->fault, &text);
+    if (json_read(text.data, text.len, &o, NULL) == 0) sse_event(&j->out, "error", o);
+    buf_close(&text);
+}
+
+/* Makes the next events of all that is new. */
+static void fill(struct job *j)
+{
+    for (uint32_t i = 0; i < j->n_choices; i++)
+        while (choice_has_news(&j->choices[i], j->ask.kind))
+            put_chunk(j, choice_chunk(&j->choices[i], j->ask.kind, i, j->ask.logprobs), NULL);
+    if (j->beat && !j->out.len) sse_comment(&j->out);
+    j->beat = false;
+    if (j->n_live || j->told_end) return;
+    j->told_end = true;
+    if (j->fault.http) {
+        put_error(j);
+        return;
+    }
+    if (j->ask.include_usage) put_chunk(j, NULL, usage_of(j));
+    sse_done(&j->out);
+}
+
+static long pull(void *context, char *to, size_t room)
+{
+    struct job *j = context;
+    if (!j->out.len) fill(j);
+    size_t n = j->out.len < room ? j->out.len : room;
+    if (n == 0) return j->told_end ? HTTPD_DONE : HTTPD_WAIT;
+    memcpy(to, j->out.data, n);
+    if (n == j->out.len)
+        buf_close(&j->out);
+    else
+        buf_drop(&j->out, n);
+    j->told_ns = clock_ns();
+    return (long)n;
+}
+
+static void begin_stream(struct job *j)
+{
+    static const struct httpd_field fields[] = {{"Content-Type", "text/event-stream"},
+                                                {"Cache-Control", "no-cache"},
+                                                {"X-Accel-Buffering", "no"}};
+    j->replied = true;
+    j->told_ns = clock_ns();
+    j->e.g->count.replies[200]++;
+    httpd_stream(j->e.http, 200, fields, sizeof fields / sizeof fields[0], pull);
+}
+
+/* What there is to tell goes on its way. */
+static void tell(struct job *j)
+{
+    if (!j->e.http) return;
+    bool begun = false;
+    for (uint32_t i = 0; i < j->n_choices; i++) begun |= j->choices[i].begun;
+    if (j->fault.http && !j->replied) {
+        j->replied = true;
+        gateway__refuse(j->e.g, j->e.http, &j->fault);
+    } else if (j->ask.stream && j->replied) {
+        httpd_wake(j->e.http);
+    } else if (j->ask.stream && begun) {
+        begin_stream(j);
+    } else if (!j->n_live && !j->replied) {
+        reply_whole(j);
+    }
+}
+
+/* ---- the calls ---- */
+
+static void check_pending(struct job *j)
+{
+    size_t bytes = j->out.len;
+    for (uint32_t i = 0; i < j->n_choices; i++) bytes += choice_bytes(&j->choices[i]);
+    if (!j->ask.stream || bytes <= PENDING_BYTES || j->fault.http) return;
+    j->e.g->count.slow++;
+    (void)fault_set(&j->fault, 503, NULL, "%zu bytes wait to be read, the limit is %zu", bytes,
+                    PENDING_BYTES);
+    cancel_all(j);
+}
+
+static void on_reply(void *arg, struct client_call *call, const struct client_reply *reply)
+{
+    struct part *p = arg;
+    struct job *j = p->job;
+    (void)call;
+    if (reply->sample >= j->ask.best_of) return;
+    struct choice *c = &j->choices[p->first + reply->sample];
+    if (reply->has_usage) p->n_prompt = reply->n_prompt_tokens;
+    if (!reply->n_tokens && !reply->text[0] && !reply->finish_reason) return; /* it lives */
+    if (reply->n_tokens && reply->sample == 0 && reply->first_index == 0) p->cached = reply->cached;
+    if (reply->n_tokens && !c->begun) stats_record(&j->e.g->count.first, clock_ns() - j->begun_ns);
+    j->e.g->count.tokens += reply->n_tokens;
+    choice_take(c, reply, j->ask.logprobs);
+    check_pending(j);
+    tell(j);
+}
+
+static void on_end(void *arg, struct client_call *call, const struct client_end *end)
+{
+    struct part *p = arg;
+    struct job *j = p->job;
+    (void)call;
+    p->call = NULL;
+    j->n_live--;
+    bool well = !end->lost && end->status == STATUS_OK;
+    if (!well && !j->fault.http) {
+        fault_of_end(&j->fault, end);
+        cancel_all(j);
+    }
+    tell(j);
+    free_job(j);
+}
+
+static int start_part(struct job *j, uint32_t i)
+{
+    struct errmsg em = {0};
+    struct part *p = &j->parts[i];
+    const struct ask_prompt *prompt = &j->ask.prompts[i];
+    struct client_request q = j->ask.request;
+    q.prompt = prompt->text;
+    q.prompt_tokens = prompt->tokens;
+    q.n_prompt_tokens = prompt->n_tokens;
+    if (!j->ask.cache_prompt) q.tenant = j->alone;
+    int rc = client_start(j->e.g->client, &q, &p->call, on_reply, on_end, p, &em);
+    if (rc == 0) j->n_live++;
+    if (rc < 0) {
+        (void)fault_set(&j->fault, rc == ERR_LIMIT ? 413 : 503, NULL, "%s", em.text);
+        cancel_all(j);
+    }
+    return rc;
+}
+
+/* How long it may take, in milliseconds, as its header says. */
+static int read_deadline(const struct httpd_request *r, uint64_t *ret_ms, struct fault *f)
+{
+    const char *text = httpd_header(r, "X-Deadline-Ms");
+    char *end;
+    if (!text) return 0;
+    unsigned long long ms = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || ms == 0)
+        return fault_set(f, 400, NULL,
+                         "header 'X-Deadline-Ms': '%.40s' is no number of "
+                         "milliseconds above 0",
+                         text);
+    *ret_ms = ms;
+    return 0;
+}
+
+static struct job *new_job(struct gateway *g, struct httpd_request *r, const struct ask *a)
+{
+    uint32_t n = a->n_prompts * a->best_of;
+    struct job *j = mem_zalloc(sizeof *j);
+    *j = (struct job){.e = {g, r, on_http_end},
+                      .ask = *a,
+                      .begun_ns = clock_ns(),
+                      .created_s = (uint64_t)time(NULL),
+                      .n_choices = n,
+                      .choices = mem_zalloc(n * sizeof *j->choices),
+                      .parts = mem_zalloc(a->n_prompts * sizeof *j->parts),
+                      .next = g->jobs,
+                      .at = &g->jobs};
+    j->ask.request.stops = j->ask.stops;
+    if (j->ask.user[0]) j->ask.request.user = j->ask.user;
+    (void)snprintf(j->id, sizeof j->id, "%s-%016" PRIx64, a->kind == ASK_CHAT ? "chatcmpl" : "cmpl",
+                   g->ids++);
+    (void)snprintf(j->alone, sizeof j->alone, "uncached %.40s", j->id);
+    for (uint32_t i = 0; i < a->n_prompts; i++)
+        j->parts[i] = (struct part){.job = j, .first = i * a->best_of};
+    if (g->jobs) g->jobs->at = &j->next;
+    g->jobs = j;
+    g->n_jobs++;
+    return j;
+}
+
+void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind)
+{
+    struct fault f = {0};
+    struct ask a;
+    size_t n;
+    uint64_t deadline_ms = 0;
+    const char *body = httpd_body(r, &n);
+    if (read_deadline(r, &deadline_ms, &f) < 0 || ask_read(kind, body, n, &a, &f) < 0) {
+        gateway__refuse(g, r, &f);
+        return;
+    }
+    a.request.deadline_ms = deadline_ms;
+    httpd_drop_body(r);
+    struct job *j = new_job(g, r, &a);
+    httpd_set_context(r, &j->e);
+    for (uint32_t i = 0; i < a.n_prompts && !j->fault.http; i++) (void)start_part(j, i);
+    tell(j);
+}
+
+void job__beat(struct gateway *g, uint64_t now)
+{
+    if (now < g->beat_ns + NS_PER_S) return;
+    g->beat_ns = now;
+    for (struct job *j = g->jobs; j; j = j->next) {
+        if (!j->e.http || !j->replied || !j->ask.stream || now < j->told_ns + BEAT_NS) continue;
+        j->beat = true;
+        httpd_wake(j->e.http);
+    }
+}
