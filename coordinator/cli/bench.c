@@ -112,7 +112,7 @@ static int run(struct bench *b, struct errmsg *em)
     if (rc == 0 && most) rc = bench_rows_run(&w, b->depth, &b->rows, em);
     whole_close(&w);
     model_file_close(&f);
-    if (rc == 0) b->read_gb_per_s = read_rate(b->threads);
+    if (rc == 0 && (b->tokens || !most)) b->read_gb_per_s = read_rate(b->threads);
     return rc;
 }
 
@@ -173,7 +173,7 @@ static void print(const struct bench *b, bool json)
     json_put_real(j, "decode_tokens_per_s", b->decode_rate);
     json_put_string(j, "isa", b->used_isa, strlen(b->used_isa));
     json_put_int(j, "threads", b->threads);
-    json_put_real(j, "read_gb_per_s", b->read_gb_per_s);
+    if (b->read_gb_per_s > 0) json_put_real(j, "read_gb_per_s", b->read_gb_per_s);
     json_put_real(j, "decode_gb_per_s", decode_gb);
     json_put(j, "dispatch", json_dispatch(b));
     json_put(j, "rows_from_tiles", json_few(b));
