@@ -8,7 +8,7 @@ MUTANTS = [
          tests="kern_test", why="few rows: the sums of a later block start with those of another"),
     dict(name="few-rows-of-the-first-group", file="common/engine/kern_dot.h", old="const int32_t *from = starts + halves * act_index(a, i, 0);", new="const int32_t *from = starts + halves * i;",
          tests="kern_test", why="few rows: those of the second group of 16 start with the first group's sums"),
-    dict(name="few-rows-min-of-the-tile", file="common/engine/kern_dot.h", old="const vec min = l.has_min && l.block > 32 ? vec_load(m[j]) : tm;", new="const vec min = tm;",
+    dict(name="few-rows-min-of-the-tile", file="common/engine/kern_dot.h", old="const vec min = l.has_min && l.block > 32 ? vec_load(m[j]) : tile_min(l, t);", new="const vec min = tile_min(l, t);",
          tests="kern_test", why="few rows: sub-blocks of K-quants all have the tile's minimum"),
     dict(name="few-rows-pass-of-seven", file="common/engine/kern_dot.h", old="        n = pass_of(n);\n        switch (type) {", new="        n = n < VEC_TOKENS ? n : VEC_TOKENS + 1;\n        switch (type) {",
          tests="kern_test", why="few rows: a pass takes more rows than it has a function for, and writes none"),
