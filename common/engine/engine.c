@@ -247,6 +247,7 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
         eng_close(e);
         return rc;
     }
+    eng__choose_few(e);
     e->stats.weights_bytes = e->model.weights_bytes;
     e->stats.read_bytes = e->model.read_bytes;
     *ret_engine = e;

@@ -85,6 +85,10 @@ size_t eng_logits_stride(const struct engine *e);
 const struct arch_dims *eng_dims(const struct engine *e);
 /* The level of every kernel that this engine calls. */
 const char *eng_isa(const struct engine *e);
+/* The most rows whose products with weights of a type read tiles without unpacking panels to memory
+ * first, as measured when the engine was opened: 1 where that never paid. 0: the slice multiplies
+ * with no weights of this type (a number of GGUF), or its kernels read floats. */
+uint32_t eng_few(const struct engine *e, uint32_t type);
 
 /* What calls into the kernels do. A call is one thread's. */
 enum eng_op {

@@ -31,11 +31,17 @@ struct act {
     int32_t *s, *h;
 };
 
-/* A weight matrix in panels (tile.h). */
+/* Most tokens whose product may come straight from tiles (struct mat). */
+#define KERN_FEW_MAX 32u
+
+/* A weight matrix in panels (tile.h). Products of up to `few` tokens, at most KERN_FEW_MAX, unpack
+ * tiles in registers; those of more unpack each panel to memory first. The results are the same,
+ * and one token always reads tiles. Which is faster depends on type and machine. */
 struct mat {
     enum qtype type;
     uint32_t rows, k;
     const uint8_t *panels;
+    uint32_t few;
 };
 
 static inline uint32_t mat_n_panels(const struct mat *m)
@@ -80,6 +86,7 @@ struct attn_part {
 
 struct kern {
     const char *name;
+    bool has_few; /* struct mat's `few` has an effect */
     /* Quantises one row of a->k values as token `token` of a. */
     void (*quantise)(const float *x, struct act *a, uint32_t token);
     /* out[token * ldo + row] for the rows of panels [panel0, panel1); writes whole panels, so each

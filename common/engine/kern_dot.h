@@ -4,8 +4,9 @@
  *
  * One token reads the tiles strictly forwards with two prefetches a line, a far one to L2 and a
  * near one to L1: one alone is slower than none, both together give 90 % of the memory's read rate.
- * Many tokens share a panel that is unpacked once to bytes and f32 scales; there types differ only
- * in their sub-blocks, minima and bits. */
+ * Few tokens do the same, VEC_TOKENS at a time: each tile is unpacked in registers once and used
+ * for all of them. Many tokens share a panel that is unpacked once to bytes and f32 scales; there
+ * types differ only in their sub-blocks, minima and bits. struct mat says how many are few. */
 #ifndef FLOTILLA_ENGINE_KERN_DOT_H
 #define FLOTILLA_ENGINE_KERN_DOT_H
 
@@ -232,6 +233,197 @@ static void dot_one(enum qtype type, const uint8_t *panel, const struct act *a, 
     }
 }
 
+/* ---- a block of tokens ---- */
+
+/* Where a token group's data lie. */
+struct tokens {
+    const int8_t *q;
+    const float *x, *y;
+    const int32_t *s, *h;
+    uint32_t group; /* tokens in the group: the stride between blocks */
+};
+
+/* The tokens from `token` on, at most `most` and not beyond their group; *ret_n says how many. */
+VEC_INLINE struct tokens tokens_at(const struct act *a, uint32_t token, uint32_t most,
+                                   uint32_t *ret_n)
+{
+    uint32_t in_group = token % ACT_GROUP, left = a->n_tokens - (token - in_group);
+    uint32_t group = left < ACT_GROUP ? left : ACT_GROUP;
+    size_t at = act_index(a, token, 0);
+    *ret_n = group - in_group < most ? group - in_group : most;
+    return (struct tokens){a->q + at * 32, a->x + at, a->y + at, a->s + at, a->h + 2 * at, group};
+}
+
+/* The same tokens' data of the next block. */
+VEC_INLINE struct tokens tokens_next(struct tokens a)
+{
+    return (struct tokens){a.q + 32 * a.group, a.x + a.group,     a.y + a.group,
+                           a.s + a.group,      a.h + 2 * a.group, a.group};
+}
+
+/* How many of n tokens are taken at once: about as many in every pass over a panel, and never 5 or
+ * 7, for which there are no functions. */
+VEC_INLINE uint32_t pass_of(uint32_t n)
+{
+    uint32_t passes = (n + VEC_TOKENS - 1) / VEC_TOKENS, each = (n + passes - 1) / passes;
+    return each == 5 || each == 7 ? each - 1 : each;
+}
+
+#if VEC_TOKENS == 8
+#define TOKEN_COUNTS(X, ...)                                                                       \
+    X(1, __VA_ARGS__)                                                                              \
+    X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(6, __VA_ARGS__) X(8, __VA_ARGS__)
+#else
+#define TOKEN_COUNTS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__)
+#endif
+
+/* s[t] += the products of one sub-block with n tokens (a constant). The weights of its groups lie
+ * in vectors one after the other (a panel), or are those of a tile's cells from group g0 on (tiles,
+ * a constant). Each group is taken once for all tokens. isum_pin keeps the order: gcc computes all
+ * products first otherwise, and spills them, which takes half as long again. */
+VEC_INLINE void add_groups(const struct tile l, const bool tiles, const uint8_t *w, uint32_t g0,
+                           const int8_t *q, const int n, struct isum *s)
+{
+    const int groups = l.sub / 4, bits = bits_of(l), step = bits == 6 ? 2 : 1;
+#pragma GCC unroll 8
+    for (int g = 0; g < groups; g += step) {
+        const bool flush = bits < 8 && ((g + step) % adds_of(l) == 0 || g + step == groups);
+        ivec v[2];
+        for (int i = 0; i < step; i++)
+            v[i] = tiles ? group_at(l, w, g0 + (uint32_t)(g + i)) : iv_load(w + 64 * (g + i));
+#pragma GCC unroll 8
+        for (int t = 0; t < n; t++) {
+            for (int i = 0; i < step; i++)
+                isum_add(&s[t], 0, bits, v[i], iv_four(q + 32 * t + 4 * (g + i)));
+            if (flush) isum_flush(&s[t]);
+            isum_pin(&s[t], flush || bits == 8);
+        }
+    }
+}
+
+/* The chains of n tokens, one sub-block on: the sums s times the scales of the rows, and their
+ * minima. */
+VEC_INLINE void add_results(const struct tile l, const int n, int half, const struct tokens *a,
+                            const struct isum *s, vec scale, vec min, vec *dot, vec *off)
+{
+#pragma GCC unroll 8
+    for (int t = 0; t < n; t++) {
+        vec scaled = vec_mul(isum_float(&s[t], false), scale);
+        dot[t] = vec_fma(scaled, vec_all(a->x[t]), dot[t]);
+        if (!l.has_min) continue;
+        float y = l.sub == 32 ? a->y[t] : a->x[t] * (float)a->h[2 * t + half];
+        off[t] = vec_fma(min, vec_all(y), off[t]);
+    }
+    for (int t = 0; t < n; t++) vec_park(&dot[t]);
+    for (int t = 0; t < n && l.has_min; t++) vec_park(&off[t]);
+}
+
+/* ---- few tokens: straight from the tiles ---- */
+
+/* Where sums of products start: -bias times the sums of q, for each block and token, and each half
+ * of a block where sub-blocks are halves. */
+static const int32_t *starts_of(enum qtype type, const struct act *a, int32_t *room)
+{
+    const struct tile l = tile_of(type);
+    const int32_t *sums = l.sub == 32 ? a->s : a->h, bias = bias_of(l);
+    size_t n = (size_t)a->n_tokens * (a->k / l.sub);
+    for (size_t i = 0; i < n; i++) room[i] = -bias * sums[i];
+    return room;
+}
+
+/* A panel of tiles x n tokens; the type and n are constants. */
+VEC_INLINE void dot_block(const enum qtype type, const int n, const uint8_t *t, uint32_t k,
+                          struct tokens a, const int32_t *starts, float *out, size_t ldo)
+{
+    const struct tile l = tile_of(type);
+    const int subs = l.block / l.sub, halves = 32 / l.sub;
+    const struct ahead ahead = ahead_of(l);
+    float d[QBLOCK_SUBS][16], m[QBLOCK_SUBS][16]; /* of the sub-blocks, where there are several */
+    vec dot[VEC_TOKENS], off[VEC_TOKENS];
+    for (int i = 0; i < n; i++) dot[i] = off[i] = vec_all(0.0f);
+    for (uint32_t b = 0; b < k / l.block; b++, t += l.bytes) {
+        prefetch(t, l.bytes, ahead);
+        if (l.block > 32) {
+            const vec td = tile_scale(type, l, t), tm = tile_min(l, t);
+#pragma GCC unroll 16
+            for (int j = 0; j < subs; j++) {
+                vec_store(d[j], scale_at(type, t, td, j));
+                if (l.has_min) vec_store(m[j], min_at(type, t, tm, j));
+            }
+        }
+#pragma GCC unroll 1
+        for (int c = 0; c < l.block / 32; c++) {
+            /* The groups are counted from their cell on; but some bits of a grid's indices lie
+             * outside the cells. */
+            const bool grid = l.values == VALUES_GRID;
+            const uint8_t *from = grid ? t : t + (uint32_t)(c * 32 / l.cell) * tile_cell_bytes(l);
+            const int g0 = grid ? 8 * c : 0;
+#pragma GCC unroll 2
+            for (int half = 0; half < halves; half++) {
+                const int j = c * halves + half;
+                struct isum s[VEC_TOKENS];
+                for (int i = 0; i < n; i++)
+                    s[i] = isum_start(bias_of(l) ? starts[halves * i + half] : 0);
+                add_groups(l, true, from, (uint32_t)(g0 + half * l.sub / 4), a.q + l.sub * half, n,
+                           s);
+                const vec scale = l.block > 32 ? vec_load(d[j]) : tile_scale(type, l, t);
+                const vec min = l.has_min && l.block > 32 ? vec_load(m[j]) : tile_min(l, t);
+                add_results(l, n, half, &a, s, scale, min, dot, off);
+            }
+            starts += (uint32_t)halves * a.group;
+            a = tokens_next(a);
+        }
+    }
+    for (int i = 0; i < n; i++)
+        vec_store(out + (size_t)i * ldo, l.has_min ? vec_add(dot[i], off[i]) : dot[i]);
+}
+
+#define BLOCK_OF(n, name)                                                                          \
+    static __attribute__((noinline)) void dot_##name##_##n(                                        \
+        const uint8_t *t, uint32_t k, const struct tokens *a, const int32_t *starts, float *out,   \
+        size_t ldo)                                                                                \
+    {                                                                                              \
+        dot_block(QTYPE_##name, n, t, k, *a, starts, out, ldo);                                    \
+    }
+#define BLOCK_CASE(n, name)                                                                        \
+    case n:                                                                                        \
+        dot_##name##_##n(t, k, a, starts, out, ldo);                                               \
+        break;
+#define X(name, number, block, bytes)                                                              \
+    TOKEN_COUNTS(BLOCK_OF, name)                                                                   \
+    static void dot_##name(uint32_t n, const uint8_t *t, uint32_t k, const struct tokens *a,       \
+                           const int32_t *starts, float *out, size_t ldo)                          \
+    {                                                                                              \
+        switch (n) {                                                                               \
+            TOKEN_COUNTS(BLOCK_CASE, name)                                                         \
+        default: break;                                                                            \
+        }                                                                                          \
+    }
+QTYPES_BLOCK(X)
+#undef X
+#undef BLOCK_OF
+#undef BLOCK_CASE
+
+/* All tokens of `a` over one panel of tiles. */
+static void dot_few(enum qtype type, const uint8_t *t, const struct act *a, const int32_t *starts,
+                    float *out, size_t ldo)
+{
+    const uint32_t halves = 32u / tile_of(type).sub;
+    for (uint32_t i = 0, n; i < a->n_tokens; i += n) {
+        struct tokens tok = tokens_at(a, i, ACT_GROUP, &n);
+        const int32_t *from = starts + halves * act_index(a, i, 0);
+        float *o = out + i * ldo;
+        n = pass_of(n);
+        switch (type) {
+#define X(name, number, block, bytes)                                                              \
+    case QTYPE_##name: dot_##name(n, t, a->k, &tok, from, o, ldo); break;
+            QTYPES_BLOCK(X)
+#undef X
+        case QTYPE_FLOATS: break;
+        }
+    }
+}
+
 /* ---- many tokens: a panel is unpacked once ---- */
 
 struct panel {
@@ -270,32 +462,12 @@ static void unpack_panel(enum qtype type, const uint8_t *t, uint32_t k, uint8_t 
     }
 }
 
-/* Where a token group's data lie. */
-struct tokens {
-    const int8_t *q;
-    const float *x, *y;
-    const int32_t *s, *h;
-    uint32_t group; /* tokens in the group: the stride between blocks */
-};
-
-/* The tokens from `token` on, at most `most` and not beyond their group; *ret_n says how many. */
-VEC_INLINE struct tokens tokens_at(const struct act *a, uint32_t token, uint32_t most,
-                                   uint32_t *ret_n)
-{
-    uint32_t in_group = token % ACT_GROUP, left = a->n_tokens - (token - in_group);
-    uint32_t group = left < ACT_GROUP ? left : ACT_GROUP;
-    size_t at = act_index(a, token, 0);
-    *ret_n = group - in_group < most ? group - in_group : most;
-    return (struct tokens){a->q + at * 32, a->x + at, a->y + at, a->s + at, a->h + 2 * at, group};
-}
-
 /* 16 rows x n tokens; n is a constant, and so is `type`, which stands for all types of its
  * sub-block, minima and bits. `bias` is the type's own. */
 VEC_INLINE void dot_panel(const enum qtype type, const struct panel *p, int32_t bias,
                           struct tokens a, int n, float *out, size_t ldo)
 {
     const struct tile l = tile_of(type);
-    const int groups = l.sub / 4, bits = bits_of(l);
     vec dot[VEC_TOKENS], off[VEC_TOKENS];
     for (int t = 0; t < n; t++) dot[t] = off[t] = vec_all(0.0f);
     const uint8_t *w = p->w;
@@ -305,28 +477,12 @@ VEC_INLINE void dot_panel(const enum qtype type, const struct panel *p, int32_t 
             struct isum s[VEC_TOKENS];
             for (int t = 0; t < n; t++)
                 s[t] = isum_start(-bias * (l.sub == 32 ? a.s[t] : a.h[2 * t + half]));
-#pragma GCC unroll 4
-            for (int g = 0; g < groups; g++, w += 64) {
-                ivec v = iv_load(w);
-                for (int t = 0; t < n; t++) {
-                    isum_add(&s[t], 0, bits, v, iv_four(a.q + 32 * t + l.sub * half + 4 * g));
-                    if (bits < 8 && ((g + 1) % adds_of(l) == 0 || g + 1 == groups))
-                        isum_flush(&s[t]);
-                }
-            }
+            add_groups(l, false, w, 0, a.q + l.sub * half, n, s);
+            w += 16 * l.sub;
             vec scale = vec_load(d), min = l.has_min ? vec_load(m) : scale;
-            for (int t = 0; t < n; t++) {
-                dot[t] = vec_fma(vec_mul(isum_float(&s[t], false), scale), vec_all(a.x[t]), dot[t]);
-                if (!l.has_min) continue;
-                float y = l.sub == 32 ? a.y[t] : a.x[t] * (float)a.h[2 * t + half];
-                off[t] = vec_fma(min, vec_all(y), off[t]);
-            }
+            add_results(l, n, half, &a, s, scale, min, dot, off);
         }
-        a.q += 32 * a.group;
-        a.x += a.group;
-        a.y += a.group;
-        a.s += a.group;
-        a.h += 2 * a.group;
+        a = tokens_next(a);
     }
     for (int t = 0; t < n; t++)
         vec_store(out + (size_t)t * ldo, l.has_min ? vec_add(dot[t], off[t]) : dot[t]);
@@ -355,22 +511,17 @@ VEC_INLINE void dot_shape(enum qtype type, const struct panel *p, int32_t bias,
     }
 }
 
-#define TOKENS(n)                                                                                  \
-    static __attribute__((noinline)) void dot_##n(enum qtype type, const struct panel *p,          \
-                                                  int32_t bias, const struct tokens *a,            \
-                                                  float *out, size_t ldo)                          \
+#define X(n, unused)                                                                               \
+    static __attribute__((noinline)) void dot_panel_##n(enum qtype type, const struct panel *p,    \
+                                                        int32_t bias, const struct tokens *a,      \
+                                                        float *out, size_t ldo)                    \
     {                                                                                              \
         dot_shape(type, p, bias, a, n, out, ldo);                                                  \
     }
-TOKENS(1)
-TOKENS(2)
-#if VEC_TOKENS == 8
-TOKENS(4)
-TOKENS(8)
-#endif
-#undef TOKENS
+TOKEN_COUNTS(X, )
+#undef X
 
-/* All tokens of `a` over one panel of tiles. */
+/* All tokens of `a` over one panel, which is unpacked first. */
 static void dot_many(enum qtype type, const uint8_t *tiles, const struct act *a, float *out,
                      size_t ldo, uint8_t *scratch)
 {
@@ -380,20 +531,16 @@ static void dot_many(enum qtype type, const uint8_t *tiles, const struct act *a,
     struct panel p = {scratch, d, m, a->k / ACT_BLOCK};
     int32_t bias = bias_of(tile_of(type));
     for (uint32_t t = 0, n; t < a->n_tokens; t += n) {
-        struct tokens tok = tokens_at(a, t, VEC_TOKENS, &n);
+        struct tokens tok = tokens_at(a, t, ACT_GROUP, &n);
         float *o = out + t * ldo;
-#if VEC_TOKENS == 8
-        n = n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 1;
-        if (n == 8)
-            dot_8(type, &p, bias, &tok, o, ldo);
-        else if (n == 4)
-            dot_4(type, &p, bias, &tok, o, ldo);
-        else
-#endif
-            if (n == 2)
-            dot_2(type, &p, bias, &tok, o, ldo);
-        else
-            dot_1(type, &p, bias, &tok, o, ldo);
+        n = pass_of(n);
+        switch (n) {
+#define X(n, unused)                                                                               \
+    case n: dot_panel_##n(type, &p, bias, &tok, o, ldo); break;
+            TOKEN_COUNTS(X, )
+#undef X
+        default: break;
+        }
     }
 }
 

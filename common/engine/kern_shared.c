@@ -59,6 +59,8 @@ void kern_norm_row(const struct kern *k, const struct kern_norm *norm, const flo
 
 size_t kern_scratch_bytes(uint32_t k)
 {
-    /* A panel unpacked to bytes, and D and M of its sub-blocks of 16 or more. */
+    /* A panel unpacked to bytes, and D and M of its sub-blocks of 16 or more. Where few tokens read
+     * tiles instead: an integer for each of their sub-blocks. */
+    _Static_assert(KERN_FEW_MAX / 16 * sizeof(int32_t) <= TILE_ROWS, "room for starts of sums");
     return (size_t)k * TILE_ROWS + (size_t)k / 16 * TILE_ROWS * 2 * sizeof(float) + 128;
 }

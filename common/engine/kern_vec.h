@@ -447,7 +447,9 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
                    const float *x, size_t ldx, uint32_t n_tokens, float *out, size_t ldo,
                    void *scratch)
 {
-    size_t panel_bytes = tile_panel_bytes(w->type, w->k);
+    const size_t panel_bytes = tile_panel_bytes(w->type, w->k);
+    const bool few = n_tokens > 1 && n_tokens <= w->few && !qtype_is_float(w->type);
+    const int32_t *starts = few ? starts_of(w->type, a, scratch) : NULL;
     for (uint32_t p = panel0; p < panel1; p++) {
         const uint8_t *panel = w->panels + p * panel_bytes;
         float *o = out + p * TILE_ROWS;
@@ -455,6 +457,8 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
             panel_floats(w->type, panel, w->k, x, ldx, n_tokens, o, ldo);
         else if (n_tokens == 1)
             dot_one(w->type, panel, a, o);
+        else if (few)
+            dot_few(w->type, panel, a, starts, o, ldo);
         else
             dot_many(w->type, panel, a, o, ldo, scratch);
     }
@@ -462,9 +466,9 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
 
 #define KERN_VEC                                                                                   \
     {                                                                                              \
-        .name = VEC_LEVEL, .quantise = quantise, .linear = linear, .rmsnorm = rmsnorm,             \
-        .layernorm = layernorm, .silu_mul = silu_mul, .gelu_mul = gelu_mul, .rope = rope,          \
-        .rope_halves = rope_halves, .kv_store = kv_store, .attn_span = attn_span,                  \
+        .name = VEC_LEVEL, .has_few = true, .quantise = quantise, .linear = linear,                \
+        .rmsnorm = rmsnorm, .layernorm = layernorm, .silu_mul = silu_mul, .gelu_mul = gelu_mul,    \
+        .rope = rope, .rope_halves = rope_halves, .kv_store = kv_store, .attn_span = attn_span,    \
         .softcap = softcap                                                                         \
     }
 

@@ -253,7 +253,8 @@ static void point(struct model *m, const struct binding *b)
         if (p->vector)
             *p->vec = (const float *)(const void *)(m->weights + p->at);
         else
-            *p->mat = (struct mat){p->tensor->type, p->rows, p->k, m->weights + p->at};
+            *p->mat = (struct mat){
+                .type = p->tensor->type, .rows = p->rows, .k = p->k, .panels = m->weights + p->at};
     }
     if (m->last && !m->output.panels) m->output = m->embd;
 }

@@ -1,5 +1,5 @@
 /* The engine's state, shared by engine.c (the door), stage.c (the phases of a step), attend.c (its
- * attention), size.c and nothing else. */
+ * attention), few.c, size.c and nothing else. */
 #ifndef FLOTILLA_ENGINE_STAGE_H
 #define FLOTILLA_ENGINE_STAGE_H
 
@@ -119,6 +119,10 @@ static inline struct sight eng__sight(uint32_t window, uint32_t pos)
 
 /* size.c: ERR_NOMEM, and nothing was read, if what is asked for needs more than o->room_bytes. */
 int eng__check_room(const struct eng_options *o, struct errmsg *em);
+
+/* few.c: measures and sets `few` of every matrix that products read. The engine is open otherwise.
+ */
+void eng__choose_few(struct engine *e);
 
 /* A step, as a pool_fn; arg is the engine, whose rows have been checked. */
 void eng__run_step(void *arg, unsigned idx, unsigned n);

@@ -5,13 +5,18 @@
 #include "common/engine/vec_x86.h"
 
 #define VEC_LEVEL "avx2"
-#define VEC_TOKENS 2
+#define VEC_TOKENS 4 /* tokens whose sums fit the registers, less the results of blocks */
 #define VEC_PAGES 1
 #define VEC_VALUES 2
 
 typedef struct {
     __m256 a, b;
 } vec;
+/* What is not needed for a while lies in memory, so that other values have the registers. */
+VEC_INLINE void vec_park(vec *x)
+{
+    __asm__("" : "+m"(x->a), "+m"(x->b));
+}
 typedef vec vec_mask; /* all bits of a lane, or none */
 
 VEC_INLINE vec vec_load(const float *p)
@@ -248,12 +253,13 @@ VEC_INLINE ivec_four iv_four(const int8_t *q)
 
 struct isum {
     ivec narrow, wide;
+    int32_t start; /* added last: it takes no register meanwhile */
 };
 
 VEC_INLINE struct isum isum_start(int32_t start)
 {
-    __m256i zero = _mm256_setzero_si256(), s = _mm256_set1_epi32(start);
-    return (struct isum){{zero, zero}, {s, s}};
+    __m256i zero = _mm256_setzero_si256();
+    return (struct isum){{zero, zero}, {zero, zero}, start};
 }
 VEC_INLINE ivec iv_8bit(ivec w)
 {
@@ -284,10 +290,20 @@ VEC_INLINE void isum_flush(struct isum *s)
     s->wide.b = isum__widen(s->wide.b, s->narrow.b);
     s->narrow.a = s->narrow.b = _mm256_setzero_si256();
 }
+/* The sum as it is now must be computed before what comes next. flushed: it lies in `wide`. */
+VEC_INLINE void isum_pin(struct isum *s, bool flushed)
+{
+    if (flushed)
+        __asm__("" : "+x"(s->wide.a), "+x"(s->wide.b));
+    else
+        __asm__("" : "+x"(s->narrow.a), "+x"(s->narrow.b));
+}
 VEC_INLINE vec isum_float(const struct isum *s, bool chains)
 {
     (void)chains;
-    return (vec){_mm256_cvtepi32_ps(s->wide.a), _mm256_cvtepi32_ps(s->wide.b)};
+    __m256i start = _mm256_set1_epi32(s->start);
+    return (vec){_mm256_cvtepi32_ps(_mm256_add_epi32(s->wide.a, start)),
+                 _mm256_cvtepi32_ps(_mm256_add_epi32(s->wide.b, start))};
 }
 
 #endif

@@ -13,6 +13,12 @@
 typedef __m512 vec;
 typedef __mmask16 vec_mask;
 
+/* Nothing: there are registers enough. */
+VEC_INLINE void vec_park(vec *x)
+{
+    (void)x;
+}
+
 VEC_INLINE vec vec_load(const float *p)
 {
     return _mm512_loadu_ps(p);
@@ -233,6 +239,11 @@ VEC_INLINE void isum_add(struct isum *s, int chain, int bits, ivec w, ivec_four 
 VEC_INLINE void isum_flush(struct isum *s)
 {
     (void)s;
+}
+VEC_INLINE void isum_pin(struct isum *s, bool flushed)
+{
+    (void)flushed;
+    __asm__("" : "+v"(s->u));
 }
 VEC_INLINE vec isum_float(const struct isum *s, bool chains)
 {

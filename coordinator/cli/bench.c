@@ -5,12 +5,14 @@
 #include "common/base/machine.h"
 #include "common/base/mem.h"
 #include "common/text/json.h"
+#include "coordinator/cli/bench_rows.h"
 #include "coordinator/cli/whole.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define READ_BYTES ((size_t)1 << 30) /* less where less than twice that can be had */
+#define TYPE_NUMBERS 64u             /* beyond those that GGUF has given to weight types */
 #define READ_BYTES_LEAST ((size_t)32 << 20)
 
 struct bench {
@@ -20,6 +22,8 @@ struct bench {
     const char *used_isa;
     uint64_t bytes_per_token;
     struct stats_view dispatch[ENG_N_OPS];
+    struct bench_rows rows;
+    uint32_t few[TYPE_NUMBERS]; /* eng_few */
 };
 
 struct read_loop {
@@ -82,12 +86,14 @@ static int run(struct bench *b, struct errmsg *em)
     struct whole w = {0};
     int rc = model_file_open(b->path, true, b->pre, &f, em);
     if (rc < 0) return rc;
-    uint32_t end = b->depth + b->tokens;
+    uint32_t most = bench_rows_most(&b->rows);
+    uint32_t end = b->depth + (b->tokens > most ? b->tokens : most);
     struct whole_options o = {.isa = b->isa,
                               .kv = b->kv,
                               .threads = b->threads,
                               .positions = b->prompt > end ? b->prompt : end,
-                              .chunk = b->chunk};
+                              .chunk = b->chunk > most ? b->chunk : most,
+                              .logits = most};
     rc = whole_open(&f, &o, &w, em);
     /* A decoded token touches every tensor but the embedding, whose one row does not count; a tied
      * embedding is read whole as the output head. */
@@ -99,11 +105,14 @@ static int run(struct bench *b, struct errmsg *em)
         .prompt = b->prompt, .tokens = b->tokens, .depth = b->depth, .chunk = b->chunk};
     if (rc == 0) rc = whole_measure(&w, &work, &b->prompt_rate, &b->decode_rate, em);
     if (rc == 0) b->used_isa = eng_isa(w.engine);
+    for (uint32_t type = 0; type < TYPE_NUMBERS && rc == 0; type++)
+        b->few[type] = eng_few(w.engine, type);
     for (int op = 0; op < ENG_N_OPS && rc == 0; op++)
         eng_dispatch(w.engine, (enum eng_op)op, &b->dispatch[op]);
+    if (rc == 0 && most) rc = bench_rows_run(&w, b->depth, &b->rows, em);
     whole_close(&w);
     model_file_close(&f);
-    if (rc == 0) b->read_gb_per_s = read_rate(b->threads);
+    if (rc == 0 && (b->tokens || !most)) b->read_gb_per_s = read_rate(b->threads);
     return rc;
 }
 
@@ -129,14 +138,34 @@ static struct json *json_dispatch(const struct bench *b)
     return all;
 }
 
+/* {"Q4_K": most rows whose products read its tiles, ...} */
+static struct json *json_few(const struct bench *b)
+{
+    struct json *o = json_new_object();
+    for (uint32_t type = 0; type < TYPE_NUMBERS; type++)
+        if (b->few[type]) json_put_int(o, qtype_info(type)->name, b->few[type]);
+    return o;
+}
+
+static void print_text(const struct bench *b, double decode_gb)
+{
+    if (b->prompt) (void)printf("prompt  %u tokens  %.1f tokens/s\n", b->prompt, b->prompt_rate);
+    if (b->tokens)
+        (void)printf("decode  %u tokens  %.1f tokens/s  %.1f GB/s of weights; memory reads %.1f "
+                     "GB/s\n",
+                     b->tokens, b->decode_rate, decode_gb, b->read_gb_per_s);
+    if (b->rows.n_counts) bench_rows_print(&b->rows);
+    (void)printf("isa %s, %u threads; rows straight from tiles, at most:", b->used_isa, b->threads);
+    for (uint32_t type = 0; type < TYPE_NUMBERS; type++)
+        if (b->few[type]) (void)printf(" %s %u", qtype_info(type)->name, b->few[type]);
+    (void)printf("\n");
+}
+
 static void print(const struct bench *b, bool json)
 {
     double decode_gb = b->decode_rate * (double)b->bytes_per_token / 1e9;
     if (!json) {
-        (void)printf("prompt  %u tokens  %.1f tokens/s\ndecode  %u tokens  %.1f tokens/s  "
-                     "%.1f GB/s of weights; memory reads %.1f GB/s\nisa %s, %u threads\n",
-                     b->prompt, b->prompt_rate, b->tokens, b->decode_rate, decode_gb,
-                     b->read_gb_per_s, b->used_isa, b->threads);
+        print_text(b, decode_gb);
         return;
     }
     struct json *j = json_new_object();
@@ -144,9 +173,11 @@ static void print(const struct bench *b, bool json)
     json_put_real(j, "decode_tokens_per_s", b->decode_rate);
     json_put_string(j, "isa", b->used_isa, strlen(b->used_isa));
     json_put_int(j, "threads", b->threads);
-    json_put_real(j, "read_gb_per_s", b->read_gb_per_s);
+    if (b->read_gb_per_s > 0) json_put_real(j, "read_gb_per_s", b->read_gb_per_s);
     json_put_real(j, "decode_gb_per_s", decode_gb);
     json_put(j, "dispatch", json_dispatch(b));
+    json_put(j, "rows_from_tiles", json_few(b));
+    if (b->rows.n_counts) json_put(j, "rows", bench_rows_json(&b->rows));
     json_print(j, stdout);
     json_free(j);
 }
@@ -157,12 +188,15 @@ int cmd_bench(int argc, char **argv)
         if (strncmp(argv[i], "--cluster", strlen("--cluster")) == 0) return cmd_load(argc, argv);
     struct bench b = {.prompt = 512, .tokens = 128, .threads = pool_cores(), .chunk = 512};
     bool json = false;
+    const char *rows = NULL;
     const struct opt table[] = {
         {"--model", 'm', OPT_STRING, &b.path, 0, 0, NULL, "FILE  a GGUF file"},
         {"--prompt", 'p', OPT_U32, &b.prompt, 0, 1 << 20, NULL, "N  prompt tokens (512)"},
         {"--tokens", 'n', OPT_U32, &b.tokens, 0, 1 << 20, NULL, "N  decoded tokens (128)"},
         {"--depth", 'd', OPT_U32, &b.depth, 0, 1 << 20, NULL,
          "N  position at which decoding starts (0)"},
+        {"--rows", 0, OPT_STRING, &rows, 0, 0, NULL,
+         "LIST  also steps of so many rows (1,2,4,8,16,32), as multiples of a step of one"},
         {"--chunk", 0, OPT_U32, &b.chunk, 1, 4096, NULL, "N  prompt tokens computed at once (512)"},
         CMD_OPT_THREADS(&b.threads),
         CMD_OPT_PRE(&b.pre),
@@ -176,15 +210,17 @@ int cmd_bench(int argc, char **argv)
     if (!cmd_options(
             "flotilla bench --model FILE [-p 512] [-n 128] [options]\n"
             "       flotilla bench --cluster ADDR [options]   (add --help for its options)",
-            "  flotilla bench --model smol.gguf -p 512 -n 128 --threads 2 --json\n", table, argc,
-            argv, NULL, 0, &n_rest, &status))
+            "  flotilla bench --model smol.gguf -p 512 -n 128 --threads 2 --json\n"
+            "  flotilla bench --model smol.gguf -p 0 -n 0 --rows 1,2,4,8,16,32\n",
+            table, argc, argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
     if (!b.path) {
         (void)err_set(&em, ERR_CONF, "needs --model");
         return cmd_fail("bench", ERR_CONF, &em);
     }
-    int rc = run(&b, &em);
+    int rc = rows ? bench_rows_parse(rows, &b.rows, &em) : 0;
+    if (rc == 0) rc = run(&b, &em);
     if (rc < 0) return cmd_fail("bench", rc, &em);
     print(&b, json);
     return CMD_OK;

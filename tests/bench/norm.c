@@ -30,7 +30,7 @@ static void open_bench(struct bench *b)
         size_t bytes = tile_panel_bytes(QTYPE_Q4_0, HIDDEN) * (out_rows[m] / TILE_ROWS);
         uint8_t *panels = mem_alloc(bytes);
         memset(panels, 0x2c, bytes); /* scales of 0.065, weights of 4 and -6 */
-        b->mats[m] = (struct mat){QTYPE_Q4_0, out_rows[m], HIDDEN, panels};
+        b->mats[m] = (struct mat){QTYPE_Q4_0, out_rows[m], HIDDEN, panels, 0};
     }
     size_t n = (size_t)b->rows * HIDDEN, blocks = n / ACT_BLOCK;
     b->x = mem_zalloc(n * sizeof *b->x);

@@ -185,11 +185,11 @@ static void test_quantise(void **state)
         }
 }
 
-static void one_linear(enum qtype type, uint32_t rows, uint32_t k, uint32_t tokens, int wkind,
-                       enum data kind)
+/* A matrix of random weights (random_rows), packed; free_mat. */
+static struct mat new_mat(enum qtype type, uint32_t rows, uint32_t k, int wkind)
 {
     const struct qtype_info *t = qtype_info((uint32_t)type);
-    uint32_t panels = (rows + 15) / 16, ldo = panels * 16 + 16;
+    uint32_t panels = (rows + 15) / 16;
     size_t row_bytes = (size_t)k / t->block * t->bytes, panel_bytes = tile_panel_bytes(type, k);
     uint8_t *file = mem_alloc(row_bytes * rows), *packed = mem_pages(panel_bytes * panels);
     random_rows(type, file, (size_t)rows * k / t->block, wkind);
@@ -197,7 +197,21 @@ static void one_linear(enum qtype type, uint32_t rows, uint32_t k, uint32_t toke
         uint32_t n = rows - p * 16 < 16 ? rows - p * 16 : 16;
         assert_true(tile_pack(type, file + p * 16 * row_bytes, n, k, packed + p * panel_bytes));
     }
-    struct mat m = {type, rows, k, packed};
+    mem_free(file);
+    return (struct mat){type, rows, k, packed, 0};
+}
+
+static void free_mat(const struct mat *m)
+{
+    mem_pages_free((void *)(uintptr_t)m->panels, tile_panel_bytes(m->type, m->k) * mat_n_panels(m));
+}
+
+static void one_linear(enum qtype type, uint32_t rows, uint32_t k, uint32_t tokens, int wkind,
+                       enum data kind)
+{
+    const struct qtype_info *t = qtype_info((uint32_t)type);
+    struct mat m = new_mat(type, rows, k, wkind);
+    uint32_t panels = mat_n_panels(&m), ldo = panels * 16 + 16;
     float *x = mem_alloc((size_t)tokens * k * sizeof *x);
     fill(x, (size_t)tokens * k, kind);
     struct act_room a = new_act(tokens, k);
@@ -208,23 +222,86 @@ static void one_linear(enum qtype type, uint32_t rows, uint32_t k, uint32_t toke
     size_t n_out = (size_t)(tokens - 1) * ldo + panels * 16, at;
     float *want = guarded(n_out);
     kern_scalar.linear(&m, 0, panels, &a.a, x, k, tokens, want, ldo, scratch);
-    for (unsigned l = 0; l < n_levels; l++) {
+    for (unsigned i = 0; i < 2 * n_levels; i++) {
+        const struct kern *level = levels[i / 2];
         float *got = guarded(n_out);
         uint32_t half = panels / 2; /* any split over threads */
-        levels[l]->linear(&m, half, panels, &a.a, x, k, tokens, got, ldo, scratch);
-        levels[l]->linear(&m, 0, half, &a.a, x, k, tokens, got, ldo, scratch);
+        m.few = i % 2 ? KERN_FEW_MAX : 0;
+        level->linear(&m, half, panels, &a.a, x, k, tokens, got, ldo, scratch);
+        level->linear(&m, 0, half, &a.a, x, k, tokens, got, ldo, scratch);
         if (!same(got, want, n_out, &at))
-            fail_msg("%s %s rows %u k %u tokens %u data %d/%d: %a, oracle %a at %zu",
-                     levels[l]->name, t->name, rows, k, tokens, wkind, (int)kind, (double)got[at],
-                     (double)want[at], at);
+            fail_msg("%s %s rows %u k %u tokens %u few %u data %d/%d: %a, oracle %a at %zu",
+                     level->name, t->name, rows, k, tokens, m.few, wkind, (int)kind,
+                     (double)got[at], (double)want[at], at);
         check_guards(got, n_out);
     }
     check_guards(want, n_out);
     free(scratch);
     free_act(&a);
     mem_free(x);
-    mem_free(file);
-    mem_pages_free(packed, panel_bytes * panels);
+    free_mat(&m);
+}
+
+/* A step of n rows at once, straight from the tiles or not, gives what n steps of one row give. */
+static void one_step(const struct kern *k, const struct mat *m, uint32_t n, const float *x,
+                     const float *want)
+{
+    uint32_t width = mat_n_panels(m) * 16, ldo = width + 16;
+    struct act_room a = new_act(n, m->k);
+    void *scratch = NULL;
+    assert_int_equal(posix_memalign(&scratch, 64, kern_scratch_bytes(m->k)), 0);
+    for (uint32_t i = 0; i < n && !qtype_is_float(m->type); i++)
+        k->quantise(x + (size_t)i * m->k, &a.a, i);
+    float *got = guarded((size_t)n * ldo);
+    k->linear(m, 0, mat_n_panels(m), &a.a, x, m->k, n, got, ldo, scratch);
+    for (uint32_t r = 0; r < n; r++) {
+        size_t at;
+        if (!same(got + r * ldo, want + r * width, width, &at))
+            fail_msg("%s %s of %u x %u, few %u: row %u of %u is %a, alone %a, at %zu", k->name,
+                     qtype_info((uint32_t)m->type)->name, m->rows, m->k, m->few, r, n,
+                     (double)got[r * ldo + at], (double)want[r * width + at], at);
+        for (uint32_t i = width; i < ldo; i++) assert_int_equal(fm_bits(got[r * ldo + i]), CANARY);
+    }
+    check_guards(got, (size_t)n * ldo);
+    free(scratch);
+    free_act(&a);
+}
+
+/* Every type, every level with the oracle, K to 32 (and beyond what may be few), odd sizes. */
+static void test_step_of_k_and_1_rows_equals_k_and_1_steps(void **state)
+{
+    (void)state;
+    enum { MOST = KERN_FEW_MAX + 3 };
+    static const uint32_t widths[][2] = {{17, 97}, {96, 288}, {256, 768}}; /* by block */
+    static const uint32_t rows[2] = {33, 7};
+    for (size_t t = 0; t < N_TYPES; t++)
+        for (int shape = 0; shape < 2; shape++) {
+            uint32_t block = qtype_info((uint32_t)types[t])->block;
+            uint32_t k = widths[block == 1 ? 0 : block == 32 ? 1 : 2][shape];
+            struct mat m = new_mat(types[t], rows[shape], k, shape);
+            uint32_t width = mat_n_panels(&m) * 16;
+            float *x = mem_alloc((size_t)MOST * k * sizeof *x);
+            float *want = mem_alloc((size_t)MOST * width * sizeof *want);
+            fill(x, (size_t)MOST * k, shape ? OUTLIER : GAUSS);
+            for (unsigned l = 0; l <= n_levels; l++) {
+                const struct kern *level = l == n_levels ? &kern_scalar : levels[l];
+                struct act_room a = new_act(1, k);
+                void *scratch = mem_alloc(kern_scratch_bytes(k));
+                for (uint32_t r = 0; r < MOST; r++) {
+                    if (block > 1) level->quantise(x + (size_t)r * k, &a.a, 0);
+                    level->linear(&m, 0, width / 16, &a.a, x + (size_t)r * k, k, 1,
+                                  want + (size_t)r * width, width, scratch);
+                }
+                mem_free(scratch);
+                free_act(&a);
+                for (uint32_t n = 1; n <= MOST; n++)
+                    for (m.few = 0; m.few <= KERN_FEW_MAX; m.few += KERN_FEW_MAX)
+                        one_step(level, &m, n, x, want);
+            }
+            mem_free(x);
+            mem_free(want);
+            free_mat(&m);
+        }
 }
 
 static void test_linear(void **state)
@@ -399,7 +476,7 @@ static void test_oracle_against_f64(void **state)
         struct act_room a = new_act(1, k);
         kern_scalar.quantise(x, &a.a, 0);
         void *scratch = mem_alloc(kern_scratch_bytes(k));
-        struct mat m = {types[t], rows, k, packed};
+        struct mat m = {types[t], rows, k, packed, 0};
         kern_scalar.linear(&m, 0, 1, &a.a, x, k, 1, out, 16, scratch);
         for (uint32_t r = 0; r < rows; r++) {
             double want = 0, magnitude = 0, quantised = 0;
@@ -541,7 +618,7 @@ static void test_linear_vector(void **state)
     const float rows[3][2] = {{1, 4}, {2, 5}, {3, 6}}, x[2] = {1, 10};
     float packed[2 * 16], out[16];
     assert_true(tile_pack(QTYPE_F32, (const uint8_t *)rows, 3, 2, (uint8_t *)packed));
-    struct mat m = {QTYPE_F32, 3, 2, (const uint8_t *)packed};
+    struct mat m = {QTYPE_F32, 3, 2, (const uint8_t *)packed, 0};
     struct act none = {0};
     for (unsigned l = 0; l <= n_levels; l++) {
         const struct kern *k = l == n_levels ? &kern_scalar : levels[l];
@@ -565,7 +642,7 @@ static void test_linear_random(void **state)
         assert_true(tile_pack(QTYPE_F32, (const uint8_t *)w[p * 16],
                               OUT - p * 16 < 16 ? OUT - p * 16 : 16, IN,
                               (uint8_t *)(packed + (size_t)p * 16 * IN)));
-    struct mat m = {QTYPE_F32, OUT, IN, (const uint8_t *)packed};
+    struct mat m = {QTYPE_F32, OUT, IN, (const uint8_t *)packed, 0};
     struct act none = {0};
     for (unsigned l = 0; l <= n_levels; l++) {
         const struct kern *k = l == n_levels ? &kern_scalar : levels[l];
@@ -613,7 +690,7 @@ static void fused_vector(const struct kern *k)
     struct act none = {0};
     struct kern_norm norm = {.layer = true, .weight = one, .eps = 1e-5f};
     assert_true(tile_pack(QTYPE_F32, (const uint8_t *)identity, 4, 4, (uint8_t *)packed));
-    struct mat m = {QTYPE_F32, 4, 4, (const uint8_t *)packed};
+    struct mat m = {QTYPE_F32, 4, 4, (const uint8_t *)packed, 0};
     kern_norm_row(k, &norm, x, 4, y, NULL, 0);
     k->linear(&m, 0, 1, &none, y, 4, 1, out, 16, NULL);
     for (int i = 0; i < 4; i++) assert_float_equal(out[i], want[i], 1e-6);
@@ -643,7 +720,7 @@ static void fused_equals_unfused(const struct kern *k, bool layer)
     for (uint32_t p = 0; p < OUT / 16; p++)
         assert_true(tile_pack(QTYPE_Q4_1, file + p * 16 * row_bytes, 16, WIDTH,
                               packed + p * 16 * row_bytes));
-    struct mat m = {QTYPE_Q4_1, OUT, WIDTH, packed};
+    struct mat m = {QTYPE_Q4_1, OUT, WIDTH, packed, 0};
     struct kern_norm norm = {.layer = layer, .weight = w, .bias = layer ? w : NULL, .eps = 1e-5f};
     struct act_room a = new_act(ROWS, WIDTH), b = new_act(ROWS, WIDTH);
     void *scratch = mem_alloc(kern_scratch_bytes(WIDTH));
@@ -699,7 +776,7 @@ static float q4_k_product(const struct kern *k, float d, float dmin, const uint8
     struct act_room a = new_act(1, 256);
     k->quantise(x, &a.a, 0);
     assert_true(tile_pack(QTYPE_Q4_K, block, 1, 256, packed));
-    struct mat mat = {QTYPE_Q4_K, 1, 256, packed};
+    struct mat mat = {QTYPE_Q4_K, 1, 256, packed, 0};
     void *scratch = mem_alloc(kern_scratch_bytes(256));
     k->linear(&mat, 0, 1, &a.a, x, 256, 1, out, 16, scratch);
     mem_free(scratch);
@@ -797,6 +874,16 @@ static void test_kv_blocks_at_the_ends(void **state)
             quant_encode(QTYPE_Q8_0, x, &again);
             assert_int_equal(again.d, b.d);
         }
+    /* The largest scale of small blocks, and the smallest of others: exact, also a second time. */
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < 32; k++) x[k] = 127 * (i ? 0x1p-14f : 65504 * 0x1p-30f);
+        for (int again = 0; again < 2; again++) {
+            quant_encode(QTYPE_Q8_0, x, &b);
+            assert_int_equal(b.d, i ? 0x0400 : 0xfbff);
+            quant_values(QTYPE_Q8_0, &b, y);
+            assert_memory_equal(x, y, sizeof x);
+        }
+    }
     /* Both signs of the largest value, at every size: neither wraps to the other sign. */
     for (int e = -60; e < 22; e++)
         for (int f = 0; f < 64; f++) {
@@ -826,6 +913,7 @@ int main(void)
         cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_quantise),
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_step_of_k_and_1_rows_equals_k_and_1_steps),
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_oracle_against_f64),

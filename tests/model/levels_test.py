@@ -45,6 +45,20 @@ class Levels(unittest.TestCase):
             for op, figures in dispatch[isa].items():
                 self.assertGreater(figures["count"], 30 * 4, op)  # at least once a layer and token
 
+    def test_steps_of_some_rows(self):
+        words = ["bench", "--model", MODEL, "-p", "0", "-n", "0", "--threads", "2", "--rows"]
+        j = json.loads(run(*words, "3,1,18", "--json").stdout)
+        self.assertEqual([r["rows"] for r in j["rows"]], [3, 1, 18])
+        self.assertTrue(all(r["step_ms"] > 0 and r["times_one"] > 0 for r in j["rows"]), j["rows"])
+        self.assertEqual(set(j["rows_from_tiles"]), {"Q4_1", "Q8_0"})
+        self.assertTrue(all(1 <= n <= 32 for n in j["rows_from_tiles"].values()), j["rows_from_tiles"])
+        table = run(*words, "1,2").stdout.decode().splitlines()
+        self.assertEqual([l.split()[0] for l in table if l[:1] == " "], ["1", "2"])
+        for bad in ("", "0", "2,", "2,x", "2;3", "513", "-1", "99999999999999999999", ",".join(["1"] * 17)):
+            r = run(*words, bad)
+            self.assertNotEqual(r.returncode, 0, bad)
+            self.assertIn("--rows", r.stderr.decode(), bad)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

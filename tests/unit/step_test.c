@@ -189,6 +189,62 @@ static void test_each_row_once(void **state)
         }
 }
 
+/* The logits of positions 0..LONG-1 in steps of `chunk` rows, with a window (0: none). parts: room
+ * for so many partial results of attention, or as many as the engine has (0). */
+#define LONG 600u
+static void run_long(unsigned threads, uint32_t chunk, uint32_t window, size_t parts, float *ret)
+{
+    struct errmsg em = {0};
+    struct ring_use use = {0};
+    struct engine *e = NULL;
+    const float *out;
+    uint32_t pages[LONG / KV_PAGE + 1];
+    int32_t tokens[LONG];
+    struct eng_options o = {.weights = model,
+                            .layer_last = LAYERS - 1,
+                            .kv = KV_F16,
+                            .n_pages = LONG / KV_PAGE + 1,
+                            .rows_max = 64,
+                            .logits_max = 64,
+                            .threads = threads,
+                            .read = ring_read,
+                            .read_ctx = &use};
+    for (uint32_t i = 0; i < o.n_pages; i++) pages[i] = (i * 7 + 3) % o.n_pages;
+    for (uint32_t i = 0; i < LONG; i++) tokens[i] = tiny_tokens[(i * 5 + i / 16) % ROWS];
+    if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
+    for (uint32_t b = 0; b < e->model.dims.n_blocks; b++) e->model.dims.blocks[b].window = window;
+    if (parts) e->n_parts = parts;
+    for (uint32_t at = 0, n; at < LONG; at += n, ret += n * VOCAB) {
+        n = LONG - at < chunk ? LONG - at : chunk;
+        struct eng_run r = {at, n, n, tokens + at, pages};
+        if (eng_step(e, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+        for (uint32_t i = 0; i < n; i++)
+            memcpy(ret + i * VOCAB, out + i * eng_logits_stride(e), VOCAB * sizeof *ret);
+    }
+    eng_close(e);
+}
+
+/* Rows attend in blocks, over spans that not all of them see: each as if it were alone, however
+ * many threads and however much room there are. */
+static void test_blocks_of_rows(void **state)
+{
+    (void)state;
+    static float want[LONG * VOCAB], got[LONG * VOCAB];
+    static const uint32_t windows[] = {0, 7, 300}, chunks[] = {64, 37, 9};
+    for (int w = 0; w < 3; w++) {
+        run_long(1, 1, windows[w], 0, want);
+        for (unsigned threads = 1; threads <= 3; threads++)
+            for (int c = 0; c < 3; c++) {
+                size_t few = c == 2 ? 3 * 2 * 5 : 0; /* spans, heads of a KV head, rows */
+                run_long(threads, chunks[c], windows[w], few, got);
+                for (uint32_t i = 0; i < LONG; i++)
+                    if (memcmp(got + i * VOCAB, want + i * VOCAB, VOCAB * sizeof *got) != 0)
+                        fail_msg("window %u, %u threads, chunks of %u: row %u", windows[w], threads,
+                                 chunks[c], i);
+            }
+    }
+}
+
 /* Each call into the kernels is counted once. */
 static void test_dispatch(void **state)
 {
@@ -208,6 +264,22 @@ static void test_dispatch(void **state)
         assert_int_equal(v.count, steps * want[op]);
         assert_true(v.sum_ns > 0 && v.min_ns <= v.max_ns && v.sum_ns <= v.count * v.max_ns);
     }
+    eng_close(e);
+}
+
+/* Which way a few rows take is chosen for each type that the slice multiplies with, and only where
+ * the level has two ways. */
+static void test_few_is_chosen(void **state)
+{
+    (void)state;
+    struct engine *e = open_all(true, KV_F32, 1);
+    uint32_t few = eng_few(e, QTYPE_Q8_0);
+    if (strcmp(eng_isa(e), "scalar") == 0)
+        assert_int_equal(few, 1);
+    else
+        assert_in_range(few, 1, KERN_FEW_MAX);
+    assert_int_equal(eng_few(e, QTYPE_Q4_K), 0);
+    assert_int_equal(eng_few(e, QTYPE_F32), 0);
     eng_close(e);
 }
 
@@ -249,9 +321,10 @@ static void test_histogram(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sight),        cmocka_unit_test(test_alignment),
-        cmocka_unit_test(test_written_once), cmocka_unit_test(test_each_row_once),
-        cmocka_unit_test(test_dispatch),     cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_sight),          cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_written_once),   cmocka_unit_test(test_each_row_once),
+        cmocka_unit_test(test_dispatch),       cmocka_unit_test(test_few_is_chosen),
+        cmocka_unit_test(test_blocks_of_rows), cmocka_unit_test(test_histogram),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
