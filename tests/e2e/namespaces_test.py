@@ -15,6 +15,7 @@ SKIPPED = 77
 WORKER_TIMEOUT_S, STEP_TIMEOUT_S = 1.5, 2  # the defaults of the cluster file
 BACK_S = 60  # until a cluster is whole again behind the last fault: pauses between attempts double
 DATA_PORT = 7100
+IN_ORDER = dict(workers=None, replicas="[[w1, w2]]")  # w1 has the first layers, whoever joins first
 
 
 def ready(s):
@@ -56,7 +57,7 @@ class Namespaces(unittest.TestCase):
         longer = " ".join(f"{i} boats" for i in range(70))
         want, want_longer = (local(p, tokens=n, ignore_eos=True) for p in (prompt, longer))
         with Network("c", "w1", "w2", "client") as net, Capture(net["w2"]) as capture:
-            with SpreadCluster(net, ["w1", "w2"], client="client", kv_tokens=2048) as c:
+            with SpreadCluster(net, ["w1", "w2"], client="client", kv_tokens=2048, **IN_ORDER) as c:
                 c.wait(ready, BACK_S)
                 got = c.generate(prompt, tokens=n, ignore_eos=True)
                 self.assertEqual((got["tokens"], got["text"]), (want["tokens"], want["text"]))
@@ -93,7 +94,7 @@ class Namespaces(unittest.TestCase):
         of w2 and of the client, the answer, and the rows computed."""
         want = local(prompt, tokens=8, ignore_eos=True)
         with Network("c", "w1", "w2", "client") as net, Capture(net["w2"]) as at_worker, Capture(net["client"]) as at_client:
-            with SpreadCluster(net, ["w1", "w2"], client="client", secure=secure, kv_tokens=2048) as c:
+            with SpreadCluster(net, ["w1", "w2"], client="client", secure=secure, kv_tokens=2048, **IN_ORDER) as c:
                 c.wait(ready, BACK_S)
                 got = c.generate(prompt, tokens=8, ignore_eos=True)
                 self.assertEqual((got["tokens"], got["text"]), (want["tokens"], want["text"]))

@@ -256,7 +256,7 @@ class SpreadCluster(Service):
         self.words = self.keys.words("client") if secure else ()
         self.coordinator = subprocess.Popen([*network["c"].prefix, program("flotilla-coordinator"), "--config", "-"],
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
-        self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items()))
+        self.coordinator.stdin.write("".join(f"{k}: {v}\n" for k, v in keys.items() if v is not None))
         self.coordinator.stdin.close()
         if not self.coordinator.stdout.readline().startswith("listening"):
             self.stop()
