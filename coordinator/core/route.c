@@ -65,14 +65,18 @@ static double row_ns(const struct route_ask *a, const struct route_load *x)
     return x->row_ns > 0.0 ? x->row_ns : a->row_ns;
 }
 
+/* So many sequences that decode together make a Step take about twice as long as one alone. */
+#define DECODES_TWICE 8u
+
 /* What goes before: rows of prompts; and where all places are taken, as many answers as requests
- * must end. Below that, the part of an answer that others' decoding costs. */
+ * must end. Below that, what others' decoding adds to the time that the request's answer takes. */
 static double backlog_ns(const struct route_ask *a, const struct route_load *x)
 {
     double rows = (double)x->rows * row_ns(a, x);
     if (x->live == 0 || !(a->answer_ns > 0.0)) return rows;
     if (x->live >= a->max_running) return rows + a->answer_ns * (x->live + 1.0 - a->max_running);
-    return rows + a->answer_ns * ((double)x->live / a->max_running);
+    uint32_t twice = a->max_running < DECODES_TWICE ? a->max_running : DECODES_TWICE;
+    return rows + a->answer_ns * ((double)x->live / twice);
 }
 
 /* By Little's law as many prompts wait in a replica, n on average, as come to it in the time that

@@ -203,6 +203,22 @@ static void test_places(void **state)
     assert_int_equal(route_choose(&a), 0);
 }
 
+/* Long before all places are taken, others' decoding makes an answer slower: a replica without any
+ * is chosen, unless much of the prompt is held elsewhere. */
+static void test_others_decode(void **state)
+{
+    (void)state;
+    struct route_ask a = ask(ROUTE_AUTO);
+    a.max_running = 256;
+    a.answer_ns = 40 * PAGE * 1000.0;
+    for (uint32_t i = 0; i < REPLICAS; i++) loads[i].live = 8;
+    loads[2].live = 0;
+    held[0] = 20;
+    assert_int_equal(route_choose(&a), 2);
+    held[0] = 80;
+    assert_int_equal(route_choose(&a), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -210,7 +226,7 @@ int main(void)
         cmocka_unit_test(test_who_may_take_it), cmocka_unit_test(test_ties_spread),
         cmocka_unit_test(test_auto_affinity),   cmocka_unit_test(test_auto_follows_the_load),
         cmocka_unit_test(test_speed),           cmocka_unit_test(test_places),
-        cmocka_unit_test(test_work_of_late),
+        cmocka_unit_test(test_work_of_late),    cmocka_unit_test(test_others_decode),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
