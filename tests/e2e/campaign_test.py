@@ -17,9 +17,9 @@ from namespaces import Network, why_not
 SKIPPED = 77
 N_STREAMS = 16
 TOKENS = 64
-SINGLES, PAIRS = (60, 20) if LONG else (6, 2)  # faults one at a time, then two at once
+SINGLES, PAIRS = (60, 20) if LONG else (3, 1)  # faults one at a time, then two at once
 N_FAULTS = SINGLES + 2 * PAIRS
-HITS_LEAST = 80 if LONG else 8
+HITS_LEAST = 80 if LONG else 4
 SPARES = ["w5", "w6"] if LONG else []
 STEP_TIMEOUT_S = 2     # the cluster file's default
 NAMED_S = 3 * 10 * STEP_TIMEOUT_S  # where Steps take long, a lost one is looked for after ten times the value
@@ -269,7 +269,9 @@ class Campaign(unittest.TestCase):
             print(f"{streams.answers} answers; {hits} of {N_FAULTS} faults hit live streams; pauses elsewhere judged {len(shares)} times, "
                   f"at most {max(shares, default=0):.2f} of the limit")
             self.assertGreaterEqual(hits, HITS_LEAST)
-            self.assertLessEqual(max(shares, default=0), 1)
+            if LONG:  # a time: not for a machine that other tests share
+                self.assertTrue(shares, "no pause could be judged: others took the machine")
+                self.assertLessEqual(max(shares), 1)
             self.assertEqual(set(c.stop()), {0}, c.text()[-3000:])
 
 

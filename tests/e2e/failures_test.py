@@ -178,6 +178,7 @@ class Holds:
             self.assertEqual(epochs(c.status()), before, c.text()[-2000:])
 
 
+@unittest.skipUnless(LONG, "in the long form")
 class TwoReplicas(Holds, unittest.TestCase):
     replicas, n_busy = 2, 8
 
