@@ -17,9 +17,10 @@
 
 #include <cmocka.h>
 
+/* Parts of it point into it, so the one that was read stays until the next. */
 static struct ask taken(enum ask_kind kind, const char *body)
 {
-    struct ask a;
+    static struct ask a;
     struct fault f = {0};
     if (ask_read(kind, body, strlen(body), &a, &f) < 0) fail_msg("%s: %s", body, f.text);
     return a;

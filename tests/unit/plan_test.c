@@ -173,7 +173,7 @@ static void test_cuts(void **state)
     for (int turn = 0; turn < 20000; turn++) {
         struct plan_ask ask = random_ask(&r);
         struct plan_worker w[4];
-        const struct plan_worker *order[4];
+        const struct plan_worker *order[LIMIT_STAGES];
         struct plan_stage s[LIMIT_STAGES];
         bool fits;
         random_workers(&r, w, ask.n_stages, true);
@@ -229,7 +229,7 @@ static void test_orders(void **state)
     for (int turn = 0; turn < 5000; turn++) {
         struct plan_ask ask = random_ask(&r);
         struct plan_worker w[4];
-        const struct plan_worker *order[4];
+        const struct plan_worker *order[LIMIT_STAGES];
         struct plan_stage s[LIMIT_STAGES];
         bool fits;
         for (uint32_t l = 0; l < ask.n_layers; l++) work[l] = 100;
