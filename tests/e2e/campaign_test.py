@@ -3,8 +3,10 @@ links, later two at once: no stream sees an error, a repeated or a missing token
 
 Faults are drawn from a seed that is printed; FLOTILLA_SEED repeats it. A line for each fault says what it was, how many streams
 it hit, what the log said of it and when, when the cluster was whole again, and the longest pause of the streams of the other
-replica. Pauses are judged only where nothing but the cluster needs the machine. The next fault comes when each stream that was hit
-has gone on: a request that is in flight at three crashes, without a token in between, is given up. The long form has a hundred faults, and two spare workers, since a worker that is to blame again and again is held down.
+replica. Pauses are judged in the long form, and only where nothing but the cluster needs the machine. The next fault
+comes when each stream that was hit has gone on: a request that is in flight at three crashes, without a token in between, is
+given up. The long form has a hundred faults, and two spare workers, since a worker that is to blame again and again is held
+down.
 
 Ends with status 77, skipped, where the kernel or the rights allow no namespaces.
 """

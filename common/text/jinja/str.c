@@ -4,8 +4,6 @@
 #include "common/text/jinja/interp.h"
 #include "common/text/jinja/unicode.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #define BYTES_MAX ((size_t)1 << 30)
@@ -95,16 +93,6 @@ struct value str_copy(struct interp *in, const char *text, size_t n, bool foreig
     str_begin(&b, in);
     str_add(&b, text, n, foreign);
     return str_end(&b);
-}
-
-struct value str_printf(struct interp *in, const char *format, ...)
-{
-    char text[512];
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return str_copy(in, text, n < (int)sizeof text ? (size_t)n : sizeof text - 1, false);
 }
 
 /* ---- parts and sums ---- */

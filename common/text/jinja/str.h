@@ -30,8 +30,6 @@ struct value str_concat(struct interp *in, struct value a, struct value b);
 bool str_foreign_at(struct value s, size_t i);
 bool str_any_foreign(struct value s);
 struct value str_copy(struct interp *in, const char *text, size_t n, bool foreign);
-struct value str_printf(struct interp *in, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
 
 /* The character at byte i < len; *ret_bytes is how many it has. */
 int32_t str_char(struct value s, size_t i, size_t *ret_bytes);
