@@ -92,7 +92,8 @@ struct drafter_ask {
 
 /* A request's newest ask replaces one that still waits, which is then never answered. Each other
  * ask has one answer, unless the request ends. ERR_LIMIT: asks_max wait; the ask is dropped.
- * ERR_NOTFOUND: no such request, or one without drafts. */
+ * ERR_NOTFOUND: no such request, or one without drafts; ERR_RANGE: it was not told tokens up to
+ * first_pos. */
 int drafter_ask(struct drafter *d, const struct drafter_ask *a, struct errmsg *em);
 
 /* keep: the answer's tokens may serve later requests of the tenant. Its asks have no answer any

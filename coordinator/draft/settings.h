@@ -37,7 +37,7 @@ struct draft_settings {
     uint64_t memory_bytes; /* of all that drafting holds; 0: DRAFT_MEMORY_BYTES */
 };
 
-#define DRAFT_MEMORY_BYTES (UINT64_C(2) << 30)
+#define DRAFT_MEMORY_BYTES (UINT64_C(1) << 30)
 #define DRAFT_MEMORY_LEAST (UINT64_C(1) << 20)
 
 /* Off; adaptive and pipelined; a length of 4, from 1 to 32, by 0.5 and 0.8. */
