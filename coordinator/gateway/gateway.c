@@ -73,6 +73,8 @@ static void reply_alive(struct gateway *g, struct httpd_request *r)
 /* ---- what is asked for ---- */
 
 enum route {
+    ROUTE_FRONT,
+    ROUTE_STATUS,
     ROUTE_HEALTH,
     ROUTE_READY,
     ROUTE_METRICS,
@@ -92,6 +94,8 @@ static const struct {
     enum route route;
     bool prefix; /* something follows */
 } routes[] = {
+    {"/", "GET", ROUTE_FRONT, false},
+    {"/status", "GET", ROUTE_STATUS, false},
     {"/health", "GET", ROUTE_HEALTH, false},
     {"/v1/health", "GET", ROUTE_HEALTH, false},
     {"/ready", "GET", ROUTE_READY, false},
@@ -127,6 +131,8 @@ static void refuse_method(struct gateway *g, struct httpd_request *r, size_t i)
 static void serve(struct gateway *g, struct httpd_request *r, size_t i)
 {
     switch (routes[i].route) {
+    case ROUTE_FRONT: page__front(g, r); break;
+    case ROUTE_STATUS: page__status(g, r); break;
     case ROUTE_HEALTH: reply_alive(g, r); break;
     case ROUTE_READY: page__ready(g, r); break;
     case ROUTE_METRICS: page__metrics(g, r); break;
@@ -160,10 +166,12 @@ static void allow_origin(struct gateway *g, struct httpd_request *r)
     httpd_reply(r, 204, fields, sizeof fields / sizeof fields[0], "", 0);
 }
 
-/* Whether it lives and whether it is ready may be asked without a key. */
+/* Whether it lives and whether it is ready may be asked without a key; the page says nothing of the
+ * cluster by itself, and has a field for the key. */
 static bool admits(const struct gateway *g, const struct httpd_request *r, size_t i)
 {
-    bool open = i < N_ROUTES && (routes[i].route == ROUTE_HEALTH || routes[i].route == ROUTE_READY);
+    bool open = i < N_ROUTES && (routes[i].route == ROUTE_HEALTH ||
+                                 routes[i].route == ROUTE_READY || routes[i].route == ROUTE_FRONT);
     return !g->keys || open || access_admits(g->keys, httpd_header(r, "Authorization")) ||
            access_knows(g->keys, httpd_header(r, "X-Api-Key"));
 }

@@ -88,6 +88,8 @@ void query__ask(struct query *q, const char *method, const void *body, size_t by
 /* A reply that cannot be read; returns NULL. */
 struct json *query__unread(struct fault *f, const struct errmsg *em);
 
+void page__front(struct gateway *g, struct httpd_request *r);
+void page__status(struct gateway *g, struct httpd_request *r);
 void page__models(struct gateway *g, struct httpd_request *r, const char *name);
 void page__ready(struct gateway *g, struct httpd_request *r);
 void page__metrics(struct gateway *g, struct httpd_request *r);
