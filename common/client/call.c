@@ -53,6 +53,9 @@ static struct msg_generate message_of(const struct client_request *q, struct cop
         .has_seed = q->has_seed,
         .has_priority = q->has_priority,
         .priority = q->priority,
+        .draft = q->draft,
+        .has_draft_length = q->draft_length > 0,
+        .draft_length = q->draft_length,
         .max_tokens = q->max_tokens,
         .samples = q->samples,
         .sampling = q->sampling,
@@ -298,7 +301,11 @@ static void hand_out(struct client_call *r, const struct msg_generate_reply *m)
                                  .prompt_tokens = m->prompt_tokens,
                                  .n_prompt_tokens = m->n_prompt_tokens,
                                  .seed = m->seed,
-                                 .open_thought = m->open_thought};
+                                 .open_thought = m->open_thought,
+                                 .has_drafts = m->has_draft,
+                                 .draft_runs = m->draft.runs,
+                                 .drafted = m->draft.drafted,
+                                 .accepted = m->draft.accepted};
     if (r->on_reply && !r->cancelled) r->on_reply(r->arg, r, &reply);
 }
 

@@ -60,6 +60,15 @@ static struct json *json_more(const struct gen_result *r)
     return list;
 }
 
+static struct json *json_drafts(const struct gen_result *r)
+{
+    struct json *j = json_new_object();
+    json_put_int(j, "drafted", (int64_t)r->drafted);
+    json_put_int(j, "accepted", (int64_t)r->accepted);
+    json_put_int(j, "runs", (int64_t)r->draft_runs);
+    return j;
+}
+
 static void print_json(const struct gen_result *r)
 {
     struct json *j = json_new_object(), *t = json_new_object();
@@ -76,6 +85,7 @@ static void print_json(const struct gen_result *r)
     json_put_real(t, "decode_ms", r->decode_ms);
     json_put_real(t, "tokens_per_s", r->tokens_per_s);
     json_put(j, "timings", t);
+    if (r->has_drafts) json_put(j, "speculation", json_drafts(r));
     json_print(j, stdout);
     json_free(j);
 }
@@ -103,8 +113,10 @@ static int check(struct gen_options *o, const char *priority, struct errmsg *em)
             em, ERR_CONF,
             "--threads, --ctx, --chunk, --isa, --kv and --pre are the cluster's own: they go "
             "with --model");
-    if (o->model && (o->deadline_s || o->samples || priority))
-        return err_set(em, ERR_CONF, "--deadline, --samples and --priority go with --cluster");
+    if (o->model && (o->deadline_s || o->samples || priority || o->draft || o->draft_length))
+        return err_set(em, ERR_CONF,
+                       "--deadline, --samples, --priority, --draft and --draft-len go with "
+                       "--cluster");
     if (o->model && (o->keys.file || o->keys.coordinator))
         return err_set(em, ERR_CONF, "--key and --coordinator-key go with --cluster");
     if (o->cluster && o->sample) return err_set(em, ERR_CONF, "--sample goes with --model");
@@ -281,6 +293,10 @@ int cmd_generate(int argc, char **argv)
          "NAME  critical, high, normal or low (normal, --cluster)"},
         {"--samples", 0, OPT_U32, &o.samples, 1, LIMIT_SAMPLES, NULL,
          "N  answers to the one prompt; the others are in --json (1, --cluster)"},
+        {"--draft", 0, OPT_STRING, &o.draft, 0, 0, NULL,
+         "KIND  guess tokens ahead: off, ngram, model, recorded or auto (--cluster)"},
+        {"--draft-len", 0, OPT_U32, &o.draft_length, 1, LIMIT_DRAFT, NULL,
+         "K  so many at once; as the cluster does if not given (--cluster)"},
         {"--sample", 0, OPT_U32, &o.sample, 0, LIMIT_SAMPLES - 1, NULL,
          "I  compute answer I of the several that --samples gives (0, --model)"},
         CMD_OPT_JSON(&json),

@@ -84,6 +84,18 @@ static struct json *cache_json(const struct msg_replica_status *r)
     return j;
 }
 
+static struct json *draft_json(const struct msg_replica_status *r)
+{
+    const struct msg_draft_status *d = &r->draft;
+    struct json *j = json_new_object();
+    json_put_int(j, "runs", (int64_t)d->runs);
+    json_put_int(j, "drafted", (int64_t)d->drafted);
+    json_put_int(j, "accepted", (int64_t)d->accepted);
+    json_put_int(j, "early", (int64_t)d->early);
+    json_put_int(j, "wasted", (int64_t)d->wasted);
+    return j;
+}
+
 static struct json *replica_json(const struct msg_replica_status *r)
 {
     struct json *x = json_new_object(), *workers = json_new_array();
@@ -99,6 +111,7 @@ static struct json *replica_json(const struct msg_replica_status *r)
     json_put_int(x, "queued", r->queued);
     json_put_int(x, "preemptions", (int64_t)r->cache.preemptions);
     json_put(x, "prefix_cache", cache_json(r));
+    json_put(x, "speculation", draft_json(r));
     for (uint32_t i = 0; i < r->n_workers; i++) {
         struct json *w = worker_json(&r->workers[i]);
         json_put(w, "kv_pages", pages_json(r));
