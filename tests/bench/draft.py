@@ -10,14 +10,19 @@ from ratio import BIN, MODEL, compare, finish
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
-from cluster import local
+from cluster import QWEN, QWEN_LARGE, HandCluster, local, run
 from delayed import DelayedCluster, measure
 from rewriting import prompts
 
 KEYS = "kv_tokens: 8192\n"
 SECONDS = 0.005  # one way, where a line names no other
-TOKENS = 160
-STORY = dict(prompt="Once upon a time there was a lighthouse", tokens=TOKENS, ignore_eos=True)
+STORY = [dict(prompt="Once upon a time there was a lighthouse", tokens=160, ignore_eos=True)]
+# A text is rewritten once on each side: what was said before would be drafts, too.
+REWRITING = [dict(prompt=p, special=True, tokens=100) for p in prompts()]
+COMPLETIONS = [dict(prompt=p, tokens=96, ignore_eos=True) for p in (
+    "def fibonacci(n):\n    ", "class Stack:\n    def __init__(self):\n", "import json\n\ndef load(path):\n    ",
+    "# Returns the words of a text, sorted by how often they occur.\ndef words(text):\n    ", "def binary_search(items, wanted):\n    ",
+    "def is_prime(n):\n    ", "class Matrix:\n    def __init__(self, rows, columns):\n", "def parse_date(text):\n    ")]
 
 
 def record(path, tasks):
@@ -39,16 +44,9 @@ class Side:
         task = self.tasks[self.n % len(self.tasks)]
         self.n += 1
         r = self.cluster.generate(**task, **self.kw)
-        task.setdefault("want", None)
         for key in self.speculation:
             self.speculation[key] += r.get("speculation", {}).get(key, 0)
         return r["timings"]["tokens_per_s"]
-
-
-def tasks_of(name):
-    if name == "ngram":
-        return [dict(prompt=p, special=True, tokens=TOKENS) for p in prompts()[:1]]
-    return [STORY]
 
 
 def told(cluster):
@@ -58,14 +56,23 @@ def told(cluster):
 
 
 @contextlib.contextmanager
+def near(draft, model=MODEL):
+    """Two workers of this machine, without relays."""
+    workers = [(f"w{i}", (), dict(threads=max(1, os.cpu_count() // 2))) for i in (1, 2)]
+    with HandCluster(f"workers: 2\nsplit: even\n{KEYS}draft: {json.dumps(draft)}", workers, model=model) as c:
+        c.wait(lambda s: s["ready"], 600)
+        yield c
+
+
+@contextlib.contextmanager
 def cluster(stages, seconds, draft, *more):
     with DelayedCluster(stages, seconds, KEYS + f"draft: {json.dumps(draft)}\n" + "".join(more)) as c:
         yield c
 
 
-def against_off(title, stages, seconds, draft, tasks, figure, pairs, **kw):
-    with cluster(stages, seconds, draft) as c:
-        r = compare(title, Side(c, tasks, **kw), Side(c, tasks, draft="off"), figure, pairs)
+def against_off(title, opened, tasks, figure, pairs):
+    with opened as c:
+        r = compare(title, Side(c, tasks), Side(c, tasks, draft="off"), figure, pairs)
         r["speculation"] = told(c)
         print(f"{title}  {r['speculation']}", flush=True)
         return r
@@ -81,27 +88,50 @@ def against_synchronous(title, stages, seconds, draft, tasks, figure, pairs):
         return r
 
 
-def lines(o, folder):
-    recorded = "recorded:" + os.path.join(folder, "texts.ids")
-    record(recorded[9:], tasks_of("recorded"))
-    poor = os.path.join(folder, "third.gguf")
-    story, rewriting = tasks_of("recorded"), tasks_of("ngram")
+def clients(figure, pairs):
+    """16 streams at once, without a delay."""
+    def rate(c):
+        words = ("bench", "--cluster", c.address, "--scenario", "closed", "--clients", "16", "--requests", "32", "--prompt-tokens", "64",
+                 "--tokens", "64", "--json")
+        r = run(*words)
+        assert r.returncode == 0, r.stderr.decode()
+        return json.loads(r.stdout)["tokens_per_s"]
+    with near("auto") as a, near("off") as b:
+        r = compare("16 clients, auto / off", lambda: rate(a), lambda: rate(b), figure, pairs)
+        r["speculation"] = told(a)
+        print(f"{r['title']}  {r['speculation']}", flush=True)
+        return r
 
-    def model():
+
+def lines(o, folder):
+    recorded, poor = "recorded:" + os.path.join(folder, "texts.ids"), os.path.join(folder, "third.gguf")
+
+    def on_record(stages, figure):
+        record(recorded[9:], STORY)
+        return against_off(f"recorded, {stages} stages", cluster(stages, SECONDS, recorded), STORY, figure, o.pairs)
+
+    def on_poor():
         import smaller
         smaller.write(MODEL, poor, layers=10)
-        return poor
+        return against_off("a third of the layers as draft, 4 stages", cluster(4, SECONDS, poor), STORY, 0.97, o.pairs)
+
     return {
-        "recorded-2": lambda: against_off("recorded, two stages", 2, SECONDS, recorded, story, 2.2, o.pairs),
-        "recorded-4": lambda: against_off("recorded, four stages", 4, SECONDS, recorded, story, 3.0, o.pairs),
-        "recorded-8": lambda: against_off("recorded, eight stages", 8, SECONDS, recorded, story, 4.5, o.pairs),
-        "ngram-4": lambda: against_off("ngram on rewriting, four stages", 4, SECONDS, "ngram", rewriting, 2.5, o.pairs),
-        "pipelined-4": lambda: against_synchronous("ngram on rewriting, four stages, pipelined / synchronous", 4, SECONDS, "ngram",
-                                                   rewriting, 1.6, o.pairs),
-        "pipelined-2": lambda: against_synchronous("ngram on rewriting, two stages 100 ms apart, pipelined / synchronous", 2, 0.1, "ngram",
-                                                   rewriting, 2.0, o.pairs),
-        "poor-4": lambda: against_off("a third of the layers as draft, four stages", 4, SECONDS, model(), story, 0.97, o.pairs),
-        "near-ngram": lambda: against_off("ngram on rewriting, two stages, no delay", 2, 0, "ngram", rewriting, 1.5, o.pairs),
+        "recorded-2": lambda: on_record(2, 2.2),
+        "recorded-4": lambda: on_record(4, 3.0),
+        "recorded-8": lambda: on_record(8, 4.5),
+        "ngram-4": lambda: against_off("ngram on rewriting, 4 stages", cluster(4, SECONDS, "ngram"), REWRITING, 2.5, o.pairs),
+        "pipelined-4": lambda: against_synchronous("ngram on rewriting, 4 stages, pipelined / synchronous", 4, SECONDS, "ngram",
+                                                   REWRITING, 1.6, o.pairs),
+        "pipelined-2": lambda: against_synchronous("ngram on rewriting, 2 stages 100 ms apart, pipelined / synchronous", 2, 0.1, "ngram",
+                                                   REWRITING, 2.0, o.pairs),
+        "poor-4": on_poor,
+        "clients": lambda: clients(0.97, o.pairs),
+        # Qwen2.5-Coder 1.5B, whose files the long form of the tests has.
+        "qwen-model": lambda: against_off("Qwen2.5-Coder 1.5B, 0.5B as draft, completions", near(QWEN, QWEN_LARGE), COMPLETIONS, 0.97,
+                                          o.pairs),
+        "qwen-auto": lambda: against_off("Qwen2.5-Coder 1.5B, 0.5B or ngram, completions", near("auto:" + QWEN, QWEN_LARGE), COMPLETIONS,
+                                         0.97, o.pairs),
+        "qwen-ngram": lambda: against_off("Qwen2.5-Coder 1.5B, ngram on rewriting", near("ngram", QWEN_LARGE), REWRITING, 1.5, o.pairs),
     }
 
 
@@ -110,12 +140,12 @@ def curve(folder, pairs):
     points = []
     with tempfile.TemporaryDirectory() as d:
         recorded = "recorded:" + os.path.join(d, "texts.ids")
-        record(recorded[9:], [STORY])
+        record(recorded[9:], STORY)
         with cluster(4, 0, recorded) as a, cluster(4, 0, recorded, "draft_pipelined: false\n") as b:
             for ms in (0, 1, 5, 20, 100):
                 a.relays.delay(ms / 1000)
                 b.relays.delay(ms / 1000)
-                sides = dict(off=Side(a, [STORY], draft="off"), synchronous=Side(b, [STORY]), pipelined=Side(a, [STORY]))
+                sides = dict(off=Side(a, STORY, draft="off"), synchronous=Side(b, STORY), pipelined=Side(a, STORY))
                 rates = {name: [] for name in sides}
                 for i in range(pairs + 1):
                     for name, side in sides.items():
@@ -158,7 +188,7 @@ def main():
         return
     with tempfile.TemporaryDirectory() as folder:
         known = lines(o, folder)
-        wanted = o.lines.split(",") if o.lines else known
+        wanted = o.lines.split(",") if o.lines else [n for n in known if QWEN or not n.startswith("qwen")]
         finish([known[name]() for name in wanted], o.out)
 
 
