@@ -223,6 +223,37 @@ static int run_generate(struct gen_options *o, const char *priority, bool json)
     return rc < 0 ? cmd_fail("generate", rc, &em) : CMD_OK;
 }
 
+/* Options that go with --cluster alone. */
+#define CLUSTER_OPTIONS(o, priority)                                                               \
+    {"--deadline",                                                                                 \
+     0,                                                                                            \
+     OPT_U32,                                                                                      \
+     &(o)->deadline_s,                                                                             \
+     1,                                                                                            \
+     86400,                                                                                        \
+     NULL,                                                                                         \
+     "S  end the request after S seconds (600, --cluster)"},                                       \
+        {"--priority",                                                                             \
+         0,                                                                                        \
+         OPT_STRING,                                                                               \
+         priority,                                                                                 \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL,                                                                                     \
+         "NAME  critical, high, normal or low (normal, --cluster)"},                               \
+        {"--samples", 0,                                                                           \
+         OPT_U32,     &(o)->samples,                                                               \
+         1,           LIMIT_SAMPLES,                                                               \
+         NULL,        "N  answers to the one prompt; the others are in --json (1, --cluster)"},    \
+        {"--draft",  0,                                                                            \
+         OPT_STRING, &(o)->draft,                                                                  \
+         0,          0,                                                                            \
+         NULL,       "KIND  guess tokens ahead: off, ngram, model, recorded or auto (--cluster)"}, \
+    {                                                                                              \
+        "--draft-len", 0, OPT_U32, &(o)->draft_length, 1, LIMIT_DRAFT, NULL,                       \
+            "K  so many at once; as the cluster does if not given (--cluster)"                     \
+    }
+
 static const char usage[] =
     "flotilla generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) "
     "[options]";
@@ -287,16 +318,7 @@ int cmd_generate(int argc, char **argv)
          "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16, --model)"},
         {"--pre", 0, OPT_STRING, &o.pre, 0, 0, NULL,
          "NAME  pre-tokeniser in place of the file's (--model)"},
-        {"--deadline", 0, OPT_U32, &o.deadline_s, 1, 86400, NULL,
-         "S  end the request after S seconds (600, --cluster)"},
-        {"--priority", 0, OPT_STRING, &priority, 0, 0, NULL,
-         "NAME  critical, high, normal or low (normal, --cluster)"},
-        {"--samples", 0, OPT_U32, &o.samples, 1, LIMIT_SAMPLES, NULL,
-         "N  answers to the one prompt; the others are in --json (1, --cluster)"},
-        {"--draft", 0, OPT_STRING, &o.draft, 0, 0, NULL,
-         "KIND  guess tokens ahead: off, ngram, model, recorded or auto (--cluster)"},
-        {"--draft-len", 0, OPT_U32, &o.draft_length, 1, LIMIT_DRAFT, NULL,
-         "K  so many at once; as the cluster does if not given (--cluster)"},
+        CLUSTER_OPTIONS(&o, &priority),
         {"--sample", 0, OPT_U32, &o.sample, 0, LIMIT_SAMPLES - 1, NULL,
          "I  compute answer I of the several that --samples gives (0, --model)"},
         CMD_OPT_JSON(&json),

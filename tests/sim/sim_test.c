@@ -10,6 +10,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static void add(struct sim_report *sum, const struct sim_report *r)
+{
+    sum->events += r->events;
+    sum->faults += r->faults;
+    sum->requests += r->requests;
+    sum->completed += r->completed;
+    sum->tokens += r->tokens;
+    sum->generations += r->generations;
+    sum->cut_shorter += r->cut_shorter;
+    sum->drained += r->drained;
+    sum->replanned += r->replanned;
+    sum->guesses += r->guesses;
+    sum->drafted += r->drafted;
+    sum->accepted += r->accepted;
+    sum->early += r->early;
+    sum->wasted += r->wasted;
+}
+
 int main(int argc, char **argv)
 {
     uint64_t first = 1;
@@ -51,20 +69,7 @@ int main(int argc, char **argv)
         }
         uint64_t words[] = {digest, r.digest};
         digest = hash_bytes(words, sizeof words, seed);
-        sum.events += r.events;
-        sum.faults += r.faults;
-        sum.requests += r.requests;
-        sum.completed += r.completed;
-        sum.tokens += r.tokens;
-        sum.generations += r.generations;
-        sum.cut_shorter += r.cut_shorter;
-        sum.drained += r.drained;
-        sum.replanned += r.replanned;
-        sum.guesses += r.guesses;
-        sum.drafted += r.drafted;
-        sum.accepted += r.accepted;
-        sum.early += r.early;
-        sum.wasted += r.wasted;
+        add(&sum, &r);
     }
     double n = (double)seeds;
     (void)printf("%" PRIu32 " seeds held; a seed has on average %.0f events, %.1f faults, %.1f "
