@@ -9,6 +9,17 @@
 
 #include <string.h>
 
+/* An edited copy: a match of fewer tokens than EDIT_WEAK is worth less than one of EDIT_MATCH or
+ * more up to EDIT_TOKENS before. The copy goes on behind the last token, if the place that it was
+ * copied from has that token within EDIT_WITHIN beyond as many; this is trusted like a match of
+ * EDIT_SEEN tokens. Measured on texts that SmolLM2 135M rewrote (tests/lib/rewriting.py): 4.3
+ * tokens a run of 16 guesses, and 3.6 without. */
+#define EDIT_WEAK 3u
+#define EDIT_MATCH 6u
+#define EDIT_TOKENS 4u
+#define EDIT_WITHIN 6u
+#define EDIT_SEEN 8u
+
 struct kept {
     uint64_t tenant;
     struct suffix suffix;
@@ -199,7 +210,7 @@ static void look_into(struct places *p, const struct suffix *text, const int32_t
                       uint32_t n)
 {
     uint32_t at[SUFFIX_FOUND_MAX], len;
-    uint32_t found = suffix_find(text, context, n, at, &len);
+    uint32_t found = suffix_find(text, context, n, UINT32_MAX, at, &len);
     if (!found || len < p->len) return;
     if (len > p->len) p->n = 0;
     p->len = len;
@@ -264,6 +275,36 @@ static bool vote(const struct more *m, struct places *p, uint32_t i, int32_t *re
     return true;
 }
 
+/* Where an edited copy goes on, if all but the last n_edited tokens of the context occurred before.
+ */
+static bool behind_edit(const struct suffix *s, const int32_t *context, uint32_t n,
+                        uint32_t n_edited, uint32_t limit, struct places *ret)
+{
+    uint32_t at[SUFFIX_FOUND_MAX], len, end, last = n - 1;
+    if (n <= n_edited || !suffix_find(s, context, n - n_edited, limit, at, &len)) return false;
+    if (len < EDIT_MATCH) return false;
+    /* As many tokens are others, unless the last of them is found nearby. */
+    *ret = (struct places){.items = {{s, at[0] + n_edited}}, .n = 1, .len = 1};
+    end = at[0] + n_edited + EDIT_WITHIN;
+    for (uint32_t i = at[0]; i < s->n && i < end; i++) {
+        if (s->tokens[i] != context[last]) continue;
+        *ret = (struct places){.items = {{s, i + 1}}, .n = 1, .len = EDIT_SEEN};
+        break;
+    }
+    return true;
+}
+
+static void find_edit(const struct suffix *s, const int32_t *context, uint32_t n, uint32_t n_tail,
+                      struct places *p)
+{
+    for (uint32_t k = 1; k <= EDIT_TOKENS; k++) {
+        uint32_t own = k > n_tail ? k - n_tail : 0; /* of the edited tokens, those of the text */
+        if (own > s->n) return;
+        /* The text's own end is no earlier occurrence. */
+        if (behind_edit(s, context, n, k, own ? s->n - own : UINT32_MAX, p)) return;
+    }
+}
+
 uint32_t ngram_draft(struct ngram *g, const struct ngram_text *t, const int32_t *tail,
                      uint32_t n_tail, uint32_t want, int32_t *ret)
 {
@@ -277,6 +318,7 @@ uint32_t ngram_draft(struct ngram *g, const struct ngram_text *t, const int32_t 
     if (of_tail) memcpy(context + of_text, tail + (n_tail - of_tail), of_tail * sizeof *context);
     struct places p = {.n = 0};
     find_places(g, t, context, of_text + of_tail, &p);
+    if (p.len < EDIT_WEAK) find_edit(&t->suffix, context, of_text + of_tail, n_tail, &p);
     if (want > NGRAM_FACTOR * p.len) want = NGRAM_FACTOR * p.len;
     struct more m = {.own = &t->suffix, .tail = tail, .drafted = ret, .n_tail = n_tail};
     while (m.n_drafted < want && vote(&m, &p, m.n_drafted, &ret[m.n_drafted])) m.n_drafted++;

@@ -14,7 +14,7 @@
 #define NGRAM_SEARCHED_MAX 256u /* of a tenant's, the most recent, that a draft looks into */
 #define NGRAM_KEPT_LEAST 8u     /* shorter outputs are not kept */
 /* A draft has at most so many tokens for each of the match that it follows. */
-#define NGRAM_FACTOR 2u
+#define NGRAM_FACTOR 3u
 
 struct ngram;
 
@@ -38,7 +38,9 @@ void ngram_end(struct ngram *g, struct ngram_text *t, const int32_t *output, uin
 
 /* Up to `want` tokens that are likely to follow the text and n_tail guesses behind it. Of the
  * places where the longest match occurred, those that agree with most others are followed, token by
- * token, and among equals the most recent. Returns how many there are. */
+ * token, and among equals the most recent. Where there is hardly a match, but was a long one a few
+ * tokens ago, the text is taken for an edited copy that goes on behind the edit. Returns how many
+ * tokens there are. */
 uint32_t ngram_draft(struct ngram *g, const struct ngram_text *t, const int32_t *tail,
                      uint32_t n_tail, uint32_t want, int32_t *ret);
 

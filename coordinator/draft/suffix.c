@@ -99,19 +99,20 @@ static uint32_t match(const struct suffix *s, uint32_t at, const int32_t *end, u
     return len;
 }
 
-uint32_t suffix_find(const struct suffix *s, const int32_t *context, uint32_t n,
+uint32_t suffix_find(const struct suffix *s, const int32_t *context, uint32_t n, uint32_t limit,
                      uint32_t ret_at[static SUFFIX_FOUND_MAX], uint32_t *ret_len)
 {
     const int32_t *end = context + n;
     uint32_t found = 0, best = 0;
     *ret_len = 0;
     if (n > SUFFIX_CONTEXT_MAX) n = SUFFIX_CONTEXT_MAX;
+    if (limit > s->n) limit = s->n; /* a token is behind it */
     for (uint32_t t = 0; t < 2 && !found && s->n; t++) {
         if (n < gram[t]) continue;
         best = gram[t]; /* a bucket has other grams too; shorter matches are the next table's */
         uint32_t at = s->table[2 * t][bucket(s, end - 1, gram[t])];
         for (uint32_t i = 0; at && i < SUFFIX_WALK; i++, at = s->table[2 * t + 1][at - 1]) {
-            uint32_t len = at < s->n ? match(s, at, end, n) : 0; /* a token is behind it */
+            uint32_t len = at < limit ? match(s, at, end, n) : 0;
             if (len < best) continue;
             if (len > best) found = 0;
             best = len;

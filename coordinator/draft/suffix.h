@@ -40,10 +40,10 @@ int suffix_add(struct suffix *s, const int32_t *tokens, uint32_t n);
 void suffix_drop(struct suffix *s, uint32_t keep);
 
 /* Finds where the end of the context (n tokens, of which the last SUFFIX_CONTEXT_MAX count)
- * occurred with a token behind it: the positions of those tokens, the most recent first. All of
- * them follow equally long matches, the longest that were seen. Returns how many they are;
- * *ret_len is the length of the match, 0 if there is none of SUFFIX_LEAST. */
-uint32_t suffix_find(const struct suffix *s, const int32_t *context, uint32_t n,
+ * occurred with a token behind it: the positions of those tokens, the most recent first, all of
+ * them below `limit`. All of them follow equally long matches, the longest that were seen. Returns
+ * how many they are; *ret_len is the length of the match, 0 if there is none of SUFFIX_LEAST. */
+uint32_t suffix_find(const struct suffix *s, const int32_t *context, uint32_t n, uint32_t limit,
                      uint32_t ret_at[static SUFFIX_FOUND_MAX], uint32_t *ret_len);
 
 #endif

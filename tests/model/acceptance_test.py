@@ -1,11 +1,12 @@
-"""How often a draft model and its target choose the same token with the same noise, on real pairs: never better than 1 - total
+"""Drafts on real texts. How often a draft model and its target choose the same token with the same noise, on real pairs: never better than 1 - total
 variation of their distributions, and never worse than what the noise promises, (1 - tv) / (1 + tv). Prints what
-common/text/README.md has. The long form has more prompts, and Qwen2.5-Coder 0.5B as the draft of 1.5B."""
+common/text/README.md has. What drafts from texts gain where an answer repeats its prompt. The long form has more prompts, and Qwen2.5-Coder 0.5B as the draft of 1.5B."""
 import json, math, os, subprocess, sys, tempfile, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
-from cluster import LONG, MODEL, QWEN, QWEN_LARGE, program, run
+from cluster import LONG, MODEL, QWEN, QWEN_LARGE, local, program, run
+from rewriting import prompts
 from smaller import write
 
 import gguf
@@ -66,6 +67,19 @@ class Acceptance(unittest.TestCase):
     @unittest.skipUnless(LONG, "gigabytes")
     def test_qwen(self):
         self.pair("Qwen2.5-Coder 1.5B, 0.5B, code", QWEN_LARGE, QWEN, CODE, 0.5, 0.98)
+
+    def test_texts_that_are_rewritten(self):
+        """Tokens a run of eight guesses; without guesses it is one."""
+        runs = tokens = 0
+        for text in prompts()[:None if LONG else 3]:
+            r = local(text, special=True, tokens=100)
+            ids_ = np.array(r["prompt_tokens"] + r["tokens"], np.int32).tobytes()
+            words = [program("draft_tool"), "ngram", "8", str(len(r["prompt_tokens"])), "49152"]
+            got = json.loads(subprocess.run(words, input=ids_, stdout=subprocess.PIPE, check=True).stdout)
+            self.assertEqual(got["emitted"], len(r["tokens"]))
+            runs, tokens = runs + got["runs"], tokens + got["emitted"]
+        print(f"SmolLM2 135M rewrites {len(prompts()) if LONG else 3} texts: {tokens / runs:.2f} tokens a run", flush=True)
+        self.assertGreaterEqual(tokens / runs, 3)
 
 
 if __name__ == "__main__":

@@ -181,6 +181,8 @@ static void test_drafts_are_what_the_model_says(void **state)
                 n_sure += (uint32_t)rng_below(&rng, t.n - n_sure) + 1;
                 t.n = n_sure;
                 t.ids[n_sure - 1] = (int32_t)rng_below(&rng, TINY_VOCAB);
+                for (uint64_t k = rng_below(&rng, 6); k; k--) /* with other guesses behind it */
+                    t.ids[t.n++] = (int32_t)rng_below(&rng, TINY_VOCAB);
             }
         }
         small_end(f->small, s);

@@ -456,7 +456,7 @@ static void test_outcomes_are_counted(void **state)
     (void)next(f);
     drafter_stats(f->d, &s);
     assert_true(s.kinds[DRAFT_NGRAM].right == 7 && s.kinds[DRAFT_NGRAM].wrong == 1);
-    assert_true(s.kinds[DRAFT_NGRAM].drafts == 4 && s.kinds[DRAFT_NGRAM].tokens == 12);
+    assert_true(s.kinds[DRAFT_NGRAM].drafts == 5 && s.kinds[DRAFT_NGRAM].tokens == 15);
     assert_int_equal(s.kinds[DRAFT_MODEL].drafts, 0);
 }
 
