@@ -562,6 +562,33 @@ static void test_faults(void **state)
     buf_close(&b);
 }
 
+/* A message is told wherever its limit cuts it, and whatever bytes are in it: null would say
+ * nothing. */
+static void test_fault_of_cut_text(void **state)
+{
+    (void)state;
+    for (int before = 0; before < 3; before++) {
+        char key[200] = "xx", body[256];
+        struct buf b = {0};
+        struct fault f = {0};
+        struct ask a;
+        size_t n = (size_t)before;
+        for (; n < 150; n += 3) memcpy(key + n, "\xe2\x82\xac", 4);
+        (void)snprintf(body, sizeof body, "{\"%s\": 1}", key);
+        assert_true(ask_read(ASK_CHAT, body, strlen(body), &a, &f) < 0);
+        fault_write(&f, &b);
+        if (strstr(b.data, "null")) fail_msg("%s", b.data);
+        buf_close(&b);
+        struct client_end end = {.status = STATUS_INVALID_ARGUMENT};
+        (void)snprintf(end.text, sizeof end.text, "field '%s': \xff", key);
+        fault_of_end(&f, &end);
+        f.code = "x";
+        fault_write(&f, &b);
+        if (strstr(b.data, "null")) fail_msg("%s", b.data);
+        buf_close(&b);
+    }
+}
+
 /* ---- keys ---- */
 
 static int keys_of(const char *text, mode_t mode, struct access **ret, struct errmsg *em)
@@ -626,6 +653,7 @@ int main(void)
         cmocka_unit_test(test_split),          cmocka_unit_test(test_call_chunks),
         cmocka_unit_test(test_events),         cmocka_unit_test(test_translation),
         cmocka_unit_test(test_message_events), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_fault_of_cut_text),
         cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
