@@ -96,7 +96,7 @@ struct client_request {
     bool pieces;      /* replies have their tokens' bytes */
     bool has_priority; /* otherwise PRIORITY_NORMAL */
     enum priority priority;
-    uint64_t deadline_ms; /* from now; 0: the server's default */
+    uint64_t deadline_ms; /* from now, a day at most; 0: the server's default */
 };
 
 #define CLIENT_STOPS_MAX 16
