@@ -40,6 +40,8 @@ MUTANTS = [
     m("any-name", SPLIT, "    if (!s->tagged && !is_tool(s, text, n)) return is_text(s);\n", "", "ask_test", "an answer in JSON is taken for a call"),
     m("lead-lost", SPLIT, "    (void)buf_append(&s->content, s->lead.data, s->lead.len);\n", "", "ask_test", "what stood before no call is lost"),
     m("blanks", SPLIT, "    while (s->tools && end > 0 && is_blank(s->held.data[end - 1])) end--;\n", "", "ask_test", "blanks before a call are told"),
+    m("blanks-without-end", SPLIT, "at > SPLIT_BLANKS_MAX ? at - SPLIT_BLANKS_MAX : 0;", "0;", "ask_test", "a model that writes blanks for ever takes time in their square"),
+    m("long-head", SPLIT, "    if (m == MAYBE && s->held.len <= SPLIT_HEAD_MAX) return false;", "    if (m == MAYBE) return false;", "ask_test", "a call's name without an end takes time in its square"),
     m("thought-open", SPLIT, ".state = reasoning && open ? SPLIT_THINK : SPLIT_START};", ".state = SPLIT_START};", "ask_test", "reasoning that the template began is content"),
     # ---- errors, events, keys
     m("retry-floor", FAULT, "f->retry_s = (end->retry_ms + 999) / 1000;", "f->retry_s = end->retry_ms / 1000;", "ask_test", "clients come back too early"),

@@ -340,6 +340,59 @@ static void test_split(void **state)
         }
 }
 
+/* Of a text that comes byte by byte only so much is looked at again each time, and none of it is
+ * lost. */
+static void test_split_looks_once(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *more; /* and then again and again: */
+        const char *end, *want;  /* of which `told` bytes of `more` are */
+        size_t told;
+    } cases[] = {
+        {"", " ", "x", "x", 20000},
+        {"x", "\n", "y", "xy", 20000},
+        {"x", " ", "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>", "x|f({})",
+         20000 - SPLIT_BLANKS_MAX},
+        {"x", "<", "y", "xy", 20000},
+        {"```json", " ", "y", "```jsony", 20000},
+        {"[", " ", "1", "[1", 20000},
+        {"<tool_call>", " ", "x", "<tool_call>x", 20000},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", "\n", "", "|f({})",
+         20000 - SPLIT_BLANKS_MAX},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {}}", " ", "</tool_call>", "|f({})", 0},
+        {"<tool_call>{\"name\": \"", "f", "\", \"arguments\": {}}</tool_call>", "|({})", 20000},
+        {"<tool_call>{\"arguments\": {\"a\": \"", "b", "\"}, \"name\": \"f\"}</tool_call>",
+         "|f({\"a\":\"\"})", 20000},
+        {"{\"parameters\": {\"a\": \"", "{", "\"}, \"name\": \"f\"}", "|f({\"a\":\"\"})", 20000},
+        {"{", " ", "\"name\": \"f\", \"parameters\": {}}", "|f({})", 0},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"", "b", "\"}}</tool_call>",
+         "|f({\"a\": \"\"})", 20000},
+    };
+    struct json *tools;
+    assert_int_equal(json_read(TOOLS, strlen(TOOLS), &tools, NULL), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct split s;
+        size_t n = strlen(cases[i].text), n_end = strlen(cases[i].end);
+        split_init(&s, true, false, tools);
+        for (size_t k = 0; k < n; k++) split_push(&s, cases[i].text + k, 1);
+        for (size_t k = 0; k < 20000; k++) {
+            split_push(&s, cases[i].more, 1);
+            size_t again = s.held.len - (s.whole ? s.scanned : 0);
+            if (again > SPLIT_HEAD_MAX) fail_msg("%s: %zu bytes are held", cases[i].text, again);
+        }
+        for (size_t k = 0; k < n_end; k++) split_push(&s, cases[i].end + k, 1);
+        split_finish(&s);
+        size_t told = strlen(cases[i].want) + cases[i].told, got = s.content.len;
+        for (uint32_t k = 0; k < s.n_calls; k++)
+            got += s.calls[k].name.len + s.calls[k].arguments.len + strlen("|()");
+        if (got != told || s.n_calls != (strchr(cases[i].want, '|') != NULL))
+            fail_msg("%s: %zu bytes and %u calls, not %zu", cases[i].text, got, s.n_calls, told);
+        split_close(&s);
+    }
+    json_free(tools);
+}
+
 static void test_call_chunks(void **state)
 {
     (void)state;
@@ -647,12 +700,19 @@ static void test_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_tools),          cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_chunks),         cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_split),          cmocka_unit_test(test_call_chunks),
-        cmocka_unit_test(test_events),         cmocka_unit_test(test_translation),
-        cmocka_unit_test(test_message_events), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_call_chunks),
+        cmocka_unit_test(test_split_looks_once),
+        cmocka_unit_test(test_events),
+        cmocka_unit_test(test_translation),
+        cmocka_unit_test(test_message_events),
+        cmocka_unit_test(test_faults),
         cmocka_unit_test(test_fault_of_cut_text),
         cmocka_unit_test(test_keys),
     };
