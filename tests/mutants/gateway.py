@@ -22,7 +22,9 @@ MUTANTS = [
       "the best of several answers are chosen without their likelihood"),
     m("chat-special", ASK, "    a.request.special = kind == ASK_COMPLETION;", "    a.request.special = true;", "ask_test", "a chat's texts may name control tokens"),
     m("choices", ASK, "a->n_prompts * a->best_of > ASK_CHOICES_MAX)", "false)", "ask_test", "answers have no limit"),
-    m("bias-wraps", ASK, "errno || id < 0 || id > INT32_MAX)", "errno)", "ask_test", "a negative token id has a bias", survives="sampling_check refuses it in the coordinator"),
+    m("bias-wraps", ASK, "errno || id > INT32_MAX)", "errno)", "ask_test", "the bias of a token is another's"),
+    m("bias-twice", ASK, "        bool plain = key[0] >= '0' && key[0] <= '9' && (key[0] != '0' || !key[1]);", "        bool plain = key[0];", "ask_test",
+      "a token has two names, and a bias for each"),
     m("tools-none", ASK, "    if (a->no_tools) a->tools = NULL;\n", "", "ask_test", "tools that may not be called are shown to the model"),
     # ---- answers
     m("no-role", CHOICE, '        json_put_string(delta, "role", "assistant", 9);\n        json_put_string(delta, "content", "", 0);', '        json_put_string(delta, "content", "", 0);',

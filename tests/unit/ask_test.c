@@ -129,6 +129,13 @@ static void test_refused(void **state)
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"stop\": [1]}", "stop", "string");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"echo\": true}", "echo", "not supported");
     refused(ASK_COMPLETION, "[1]", "", "no JSON object");
+    static const char *const ids[] = {"-1", "+1", " 1", "01", "1 ", "", "x", "2147483648"};
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
+        char body[64];
+        (void)snprintf(body, sizeof body, "{\"prompt\": \"x\", \"logit_bias\": {\"%s\": 1}}",
+                       ids[i]);
+        refused(ASK_COMPLETION, body, "logit_bias", "is no token id");
+    }
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"top_p\": 1e999}", "top_p", "not JSON");
     refused(ASK_CHAT, "{\"messages\": {}}", "messages", "array");
     refused(ASK_CHAT, "{\"messages\": [1], \"tools\": [{\"type\": \"x\"}]}", "tools", "tool 0");
@@ -488,6 +495,8 @@ static void test_translation(void **state)
         "\"content\":\"t\",\"reasoning_content\":\"h\",\"tool_calls\":[{\"id\":\"i\",\"type\":"
         "\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"a\":1}}}]},{\"role\":\"tool\","
         "\"content\":\"r\",\"tool_call_id\":\"i\"},{\"role\":\"user\",\"content\":\"ab\"}]}");
+    translated("{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":[]}]}",
+               "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"\"}]}");
     translated("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}", "'max_tokens' is missing");
     translated("{\"max_tokens\":1,\"messages\":[]}", "'messages'");
     translated(
