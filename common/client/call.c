@@ -151,7 +151,9 @@ int client_start(struct client *c, const struct client_request *request,
                               .on_end = on_end,
                               .arg = arg,
                               .heard_ns = now};
-    if (request->deadline_ms) r->deadline_ns = now + request->deadline_ms * NS_PER_MS;
+    uint64_t most_ms =
+        request->deadline_ms < LIMIT_DEADLINE_MS ? request->deadline_ms : LIMIT_DEADLINE_MS;
+    if (most_ms) r->deadline_ns = now + most_ms * NS_PER_MS;
     encode(r);
     if (c->body.len > LIMIT_CLIENT_BYTES) {
         mem_free(r->copies);

@@ -96,7 +96,7 @@ struct client_request {
     bool pieces;      /* replies have their tokens' bytes */
     bool has_priority; /* otherwise PRIORITY_NORMAL */
     enum priority priority;
-    uint64_t deadline_ms; /* from now; 0: the server's default */
+    uint64_t deadline_ms; /* from now, a day at most; 0: the server's default */
     /* How tokens are guessed ahead, which changes none of them: "off", "ngram", "model",
      * "recorded", "auto"; NULL: as the server does. And how many at once, 1 to 32; 0: as the server
      * does. */

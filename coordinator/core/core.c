@@ -164,6 +164,7 @@ static const char *format_text(struct core *c, const char *format, va_list args)
 {
     char *text = core__alloc(c, LIMIT_TEXT_BYTES);
     (void)vsnprintf(text, LIMIT_TEXT_BYTES, format, args);
+    err_clean(text); /* a limit within the format may have cut a character */
     return text;
 }
 

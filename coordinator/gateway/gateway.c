@@ -44,14 +44,17 @@ void gateway__reply(struct gateway *g, struct httpd_request *r, unsigned status,
 void gateway__refuse(struct gateway *g, struct httpd_request *r, const struct fault *f)
 {
     char retry[16];
-    const struct httpd_field fields[] = {{"Content-Type", "application/json"},
-                                         {"Retry-After", retry}};
+    struct httpd_field fields[3] = {{"Content-Type", "application/json"}};
+    size_t n = 1;
     struct buf text = {0};
     (void)snprintf(retry, sizeof retry, "%u", (unsigned)f->retry_s);
+    if (f->retry_s) fields[n++] = (struct httpd_field){"Retry-After", retry};
+    if (f->http == 401) fields[n++] = (struct httpd_field){"WWW-Authenticate", "Bearer"};
+    if (f->allow) fields[n++] = (struct httpd_field){"Allow", f->allow};
     bool anthropic = strncmp(httpd_path(r), "/v1/messages", 12) == 0;
     (anthropic ? message_fault : fault_write)(f, &text);
     count_reply(g, f->http);
-    httpd_reply(r, f->http, fields, f->retry_s ? 2 : 1, text.data, text.len);
+    httpd_reply(r, f->http, fields, n, text.data, text.len);
     buf_close(&text);
 }
 
@@ -125,6 +128,7 @@ static void refuse_method(struct gateway *g, struct httpd_request *r, size_t i)
     struct fault f;
     (void)fault_set(&f, 405, NULL, "%s takes %s, not %.20s", routes[i].path, routes[i].method,
                     httpd_method(r));
+    f.allow = strcmp(routes[i].method, "GET") == 0 ? "GET, HEAD" : routes[i].method;
     gateway__refuse(g, r, &f);
 }
 
@@ -276,7 +280,7 @@ static void stop(struct gateway *g)
     client_close(g->client);
     g->client = NULL;
     uint64_t end = clock_ns() + LAST_WORDS_NS;
-    while (g->n_jobs && clock_ns() < end) {
+    while ((g->n_jobs || g->n_queries) && clock_ns() < end) {
         struct pollfd p = {.fd = httpd_fd(g->httpd), .events = POLLIN};
         (void)poll(&p, 1, least(httpd_wait_ms(g->httpd), 50));
         httpd_turn(g->httpd);

@@ -15,6 +15,7 @@
 static void free_query(struct query *q)
 {
     if (q->e.http || q->asking) return;
+    q->e.g->n_queries--;
     arena_close(&q->arena);
     mem_free(q);
 }
@@ -47,6 +48,7 @@ struct query *query__new(struct gateway *g, struct httpd_request *r, query_make_
 {
     struct query *q = mem_zalloc(sizeof *q);
     *q = (struct query){.e = {g, r, on_http_end}, .make = make};
+    g->n_queries++;
     httpd_set_context(r, &q->e);
     return q;
 }

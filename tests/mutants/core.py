@@ -3,6 +3,8 @@ cost model and the pages see sched.py."""
 REQUESTS, FLEET, GENERATION = "requests_test", "replica_test", "generation_test"
 
 MUTANTS = [
+    dict(name="digests-are-forgotten", file="coordinator/core/core_state.h", old="#define VERDICTS 16u", new="#define VERDICTS 15u", tests=GENERATION,
+         why="a digest that comes again is a new one after fewer others than its table has room for"),
     # ---- requests
     dict(name="wait-counts-from-submission", file="coordinator/core/requests.c",
          old="        r->wait_since_ns = c->now_ns;\n", new="", tests=FLEET,
