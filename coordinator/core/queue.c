@@ -248,14 +248,14 @@ void queue__admit(struct core *c, struct replica *rep)
     }
 }
 
-/* The pages of one request, the least urgent one, that hold nothing but guesses go back. Rows in
- * flight that write them run before any that uses them anew. */
-static bool give_back_guesses(struct core *c, struct replica *rep)
+/* The pages of one request, the least urgent one but r, that hold nothing but guesses go back. Rows
+ * in flight that write them run before any that uses them anew. */
+static bool give_back_guesses(struct core *c, struct replica *rep, const struct request *r)
 {
     for (uint32_t i = rep->n_running; i-- > 0;) {
         struct request *x = at(c, rep->running, i);
         uint32_t n = held_for_guesses(c, x);
-        if (n == 0 || x->put_in == rep->step_build) continue;
+        if (n == 0 || x == r || x->put_in == rep->step_build) continue;
         spec__drop(x);
         while (n--) pages_drop(rep->pages, x->pages[--x->n_pages]);
         return true;
@@ -268,7 +268,7 @@ bool queue__page(struct core *c, struct request *r, uint32_t *ret_page)
     struct replica *rep = r->replica;
     CHECK(rep != NULL);
     while (!pages_take(rep->pages, ret_page)) {
-        if (give_back_guesses(c, rep)) continue;
+        if (give_back_guesses(c, rep, r)) continue;
         struct request *victim = NULL;
         for (uint32_t i = rep->n_running; i-- > 0 && !victim;) {
             struct request *x = at(c, rep->running, i);
