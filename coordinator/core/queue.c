@@ -114,6 +114,7 @@ void queue__release(struct request *r)
     while (r->n_pages) pages_drop(r->replica->pages, r->pages[--r->n_pages]);
     r->n_issued = r->n_right = r->n_walked = 0;
     r->chosen_in = r->put_in = 0;
+    r->spoke_ns = 0;
 }
 
 void queue__again(struct core *c, struct request *r)
