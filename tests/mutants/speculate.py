@@ -47,9 +47,8 @@ MUTANTS = [
          why="the last token is guessed too, and a row is computed for nobody"),
     # Pages and lines.
     dict(name="spec-page-freed-under-a-writer", short=True, file=CORE + "queue.c",
-         old="        if (n == 0 || x == r || x->put_in == rep->step_build) continue;",
-         new="        if (n == 0 || x == r) continue;", tests="sim_test",
-         why="a page of guesses goes to another request in the very Step that writes them"),
+         old="        spec__drop(x);\n        while (n--)", new="        while (n--)", tests="sim_test",
+         why="a page goes to another request while its own counts on the guesses that are written there"),
     dict(name="spec-guesses-keep-their-pages", file=CORE + "queue.c",
          old="        if (give_back_guesses(c, rep, r)) continue;\n", new="", tests="speculate_test",
          why="a request is preempted while pages hold nothing but guesses"),
