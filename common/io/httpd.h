@@ -41,6 +41,9 @@ struct httpd_field {
 
 /* The body of an error that the server itself answers: appended to `out`. */
 typedef void (*httpd_error_fn)(void *arg, unsigned status, const char *text, struct buf *out);
+/* Whether the body of a request whose headers are whole is worth its memory. One that is not is
+ * read and dropped, and the request is handed over without it. */
+typedef bool (*httpd_wants_body_fn)(void *arg, const struct httpd_request *r);
 /* A whole request. */
 typedef void (*httpd_request_fn)(void *arg, struct httpd_request *r);
 /* `context` is what httpd_set_context was given; NULL: nothing. gone: the reply was not sent whole.
@@ -58,6 +61,7 @@ struct httpd_options {
     const struct httpd_field *fields;
     size_t n_fields;
     httpd_error_fn on_error;
+    httpd_wants_body_fn wants_body; /* NULL: all are */
     httpd_request_fn on_request;
     httpd_end_fn on_end;
     void *arg;

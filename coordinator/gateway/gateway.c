@@ -180,16 +180,29 @@ static bool admits(const struct gateway *g, const struct httpd_request *r, size_
            access_knows(g->keys, httpd_header(r, "X-Api-Key"));
 }
 
+static size_t route_of(const struct httpd_request *r)
+{
+    size_t i = 0;
+    while (i < N_ROUTES && !fits(httpd_path(r), i)) i++;
+    return i;
+}
+
+/* Who is not admitted takes no memory for what it sends. */
+static bool wants_body(void *arg, const struct httpd_request *r)
+{
+    size_t i = route_of(r);
+    return i < N_ROUTES && admits(arg, r, i);
+}
+
 static void on_request(void *arg, struct httpd_request *r)
 {
     struct gateway *g = arg;
     struct fault f;
-    size_t i = 0;
+    size_t i = route_of(r);
     if (g->cors && strcmp(httpd_method(r), "OPTIONS") == 0) {
         allow_origin(g, r);
         return;
     }
-    while (i < N_ROUTES && !fits(httpd_path(r), i)) i++;
     if (!admits(g, r, i)) {
         (void)fault_set(&f, 401, NULL,
                         "no API key, or one that is not known here "
@@ -331,6 +344,7 @@ static int open_all(struct gateway *g, const struct gateway_options *o, uint32_t
                                  .fields = g->fields,
                                  .n_fields = o->cors ? 2 : 0,
                                  .on_error = on_error,
+                                 .wants_body = wants_body,
                                  .on_request = on_request,
                                  .on_end = on_request_end,
                                  .arg = g};

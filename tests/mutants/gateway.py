@@ -66,6 +66,7 @@ MUTANTS = [
     m("hangups", HTTPD, "        watch(r->k);\n", "", "gateway_test", "who leaves while a request waits is not noticed"),
     m("slow-body", HTTPD, "now < k->since_ns + h->read_ns) continue;", "true) continue;", "gateway_test", "a request may take for ever to arrive"),
     m("body-limit", HTTPD, "        r->too_large = n > r->body.max - r->body.len;\n", "        r->too_large = false;\n", "gateway_test", "a chunked body has no limit", ),
+    m("unwanted-kept", HTTPD, "    if (!r->too_large && !r->unwanted) {", "    if (!r->too_large) {", "httpd_test", "who has no key takes memory all the same"),
     m("two-lengths", HTTPD, "    if (f.lengths > 1) return ", "    if (false) return ", "httpd_test", "of two lengths the first counts, elsewhere perhaps the last", short=True),
     m("length-and-coding", HTTPD, "    if (f.lengths && f.codings) return ", "    if (false) return ", "httpd_test", "a length beside a coding does not count, elsewhere it may"),
     m("folded", HTTPD, "    f->broken |= name[len] != 0;\n", "", "httpd_test", "a length in a second line does not count"),

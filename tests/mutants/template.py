@@ -22,6 +22,8 @@ MUTANTS = [
          tests="jinja_test", why="a list of 100,000 times 'map' takes all of the stack"),
     dict(name="strip-costs-its-text-alone", file="common/text/jinja/str.c", old="interp_bytes(in, s.len * looks)", new="interp_bytes(in, s.len)",
          tests="jinja_test", why="a long text without the characters of another keeps a thread for hours"),
+    dict(name="lists-repeated-for-ever", file="common/text/jinja/ops.c", old="i < times && a.list->n && in->rc == 0; i++)", new="i < times && a.list->n; i++)",
+         tests="jinja_test", why="a list that is repeated often is repeated on after the limit of steps, for ever"),
     dict(name="rsplit-overflows", file="common/text/jinja/methods_str.c", old="(int64_t)words->n - 1 <= most", new="(int64_t)words->n <= (int64_t)((uint64_t)most + 1)",
          tests="jinja_test", why="words before the first of a list are read"),
     dict(name="nesting-unlimited", file="common/text/jinja/interp.h", old="#define INTERP_NESTING_MAX 1000u", new="#define INTERP_NESTING_MAX 100000000u",

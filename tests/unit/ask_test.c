@@ -324,6 +324,10 @@ static void test_split(void **state)
          "||f({})|g_2({\"y\": []})", true, false},
         {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```", "||f({})", true, false},
         {"```\n[{\"name\": \"f\", \"arguments\": {}}]\n```\n", "||f({})", true, false},
+        {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```\n```json\n{\"name\": \"g_2\", "
+         "\"arguments\": {}}\n```",
+         "||f({})|g_2({})", true, false},
+        {"{\"name\": \"f\", \"arguments\": {}}\n```j", "|\n```j|f({})", true, false},
         /* Answers that look alike. */
         {"{\"name\": \"h\", \"arguments\": {}}", "|{\"name\": \"h\", \"arguments\": {}}", true,
          false},
