@@ -21,6 +21,9 @@ struct gen_options {
     const char *file;          /* holds the prompt; read into `prompt` */
     const char *prompt;        /* NULL: its token ids are in gen_result.prompt already */
     const char *prompt_tokens; /* from which those were parsed: "1,2,3" */
+    bool chat;                 /* the prompt is a user's message, */
+    const char *system;        /* behind this one of the system's; or NULL */
+    const char *conversation;  /* made of the two, in JSON as client.proto says; or NULL */
     bool special;              /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;
     uint32_t tokens;          /* most tokens to generate */

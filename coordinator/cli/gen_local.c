@@ -7,7 +7,9 @@
 #include "common/base/mem.h"
 #include "common/text/chooser.h"
 #include "common/text/detok.h"
+#include "coordinator/chat.h"
 #include "coordinator/cli/whole.h"
+#include "coordinator/conversation.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -24,14 +26,34 @@ struct local {
     void *arg;
 };
 
-static int encode_prompt(struct local *l, struct errmsg *em)
+static int encode_chat(struct local *l, struct errmsg *em)
+{
+    struct chat chat;
+    const struct conversation_model m = {.vocab = l->file.vocab, .chat = &chat};
+    const char *conversation = l->o->conversation;
+    bool open_thought;
+    int rc = chat_open(&l->file, &chat, em);
+    if (rc < 0) return rc;
+    if (!chat.plain) rc = err_set(em, ERR_RANGE, "%s has no chat template", l->o->model);
+    if (rc == 0)
+        rc = conversation_encode(&m, conversation, strlen(conversation), &l->ret->prompt, NULL,
+                                 &open_thought, em);
+    chat_close(&chat);
+    return rc;
+}
+
+static int encode_text(struct local *l, struct errmsg *em)
 {
     struct tokens *t = &l->ret->prompt;
     const struct vocab *v = l->file.vocab;
-    int rc = 0;
-    if (l->o->prompt && vocab_adds_bos(v)) tokens_push(t, vocab_bos(v));
-    if (l->o->prompt)
-        rc = vocab_encode(v, l->o->prompt, strlen(l->o->prompt), l->o->special, t, em);
+    if (vocab_adds_bos(v)) tokens_push(t, vocab_bos(v));
+    return vocab_encode(v, l->o->prompt, strlen(l->o->prompt), l->o->special, t, em);
+}
+
+static int encode_prompt(struct local *l, struct errmsg *em)
+{
+    struct tokens *t = &l->ret->prompt;
+    int rc = l->o->conversation ? encode_chat(l, em) : l->o->prompt ? encode_text(l, em) : 0;
     if (rc < 0) return rc;
     if (t->n == 0) return err_set(em, ERR_RANGE, "the prompt has no tokens");
     for (uint32_t i = 0; i < l->o->sampling.n_bias; i++)

@@ -86,6 +86,7 @@ enum route {
     ROUTE_COMPLETIONS,
     ROUTE_CHAT,
     ROUTE_MESSAGES,
+    ROUTE_RESPONSES,
     ROUTE_COUNT,
     ROUTE_TOKENIZE,
     ROUTE_DETOKENIZE,
@@ -108,6 +109,7 @@ static const struct {
     {"/v1/completions", "POST", ROUTE_COMPLETIONS, false},
     {"/v1/chat/completions", "POST", ROUTE_CHAT, false},
     {"/v1/messages", "POST", ROUTE_MESSAGES, false},
+    {"/v1/responses", "POST", ROUTE_RESPONSES, false},
     {"/v1/messages/count_tokens", "POST", ROUTE_COUNT, false},
     {"/tokenize", "POST", ROUTE_TOKENIZE, false},
     {"/detokenize", "POST", ROUTE_DETOKENIZE, false},
@@ -142,9 +144,10 @@ static void serve(struct gateway *g, struct httpd_request *r, size_t i)
     case ROUTE_METRICS: page__metrics(g, r); break;
     case ROUTE_MODELS: page__models(g, r, ""); break;
     case ROUTE_MODEL: page__models(g, r, httpd_path(r) + strlen(routes[i].path)); break;
-    case ROUTE_COMPLETIONS: job__begin(g, r, ASK_COMPLETION, false); break;
-    case ROUTE_CHAT: job__begin(g, r, ASK_CHAT, false); break;
-    case ROUTE_MESSAGES: job__begin(g, r, ASK_CHAT, true); break;
+    case ROUTE_COMPLETIONS: job__begin(g, r, ASK_COMPLETION, JOB_COMPLETIONS); break;
+    case ROUTE_CHAT: job__begin(g, r, ASK_CHAT, JOB_COMPLETIONS); break;
+    case ROUTE_MESSAGES: job__begin(g, r, ASK_CHAT, JOB_MESSAGES); break;
+    case ROUTE_RESPONSES: job__begin(g, r, ASK_CHAT, JOB_RESPONSES); break;
     case ROUTE_COUNT: tokenize__count(g, r); break;
     case ROUTE_TOKENIZE: tokenize__text(g, r); break;
     case ROUTE_DETOKENIZE: tokenize__back(g, r); break;

@@ -2,6 +2,7 @@
 
 ASK, CHOICE, SPLIT, FAULT = ("coordinator/gateway/ask.c", "coordinator/gateway/choice.c", "coordinator/gateway/split.c",
                              "coordinator/gateway/fault.c")
+RESPONSE, MESSAGE = "coordinator/gateway/response.c", "coordinator/gateway/message.c"
 ACCESS, SSE, HTTPD, JOB = ("coordinator/gateway/access.c", "coordinator/gateway/sse.c", "common/io/httpd.c",
                            "coordinator/gateway/job.c")
 CALLS, GENERATE, TALK, WIRE, SCHED = ("coordinator/calls.c", "coordinator/generate.c", "coordinator/conversation.c",
@@ -73,4 +74,14 @@ MUTANTS = [
     m("space-in-name", HTTPD, "    f->broken |= !is_token(name);\n", "", "httpd_test", "a length with a space before its colon does not count"),
     m("stream-first", JOB, "    } else if (j->ask.stream && begun) {", "    } else if (j->ask.stream) {", "gateway_test", "a stream's 200 is sent before anything is known"),
     m("no-cancel", JOB, "    e->g->count.gone += gone;\n    cancel_all(j);", "    e->g->count.gone += gone;", "gateway_test", "calls of clients that left go on"),
+    # ---- the Responses API
+    m("store", RESPONSE, "    if (!on) return 0;\n    return unsupported(t, name,\n", "    if (true) return 0;\n    return unsupported(t, name,\n", "response_test",
+      "a response that cannot be stored is promised to be"),
+    m("second-thought", RESPONSE, "    if (t->said || t->calls) end_turn(t);\n    t->open = true;\n", "    t->open = true;\n", "response_test",
+      "two turns of an assistant become one"),
+    m("late-arguments", RESPONSE, "    take_arguments(s, h, c, to);\n    if (c->reasoning.len) {", "    if (c->reasoning.len) {", "response_test",
+      "text behind a call goes before its last arguments"),
+    m("late-partial", MESSAGE, "    put_arguments(s, c, to); /* before", "    /* before", "response_test", "a call's last arguments go into the text's block"),
+    m("one-status", RESPONSE, "    end_item(s, h, c, c->finish == FINISH_LENGTH, to);", "    end_item(s, h, c, false, to);", "response_test", "an item that was cut is complete"),
+    m("response-name", JOB, "        response_rename(f);", "", "responses_test", "an error names a parameter that the API has not"),
 ]
