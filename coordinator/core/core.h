@@ -12,6 +12,7 @@
 #ifndef FLOTILLA_CORE_CORE_H
 #define FLOTILLA_CORE_CORE_H
 
+#include "common/base/blob.h"
 #include "coordinator/core/pages.h"
 #include "coordinator/core/plan.h"
 #include "coordinator/core/room.h"
@@ -116,6 +117,7 @@ struct event {
             uint32_t max_new;              /* beyond the prompt; 0: no token is generated */
             uint32_t sample;               /* which of several answers to one prompt */
             struct sampling sampling;
+            struct blob *grammar; /* of the answer, or NULL: it is free. Shared */
             bool ignore_eos;
             uint64_t deadline_ns; /* from now; 0: the default */
         } submit;

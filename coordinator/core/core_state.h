@@ -238,6 +238,7 @@ struct request {
     uint64_t chosen_in; /* step build that chose it to decode and has not come to it yet; 0: none */
     uint64_t put_in;    /* last step build that has rows of it */
     struct sampling sampling;
+    struct blob *grammar; /* of the answer, or NULL */
 };
 
 struct core {
@@ -269,6 +270,7 @@ struct core {
     uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */
     uint32_t n_waiting;         /* requests in the queues of all replicas */
     uint32_t n_trials;          /* live requests that are on trial */
+    uint32_t n_constrained;     /* live requests with a grammar */
     /* ---- routing ---- */
     struct route_load *loads; /* of each replica */
     uint32_t *held;           /* of each replica: pages of the prompt that is being routed, */

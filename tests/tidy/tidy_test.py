@@ -9,6 +9,7 @@ MAY = {
     "common/base": [],
     "common/engine": ["common/base"],
     "common/text": ["common/base"],
+    "common/model": ["common/base", "common/engine", "common/text"],
     "common/io": ["common/base"],
     "proto": ["common/base"],
     "common/client": ["common/base", "common/io", "proto"],

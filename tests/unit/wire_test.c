@@ -732,7 +732,7 @@ static void test_generate(void **state)
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
     assert_string_equal(r.prompt, "Hi");
     assert_true(r.max_tokens == 0 && r.has_seed && r.sampling.temp == 0.0f && r.n_stops == 1);
-    assert_null(r.unsupported);
+    assert_null(r.format);
     g.from_index = 3;
     wire_put_generate(&g, &out);
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
@@ -740,7 +740,23 @@ static void test_generate(void **state)
     assert_true(r.samples == 1 && r.priority == PRIORITY_NORMAL && !r.tenant[0]);
     (void)buf_append(&out, "\x32\x01x", 3); /* field 6, format_json */
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
-    assert_string_equal(r.unsupported, "format_json");
+    assert_string_equal(r.format, "x");
+    g.format = "{\"type\": \"json_object\"}";
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.format, g.format);
+    g.format = NULL;
+    char *long_format = mem_alloc(LIMIT_FORMAT_BYTES + 2);
+    memset(long_format, ' ', LIMIT_FORMAT_BYTES + 1);
+    long_format[LIMIT_FORMAT_BYTES + 1] = 0;
+    g.format = long_format;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), ERR_PROTO);
+    long_format[LIMIT_FORMAT_BYTES] = 0;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    mem_free(long_format);
+    g.format = NULL;
     /* Without `sampling`: greedy, nothing filtered; and a seed is to be drawn. */
     assert_int_equal(wire_get_generate("\x12\x01x", 3, &arena, &r, &em), 0);
     assert_true(r.sampling.temp == 0.0f && r.sampling.top_p == 1.0f &&
