@@ -197,6 +197,7 @@ static gnode repetitions(struct reader *r)
     for (bool again = true; again && r->rc == 0;) {
         low = 0;
         high = GRAMMAR_NO_MAX;
+        skip(r, false);
         if (take(r, "{"))
             bounds(r, &low, &high);
         else if (take(r, "+"))

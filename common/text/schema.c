@@ -205,10 +205,57 @@ static unsigned type_of(const struct json *v)
     return of[json_kind(v)];
 }
 
+static gnode constant(struct schema *s, const struct json *v);
+
+/* The members or items of a value that has some, with the space that others have too. */
+static gnode container(struct schema *s, const struct json *v)
+{
+    bool object = json_kind(v) == JSON_KIND_OBJECT;
+    gnode comma = grammar_seq(s->t, schema__text(s, ","), schema_space(s));
+    gnode all = grammar_seq(s->t, schema__text(s, object ? "{" : "["), schema_space(s));
+    const char *key;
+    size_t n = 0, len, i = 0;
+    const struct json *x;
+    (void)json_count(v, &n);
+    for (void *at = NULL; object && json_next(v, &at, &key, &len, &x); i++) {
+        gnode pair = schema__pair(s, key, len, constant(s, x));
+        all = grammar_seq(s->t, all, i ? grammar_seq(s->t, comma, pair) : pair);
+    }
+    for (; !object && i < n; i++) {
+        gnode item = constant(s, json_at(v, i));
+        all = grammar_seq(s->t, all, i ? grammar_seq(s->t, comma, item) : item);
+    }
+    if (i > 500) return schema__unsupported(s, "enum", "of values with more than 500 items");
+    gnode end = grammar_seq(s->t, schema_space(s), schema__text(s, object ? "}" : "]"));
+    return grammar_seq(s->t, all, end);
+}
+
+static gnode constant(struct schema *s, const struct json *v)
+{
+    struct buf text = {0};
+    double real = 0;
+    if (json_kind(v) == JSON_KIND_ARRAY || json_kind(v) == JSON_KIND_OBJECT) {
+        if (s->nesting++ >= SCHEMA_NESTING_MAX)
+            return schema__unsupported(s, "enum", "deeper than 64 levels");
+        gnode is = container(s, v);
+        s->nesting--;
+        return is;
+    }
+    if (json_kind(v) == JSON_KIND_REAL && json_as_real(v, &real))
+        write_real(real, &text);
+    else
+        json_write_exact(v, &text);
+    gnode is = grammar_text(s->t, text.data, text.len);
+    buf_close(&text);
+    return is;
+}
+
+/* Those without members or items, as one tree of texts; the others side by side. */
 static gnode values(struct schema *s, const struct json *list, const struct json *one,
                     unsigned types)
 {
     size_t n = 1, kept = 0;
+    gnode containers = GRAMMAR_NONE;
     if (list && (!json_count(list, &n) || n == 0))
         return schema__wrong(s, "enum", "a list of values");
     if (n > VALUES_MAX) return schema__unsupported(s, "enum", "of more than 4096 values");
@@ -217,6 +264,10 @@ static gnode values(struct schema *s, const struct json *list, const struct json
         const struct json *v = list ? json_at(list, i) : one;
         double real = 0;
         if (!(type_of(v) & types)) continue;
+        if (type_of(v) & (OF_ARRAY | OF_OBJECT)) {
+            containers = grammar_alt(s->t, constant(s, v), containers);
+            continue;
+        }
         texts[kept] = (struct buf){0};
         if (json_kind(v) == JSON_KIND_REAL && json_as_real(v, &real))
             write_real(real, &texts[kept]);
@@ -235,7 +286,7 @@ static gnode values(struct schema *s, const struct json *list, const struct json
     gnode all = schema__texts(s, texts, NULL, different);
     for (size_t i = 0; i < different; i++) buf_close(&texts[i]);
     mem_free(texts);
-    return all;
+    return grammar_alt(s->t, containers, all);
 }
 
 /* ---- keywords ---- */

@@ -103,14 +103,30 @@ static gnode rest(const struct span *x, uint32_t i, bool from, bool to)
     return zeros ? grammar_alt(t, all, none) : all;
 }
 
-/* low to high, of at least 0: for each number of digits a part of its own. */
+/* All numbers with first to last digits before the point. */
+static gnode all_of_digits(struct schema *s, uint32_t first, uint32_t last, uint32_t behind)
+{
+    gnode point = grammar_seq(s->t, schema__text(s, "."), digits(s, 1, behind));
+    gnode begin = digit(s, first == 1 && last == 1 ? '0' : '1', '9');
+    gnode whole = grammar_seq(s->t, begin, digits(s, first - 1, last - 1));
+    return behind ? grammar_seq(s->t, whole, grammar_repeat(s->t, point, 0, 1)) : whole;
+}
+
+/* low to high, of at least 0: numbers of as many digits as an end are a part of their own; all of
+ * those between are one. */
 static gnode positive(struct schema *s, uint64_t low, uint64_t high, uint32_t behind)
 {
     gnode all = GRAMMAR_NONE;
     uint64_t unit = behind ? MILLION : 1, begin = 0, end = 10 * unit - 1;
-    for (uint32_t n = 1; n <= DIGITS + 3 && begin <= high; n++) {
+    uint32_t first = 0, last = 0; /* numbers of digits of which all are in it, above 1 */
+    for (uint32_t n = 1; n <= DIGITS && begin <= high; n++) {
         uint64_t a = low > begin ? low : begin, b = high < end ? high : end;
-        if (a <= b) {
+        if (a == begin && b == end && n > 1) {
+            first = first ? first : n;
+            last = n;
+        } else if (a == begin && b == end) {
+            all = all_of_digits(s, 1, 1, behind);
+        } else if (a <= b) {
             struct span x = {.s = s, .whole = n, .behind = behind};
             (void)snprintf(x.low, sizeof x.low, "%0*llu", (int)(n + behind), (unsigned long long)a);
             (void)snprintf(x.high, sizeof x.high, "%0*llu", (int)(n + behind),
@@ -121,7 +137,7 @@ static gnode positive(struct schema *s, uint64_t low, uint64_t high, uint32_t be
         if (end > UINT64_MAX / 10 - 10) break;
         end = (end + 1) * 10 - 1;
     }
-    return all;
+    return first ? grammar_alt(s->t, all_of_digits(s, first, last, behind), all) : all;
 }
 
 static gnode range(struct schema *s, int64_t low, int64_t high, uint32_t behind)

@@ -39,6 +39,8 @@ gnode schema__texts(struct schema *s, const struct buf *texts, const gnode *behi
 /* A character of a string, and a value of any kind. */
 gnode schema__character(struct schema *s);
 gnode schema__value(struct schema *s);
+/* A member: its name, quoted, a colon, and the value. */
+gnode schema__pair(struct schema *s, const char *name, size_t bytes, gnode value);
 gnode schema__list(struct schema *s, char open, gnode item, uint32_t min, uint32_t max, char close);
 /* A count of j's; `otherwise` where it is absent. False: it is wrong, and told. */
 bool schema__count(struct schema *s, const struct json *j, const char *key, uint32_t otherwise,

@@ -156,7 +156,7 @@ static struct buf quoted(const char *name, size_t bytes)
     return text;
 }
 
-static gnode pair_of(struct schema *s, const char *name, size_t bytes, gnode value)
+gnode schema__pair(struct schema *s, const char *name, size_t bytes, gnode value)
 {
     struct buf text = quoted(name, bytes);
     const gnode all[] = {schema__text(s, "\""), grammar_text(s->t, text.data, text.len),
@@ -198,13 +198,13 @@ static void read_properties(struct schema *s, const struct json *j, gnode others
         gnode value = schema__node(s, at, v);
         bool needed = is_required(required, n_required, key, n);
         if (value == GRAMMAR_NONE && !needed) continue;
-        ret->items[ret->n++] = (struct property){key, n, pair_of(s, key, n, value), needed};
+        ret->items[ret->n++] = (struct property){key, n, schema__pair(s, key, n, value), needed};
     }
     for (size_t i = 0; i < n_required && s->rc == 0; i++) {
         if (!json_as_string(json_at(required, i), &key, &n)) {
             (void)schema__wrong(s, "required", "a list of names");
         } else if (!json_get(all, key) && !is_required(required, i, key, n)) {
-            ret->items[ret->n++] = (struct property){key, n, pair_of(s, key, n, others), true};
+            ret->items[ret->n++] = (struct property){key, n, schema__pair(s, key, n, others), true};
         }
     }
 }

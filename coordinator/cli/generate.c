@@ -80,7 +80,7 @@ static void print_json(const struct gen_result *r)
     if (r->n_more) json_put(j, "more", json_more(r));
     json_put_u64(j, "seed", r->seed);
     if (r->isa) json_put_string(j, "isa", r->isa, strlen(r->isa));
-    if (r->counts.tested) json_put(j, "constrained", json_counts(&r->counts));
+    if (r->counts.tested || r->counts.made) json_put(j, "constrained", json_counts(&r->counts));
     json_put_real(t, "prompt_ms", r->prompt_ms);
     json_put_real(t, "ttft_ms", r->ttft_ms);
     json_put_real(t, "decode_ms", r->decode_ms);
@@ -331,8 +331,7 @@ int cmd_generate(int argc, char **argv)
         OPT_FORMS(&o),
         {"--ignore-eos", 0, OPT_FLAG, &o.ignore_eos, 0, 0, NULL,
          "go on after an end-of-generation token"},
-        {"--ctx", 0, OPT_U32, &o.ctx, 1, 1 << 30, NULL,
-         "N  context limit; the model's if not given (--model)"},
+        {"--ctx", 0, OPT_U32, &o.ctx, 1, 1 << 30, NULL, "N  context limit (the model's, --model)"},
         {"--chunk", 0, OPT_U32, &o.chunk, 1, 4096, NULL, "N  prompt tokens at once (512, --model)"},
         {"--threads", 't', OPT_U32, &o.threads, 1, POOL_THREADS_MAX, NULL,
          "N  threads; all cores if not given (--model)"},
@@ -354,7 +353,7 @@ int cmd_generate(int argc, char **argv)
         {0},
     };
     size_t n_rest;
-    int status;
+    int status = CMD_OK;
     return cmd_options(usage, examples, table, argc, argv, NULL, 0, &n_rest, &status)
                ? run_generate(&o, priority, json)
                : status;
