@@ -37,7 +37,7 @@ class Form(unittest.TestCase):
 
     def test_random_schemas(self):
         rng = random.Random(42)
-        schemas = Schemas(rng)
+        schemas = Schemas(rng, trees=False)  # what may nest without end need not end within the limit
         asked = [schemas.next() for _ in range(N)]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda x: self.chat(response_format=format_of(x[1]), seed=x[0])["choices"][0], enumerate(asked)))

@@ -20,10 +20,10 @@ def random_pattern(rng):
 
 
 class Schemas:
-    """One random schema after another."""
+    """One random schema after another. trees: some of them call themselves."""
 
-    def __init__(self, rng):
-        self.rng = rng
+    def __init__(self, rng, trees=True):
+        self.rng, self.trees = rng, trees
         self.patterns = {}
 
     def string(self):
@@ -90,7 +90,7 @@ class Schemas:
         return self.rng.choice(simple)()
 
     def next(self):
-        if self.rng.random() < 0.1:  # a tree
+        if self.trees and self.rng.random() < 0.1:
             return {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {
                 "v": self.schema(0), "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}, "required": ["v", "next"], "additionalProperties": False}}}
         return self.object(3)
