@@ -157,15 +157,20 @@ float sample_logprobs(const float *logits, uint32_t n, int32_t chosen, uint32_t 
     return logits[chosen] - lse;
 }
 
+/* From the largest on, so that no score can overflow upwards: -Inf is below all others, but among
+ * two +Inf, filters and noise could not choose. */
+static struct sample_candidate scored(const struct sampling *p, const float *logits, uint32_t top,
+                                      uint32_t i)
+{
+    return (struct sample_candidate){(logits[i] - logits[top]) / p->temp, (int32_t)i};
+}
+
 int32_t sample_choose(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
                       const float *logits, uint32_t n, struct sample_candidate *scratch)
 {
     int32_t top = largest(logits, n);
     if (top < 0 || p->temp < SAMPLE_TEMP_MIN) return top;
-    /* From the largest on, so that no score can overflow upwards: -Inf is below all others, but
-     * among two +Inf, filters and noise could not choose. */
-    for (uint32_t i = 0; i < n; i++)
-        scratch[i] = (struct sample_candidate){(logits[i] - logits[top]) / p->temp, (int32_t)i};
+    for (uint32_t i = 0; i < n; i++) scratch[i] = scored(p, logits, (uint32_t)top, i);
     struct sample_candidate start = scratch[top];
     if (!p->top_k && p->top_p >= 1.0f && p->min_p <= 0.0f)
         return noisy_argmax(p, sample_idx, pos, scratch, n, start, NULL);
@@ -205,9 +210,7 @@ int32_t sample_choose_allowed(const struct sampling *p, uint32_t sample_idx, uin
     if (top < 0 || greedy) return top;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < n; i++)
-        if (!mask || in(mask, i))
-            scratch[kept++] =
-                (struct sample_candidate){(logits[i] - logits[top]) / p->temp, (int32_t)i};
+        if (!mask || in(mask, i)) scratch[kept++] = scored(p, logits, (uint32_t)top, i);
     const struct sample_candidate start = {0.0f, top};
     if (!filters)
         return noisy_argmax(p, sample_idx, pos, scratch, kept, start, mask ? NULL : allowed);

@@ -214,9 +214,11 @@ static void add_run(struct core *c, struct step_build *b, struct request *r, uin
     if (run->n_logits && !r->opened) {
         run->has_open = true;
         r->opened = r->replica;
-        run->open =
-            (struct msg_open){r->sampling, r->n_prompt, r->grammar ? r->grammar->data : NULL,
-                              r->grammar ? r->grammar->bytes : 0};
+        run->open = (struct msg_open){.sampling = r->sampling, .boundary = r->n_prompt};
+        if (r->grammar) {
+            run->open.grammar = r->grammar->data;
+            run->open.grammar_bytes = r->grammar->bytes;
+        }
     }
     for (uint32_t i = 0; i < n; i++) b->work.depth += r->n_issued + i;
     r->n_issued = r->n_right = end; /* no token here is a guess */
