@@ -123,6 +123,7 @@ int stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
     w->assign.tensor_hashes = NULL; /* the caller's */
     if (rc == 0) rc = open_tables(w, model, em);
     weights_close(model);
+    mem_trim(); /* the file's header and vocabulary, and what it took to look into them */
     if (rc < 0) {
         stage_work_close(w);
         return rc;

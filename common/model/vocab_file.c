@@ -150,9 +150,10 @@ int vocab_file_open(const struct weights *w, const struct vocab_file_options *o,
     if (rc == 0 && pre && (s.model.len != 4 || memcmp(s.model.data, "gpt2", 4) != 0))
         rc = err_set(em, ERR_CONF, "a pre-tokeniser is named, but this vocabulary uses none");
     if (rc == 0) rc = strings(m, "tokenizer.ggml.tokens", &tokens, &s.n_tokens, em);
-    if (rc == 0) rc = strings(m, "tokenizer.ggml.merges", &merges, &s.n_merges, em);
+    if (rc == 0 && !o->decodes_only)
+        rc = strings(m, "tokenizer.ggml.merges", &merges, &s.n_merges, em);
     if (rc == 0) rc = token_types(m, s.n_tokens, &types, em);
-    if (rc == 0) rc = token_scores(m, s.n_tokens, &scores, em);
+    if (rc == 0 && !o->decodes_only) rc = token_scores(m, s.n_tokens, &scores, em);
     s.tokens = tokens;
     s.merges = merges;
     s.types = types;

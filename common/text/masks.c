@@ -92,8 +92,17 @@ static int by_bytes(const void *a, const void *b, void *arg)
     return c ? c : x.len < y.len ? -1 : x.len > y.len;
 }
 
-static void sort(struct masks *m)
+/* False: no memory. */
+static bool sort(struct masks *m)
 {
+    for (uint32_t i = 0; i < m->n; i++)
+        if (m->kind[i] == KIND_TEXT) m->lists[piece(m, (int32_t)i).len > SHORT].n++;
+    for (struct list *l = m->lists; l < m->lists + 2; l++) {
+        l->tokens = mem_try(l->n * sizeof *l->tokens + 1);
+        l->shared = mem_try((size_t)l->n + 1);
+        if (!l->tokens || !l->shared) return false;
+        l->n = 0;
+    }
     for (uint32_t i = 0; i < m->n; i++) {
         struct list *l = &m->lists[piece(m, (int32_t)i).len > SHORT];
         if (m->kind[i] == KIND_TEXT) l->tokens[l->n++] = (int32_t)i;
@@ -109,11 +118,17 @@ static void sort(struct masks *m)
             if (x.len > l->longest) l->longest = (uint32_t)x.len;
         }
     }
+    return true;
 }
 
-static void read_vocab(struct masks *m, const struct vocab *v)
+/* False: no memory. */
+static bool read_vocab(struct masks *m, const struct vocab *v)
 {
     uint32_t at = 0;
+    for (uint32_t i = 0; i < m->n; i++) m->n_ends += vocab_is_eog(v, (int32_t)i);
+    m->ends = mem_try(m->n_ends * sizeof *m->ends + 1);
+    if (!m->ends) return false;
+    m->n_ends = 0;
     for (uint32_t i = 0; i < m->n; i++) {
         struct vocab_string p = vocab_piece(v, (int32_t)i);
         bool ends = vocab_is_eog(v, (int32_t)i);
@@ -125,6 +140,7 @@ static void read_vocab(struct masks *m, const struct vocab *v)
         if (ends) m->ends[m->n_ends++] = (int32_t)i;
     }
     m->offset[m->n] = at;
+    return true;
 }
 
 int masks_open(const struct vocab *v, uint32_t n, struct masks **ret, struct errmsg *em)
@@ -136,25 +152,17 @@ int masks_open(const struct vocab *v, uint32_t n, struct masks **ret, struct err
     m->n_words = (n + 63) / 64;
     m->bytes = mem_try(bytes + 1);
     m->offset = mem_try(((size_t)n + 1) * sizeof *m->offset);
-    bool some = true;
-    for (struct list *l = m->lists; l < m->lists + 2; l++) {
-        l->tokens = mem_try((size_t)n * sizeof *l->tokens + 1);
-        l->shared = mem_try((size_t)n + 1);
-        some &= l->tokens && l->shared;
-    }
-    m->ends = mem_try((size_t)n * sizeof *m->ends + 1);
     m->kind = mem_try((size_t)n + 1);
     m->all = mem_try((size_t)MASKS * m->n_words * sizeof *m->all + 1); /* pages come when used */
     m->both = mem_try(m->n_words * sizeof *m->both + 1);
     m->words = mem_try(WORDS * sizeof *m->words);
     m->steps = mem_try_zeroed(STEPS, sizeof *m->steps);
-    if (!some || !m->bytes || !m->offset || !m->ends || !m->kind || !m->all || !m->both ||
-        !m->words || !m->steps || bytes > UINT32_MAX) {
+    bool some = m->bytes && m->offset && m->kind && m->all && m->both && m->words && m->steps &&
+                bytes <= UINT32_MAX;
+    if (!some || !read_vocab(m, v) || !sort(m)) {
         masks_close(m);
         return err_set(em, ERR_NOMEM, "no memory for the bytes of %" PRIu32 " tokens", n);
     }
-    read_vocab(m, v);
-    sort(m);
     *ret = m;
     return 0;
 }

@@ -44,7 +44,8 @@ MANY_MODULES = {"zmq.h": {"common/io/net.c", "common/io/zap.c", "common/io/keys.
                 "cpuid.h": {"common/engine/cpu.c"},
                 # The test changes what goes into the ring.
                 "liburing.h": {"common/io/ring.c", "tests/unit/ring_test.c"},
-                "flotilla/client.h": "deploy", "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests", "malloc.h": "tests"}
+                "flotilla/client.h": "deploy", "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests",
+                "malloc.h": {"common/base/mem.c", "tests/unit/engine_test.c"}}
 
 
 def sources():
