@@ -7,6 +7,7 @@
 #include "common/base/err.h"
 #include "common/base/opts.h"
 #include "common/client/client.h"
+#include "common/text/masks.h"
 #include "common/text/sample.h"
 #include "common/text/vocab.h"
 #include "proto/msg.h"
@@ -24,6 +25,9 @@ struct gen_options {
     bool chat;                 /* the prompt is a user's message, */
     const char *system;        /* behind this one of the system's; or NULL */
     const char *conversation;  /* made of the two, in JSON as client.proto says; or NULL */
+    const char *schema;        /* the file of a JSON schema that the answer must be valid by, */
+    const char *grammar;       /* or of a grammar in GBNF; read into `format` */
+    const char *format;        /* in JSON, as client.proto says under Formats; NULL: any */
     bool special;              /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;
     uint32_t tokens;          /* most tokens to generate */
@@ -44,8 +48,9 @@ struct gen_options {
 
 struct gen_result {
     struct tokens prompt, tokens;
-    struct buf chosen, top; /* log-probabilities of `tokens`: floats; struct sample_candidate */
-    uint32_t n_top;         /* of the latter, for each token */
+    struct buf chosen, top;     /* log-probabilities of `tokens`: floats; struct sample_candidate */
+    uint32_t n_top;             /* of the latter, for each token */
+    struct masks_counts counts; /* what the format cost; of the engine alone */
     struct buf text;
     enum finish_reason finish_reason;
     const char *isa; /* of the engine alone */

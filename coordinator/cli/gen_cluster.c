@@ -78,6 +78,7 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
                                .chat = o->conversation,
                                .prompt_tokens = ret->prompt.ids,
                                .n_prompt_tokens = (uint32_t)ret->prompt.n,
+                               .format = o->format,
                                .special = o->special,
                                .ignore_eos = o->ignore_eos,
                                .has_seed = o->seed_given,

@@ -6,8 +6,10 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/text/chooser.h"
+#include "common/text/constraint.h"
 #include "common/text/detok.h"
 #include "coordinator/chat.h"
+#include "common/text/format.h"
 #include "coordinator/cli/whole.h"
 #include "coordinator/conversation.h"
 
@@ -20,6 +22,7 @@ struct local {
     struct whole whole;
     struct sampling sampling;
     struct chooser *chooser;
+    struct constraint *constraint; /* on the answer's form, or NULL */
     struct detok detok;
     struct gen_result *ret;
     gen_text_fn on_text;
@@ -83,6 +86,20 @@ static int open_engine(struct local *l, struct errmsg *em)
     return chooser_open(l->file.dims.vocab, &l->chooser, em);
 }
 
+static int open_constraint(struct local *l, struct errmsg *em)
+{
+    struct buf grammar = {0};
+    if (!l->o->format) return 0;
+    int rc = format_compile(l->o->format, strlen(l->o->format), FORMAT_PLAIN, false, &grammar, em);
+    if (rc == 0 && grammar.len) {
+        l->constraint = mem_alloc(sizeof *l->constraint);
+        rc = constraint_open(l->constraint, grammar.data, grammar.len, em);
+        if (rc == 0) rc = chooser_learn(l->chooser, l->file.vocab, em);
+    }
+    buf_close(&grammar);
+    return rc;
+}
+
 /* The prompt, and behind it the answer so far. */
 static const int32_t *said(const void *arg, uint32_t pos, uint32_t *ret_n)
 {
@@ -114,10 +131,12 @@ static int run_rows(struct local *l, uint32_t first, const int32_t *tokens, uint
                                     .boundary = (uint32_t)l->ret->prompt.n,
                                     .logits = logits,
                                     .said = said,
-                                    .said_arg = l};
+                                    .said_arg = l,
+                                    .constraint = l->constraint};
     struct chooser_choice c;
     rc = chooser_choose(l->chooser, &ask, &c);
-    if (rc < 0) return err_set(em, rc, CHOOSER_NOT_FINITE);
+    if (rc < 0)
+        return err_set(em, rc, rc == ERR_NOTFOUND ? CHOOSER_NONE_ALLOWED : CHOOSER_NOT_FINITE);
     *ret_token = c.token;
     bool kept = !vocab_is_eog(l->file.vocab, c.token) || l->o->ignore_eos;
     if (l->sampling.logprobs && kept) note_logprobs(l, &c);
@@ -207,10 +226,13 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
     if (rc == 0 && l.file.warning[0]) log_warn("%s", l.file.warning);
     if (rc == 0) rc = encode_prompt(&l, em);
     if (rc == 0) rc = open_engine(&l, em);
+    if (rc == 0) rc = open_constraint(&l, em);
     if (rc == 0) rc = generate(&l, em);
+    if (l.constraint) ret->counts = chooser_counts(l.chooser);
     detok_close(&l.detok);
     whole_close(&l.whole);
     chooser_close(l.chooser);
+    mem_free(l.constraint);
     model_file_close(&l.file);
     return rc;
 }

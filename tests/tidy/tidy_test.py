@@ -9,6 +9,7 @@ MAY = {
     "common/base": [],
     "common/engine": ["common/base"],
     "common/text": ["common/base"],
+    "common/model": ["common/base", "common/engine", "common/text"],
     "common/io": ["common/base"],
     "proto": ["common/base"],
     "common/client": ["common/base", "common/io", "proto"],
@@ -45,7 +46,8 @@ MANY_MODULES = {"zmq.h": {"common/io/net.c", "common/io/zap.c", "common/io/keys.
                 "cpuid.h": {"common/engine/cpu.c"},
                 # The test changes what goes into the ring.
                 "liburing.h": {"common/io/ring.c", "tests/unit/ring_test.c"},
-                "flotilla/client.h": "deploy", "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests", "malloc.h": "tests"}
+                "flotilla/client.h": "deploy", "setjmp.h": "tests", "cmocka.h": "tests", "dlfcn.h": "tests",
+                "malloc.h": {"common/base/mem.c", "tests/unit/engine_test.c"}}
 
 
 def sources():

@@ -97,6 +97,10 @@ static void test_parameters(void **state)
     ask_close(&a);
 }
 
+#define TOOLS                                                                                      \
+    "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"                                      \
+    "{\"type\":\"function\",\"function\":{\"name\":\"g_2\"}}]"
+
 /* Tools are shown to the model, unless none may be called. */
 static void test_tools(void **state)
 {
@@ -114,6 +118,46 @@ static void test_tools(void **state)
     struct ask a = taken(ASK_CHAT, "{\"messages\":[7],\"tools\":[]}");
     assert_null(a.tools);
     ask_close(&a);
+}
+
+static void has_format(enum ask_kind kind, const char *body, const char *format)
+{
+    struct ask a = taken(kind, body);
+    if (format)
+        assert_string_equal(a.request.format, format);
+    else
+        assert_null(a.request.format);
+    ask_close(&a);
+}
+
+/* Whatever asks for a form becomes a format of the client API; numbers keep their digits. */
+static void test_formats(void **state)
+{
+    (void)state;
+    has_format(ASK_CHAT, "{\"messages\": [7], \"response_format\": {\"type\": \"text\"}}", NULL);
+    has_format(ASK_CHAT, "{\"messages\": [7], \"response_format\": {\"type\": \"json_object\"}}",
+               "{\"type\":\"json_object\"}");
+    has_format(ASK_CHAT,
+               "{\"messages\": [7], \"response_format\": {\"type\": \"json_schema\", "
+               "\"json_schema\": {\"name\": \"x\", \"schema\": {\"minimum\": 0.12345678901234}}}}",
+               "{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"x\",\"schema\":{\"minimum\":"
+               "0.12345678901234}}}");
+    has_format(ASK_COMPLETION, "{\"prompt\": \"x\", \"json_schema\": {\"type\": \"null\"}}",
+               "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":\"null\"}}}");
+    has_format(ASK_COMPLETION, "{\"prompt\": \"x\", \"grammar\": \"root ::= \\\"a\\\"\"}",
+               "{\"type\":\"grammar\",\"grammar\":\"root ::= \\\"a\\\"\"}");
+    has_format(ASK_COMPLETION, "{\"prompt\": \"x\", \"grammar\": \"\"}", NULL);
+    has_format(ASK_CHAT, "{\"messages\": [7], \"tools\": " TOOLS "}", NULL);
+    has_format(ASK_CHAT, "{\"messages\": [7], \"tool_choice\": \"required\", \"tools\": " TOOLS "}",
+               "{\"type\":\"tool_calls\",\"tools\":" TOOLS ",\"parallel\":true}");
+    has_format(ASK_CHAT,
+               "{\"messages\": [7], \"tool_choice\": \"required\", \"parallel_tool_calls\": false, "
+               "\"tools\": " TOOLS "}",
+               "{\"type\":\"tool_calls\",\"tools\":" TOOLS ",\"parallel\":false}");
+    has_format(ASK_CHAT,
+               "{\"messages\": [7], \"tool_choice\": {\"type\": \"function\", \"function\": "
+               "{\"name\": \"f\"}}, \"tools\": " TOOLS "}",
+               "{\"type\":\"tool_calls\",\"tools\":" TOOLS ",\"name\":\"f\",\"parallel\":false}");
 }
 
 static void test_refused(void **state)
@@ -142,13 +186,29 @@ static void test_refused(void **state)
     refused(ASK_CHAT, "{\"messages\": [1], \"tools\": [{\"type\": \"function\"}]}", "tools",
             "name");
     refused(ASK_CHAT, "{\"messages\": [1], \"tool_choice\": \"required\"}", "tool_choice",
-            "not supported");
+            "no 'tools'");
     refused(ASK_CHAT, "{\"messages\": [1], \"tool_choice\": {\"type\": \"function\"}}",
-            "tool_choice", "not supported");
-    refused(ASK_CHAT, "{\"messages\": [1], \"parallel_tool_calls\": false}", "parallel_tool_calls",
-            "not supported");
-    refused(ASK_CHAT, "{\"messages\": [1], \"response_format\": {\"type\": \"json_object\"}}",
-            "response_format", "json_object");
+            "tool_choice", "a function of 'tools'");
+    refused(ASK_CHAT,
+            "{\"messages\": [1], \"tool_choice\": {\"type\": \"function\", \"function\": "
+            "{\"name\": \"g\"}}, \"tools\": " TOOLS "}",
+            "tool_choice", "no tool 'g'");
+    refused(ASK_CHAT, "{\"messages\": [1], \"parallel_tool_calls\": false, \"tools\": " TOOLS "}",
+            "parallel_tool_calls", "not supported");
+    refused(ASK_CHAT, "{\"messages\": [1], \"response_format\": {\"type\": \"xml\"}}",
+            "response_format", "xml");
+    refused(ASK_CHAT, "{\"messages\": [1], \"response_format\": []}", "response_format", "'type'");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"json_schema\": 7}", "json_schema", "schema");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"grammar\": 7}", "grammar", "text");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"json_schema\": {}, \"grammar\": \"x\"}",
+            "grammar", "exclude");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"json_schema\": {}, \"ignore_eos\": true}",
+            "ignore_eos", "has an end");
+    refused(
+        ASK_CHAT,
+        "{\"messages\": [1], \"grammar\": \"x\", \"tool_choice\": \"required\", \"tools\": " TOOLS
+        "}",
+        "grammar", "exclude");
     char many[4096] = "{\"prompt\": [";
     for (int i = 0; i < 65; i++) (void)strcat(many, i ? ", \"x\"" : "\"x\"");
     (void)strcat(many, "]}");
@@ -251,10 +311,6 @@ static void test_logprobs(void **state)
 }
 
 /* ---- reasoning and calls of tools ---- */
-
-#define TOOLS                                                                                      \
-    "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"                                      \
-    "{\"type\":\"function\",\"function\":{\"name\":\"g_2\"}}]"
 
 /* What an answer becomes: "reasoning|content|name(arguments)...". `step` bytes come at a time. */
 static void said(const char *text, size_t step, bool open, const char *tools, char *ret)
@@ -509,8 +565,16 @@ static void test_translation(void **state)
     translated("{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":7}]}",
                "neither a text");
     translated("{\"max_tokens\":1,\"betas\":[],\"messages\":[]}", "'betas'");
-    translated("{\"max_tokens\":1,\"tool_choice\":{\"type\":\"any\"},\"messages\":[]}",
-               "auto or none");
+    translated("{\"max_tokens\":1,\"tool_choice\":{\"type\":\"x\"},\"messages\":[]}",
+               "auto, none, any");
+    translated("{\"max_tokens\":1,\"tool_choice\":{\"type\":\"any\",\"disable_parallel_tool_use\":"
+               "true},\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
+               "{\"max_tokens\":1,\"parallel_tool_calls\":false,\"tool_choice\":\"required\","
+               "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}");
+    translated("{\"max_tokens\":1,\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\"},"
+               "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
+               "{\"max_tokens\":1,\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
+               "\"f\"}},\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}");
     translated("{\"max_tokens\":1,\"thinking\":{\"type\":\"enabled\"},\"messages\":[]}",
                "disabled");
 }
@@ -716,6 +780,7 @@ int main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_parameters),
         cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_formats),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_logprobs),
