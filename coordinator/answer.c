@@ -109,6 +109,10 @@ bool answer_news(struct answer *a, struct msg_generate_reply *ret)
                                        .cached = a->n_sent ? 0 : a->cached,
                                        .text = text->data ? text->data + a->text_sent : "",
                                        .finish_reason = all ? a->finish_reason : FINISH_NONE};
+    if (all && a->ended) {
+        ret->has_draft = a->drafts;
+        ret->draft = a->draft;
+    }
     if (!all) {
         buf_drop(&a->part, a->part.len);
         (void)buf_append(&a->part, ret->text, text_end(a, a->n_told) - a->text_sent);

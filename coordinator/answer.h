@@ -29,6 +29,8 @@ struct answer {
     uint64_t token_ns; /* when the last token came */
     bool ended;
     enum finish_reason finish_reason; /* once ended */
+    bool drafts;                      /* its tokens were guessed, and, once ended, how well: */
+    struct msg_draft_status draft;
 };
 
 /* How an answer is to be told. */

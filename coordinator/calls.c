@@ -410,6 +410,11 @@ void calls__end(struct shell *s, const struct action *a)
     if (!c) return;
     struct answer *x = &c->answers[a->end.request - c->request];
     if (x->ended) return;
+    x->draft = (struct msg_draft_status){.runs = a->end.accept.runs,
+                                         .drafted = a->end.accept.drafted,
+                                         .accepted = a->end.accept.accepted,
+                                         .early = a->end.accept.early,
+                                         .wasted = a->end.accept.wasted};
     answer_end(x, a->end.finish_reason);
     s->count.ended[a->end.status < METRICS_STATUSES ? a->end.status : 2]++;
     calls__mark(s, c);

@@ -46,6 +46,8 @@ struct call {
     uint64_t deadline_ns; /* when, not how long */
     uint32_t max_new;
     enum priority priority;
+    enum draft_kind draft;    /* of its answers */
+    uint32_t draft_length;    /* 0: as configured */
     uint64_t tenant;          /* a hash of its name; 0: none */
     struct sampling sampling; /* its arrays: */
     struct buf bias_ids, bias;

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define N_KEYS 50
+#define N_KEYS 55
 #define ROLE_KEYS_MAX 4096u /* of each role */
 
 static const struct {
@@ -55,6 +55,11 @@ static void fill_table(struct config *c, bool model_given, struct conf_key *tabl
         {"kv", CONF_STRING, &c->kv, 0, 0, false},
         {"pre", CONF_STRING, &c->pre, 0, 0, false},
         {"chat_template", CONF_STRING, &c->chat_template, 0, 0, false},
+        {"draft", CONF_STRING, &c->draft, 0, 0, false},
+        {"draft_len", CONF_STRING, &c->draft_len, 0, 0, false},
+        {"draft_pipelined", CONF_BOOL, &c->drafts.pipelined, 0, 0, false},
+        {"draft_threads", CONF_U32, &c->drafts.threads, 0, DRAFT_THREADS_MAX, false},
+        {"draft_memory_mib", CONF_U32, &c->draft_memory_mib, 1, 1u << 20, false},
         {"ctx", CONF_U32, &c->ctx, 1, LIMIT_CONTEXT, false},
         {"kv_tokens", CONF_U32, &c->kv_tokens, LIMIT_PAGE, 1u << 30, false},
         {"chunk", CONF_U32, &c->chunk, 1, LIMIT_STEP_ROWS, false},
@@ -150,6 +155,18 @@ static int take_keys(const char *path, struct config *c, struct errmsg *em)
     return 0;
 }
 
+/* What is guessed ahead, of the keys that say so. */
+static int take_drafts(const char *path, struct config *c, struct errmsg *em)
+{
+    int rc = draft_settings_source(&c->drafts, c->draft, em);
+    if (rc < 0) return err_wrap(em, ERR_CONF, "%s: key 'draft'", path);
+    rc = draft_settings_length(&c->drafts, c->draft_len, em);
+    if (rc < 0) return err_wrap(em, ERR_CONF, "%s: key 'draft_len'", path);
+    c->drafts.memory_bytes = (uint64_t)c->draft_memory_mib << 20;
+    rc = draft_settings_check(&c->drafts, em);
+    return rc < 0 ? err_wrap(em, ERR_CONF, "%s: key 'draft'", path) : 0;
+}
+
 static int check(const char *path, const struct config *c, struct errmsg *em)
 {
     if (c->key_file && c->plaintext)
@@ -187,6 +204,10 @@ static struct config defaults(void)
     return (struct config){.listen = mem_strdup("127.0.0.1"),
                            .kv = mem_strdup("f16"),
                            .policy = mem_strdup("auto"),
+                           .draft = mem_strdup("off"),
+                           .draft_len = mem_strdup("auto"),
+                           .drafts = DRAFT_DEFAULTS,
+                           .draft_memory_mib = (uint32_t)(DRAFT_MEMORY_BYTES >> 20),
                            .client_port = 7070,
                            .worker_port = 7071,
                            .result_port = 7072,
@@ -222,6 +243,7 @@ int config_read(const char *path, const char *model, struct config *ret, struct 
     if (rc == 0) rc = config__take_workers(path, &c, em);
     if (rc == 0) rc = resolve_listen(path, &c, em);
     if (rc == 0) rc = take_keys(path, &c, em);
+    if (rc == 0) rc = take_drafts(path, &c, em);
     if (rc == 0) rc = check(path, &c, em);
     if (rc == 0 && c.key_file && keys_read(c.key_file, &c.own, em) < 0)
         rc = err_wrap(em, ERR_CONF, "%s: key 'keys.file'", path);
@@ -262,6 +284,7 @@ int config_parse(const char *name, const char *text, size_t len, struct config *
     if (rc == 0) rc = take_model(name, NULL, &c, em);
     if (rc == 0) rc = config__take_workers(name, &c, em);
     if (rc == 0) rc = take_keys(name, &c, em);
+    if (rc == 0) rc = take_drafts(name, &c, em);
     if (rc == 0) rc = check(name, &c, em);
     if (rc < 0)
         config_close(&c);

@@ -5,6 +5,7 @@
 #include "common/base/err.h"
 #include "common/base/key.h"
 #include "common/io/conf.h"
+#include "coordinator/draft/settings.h"
 #include "proto/limits.h"
 
 #include <stdbool.h>
@@ -33,7 +34,10 @@ struct config {
     char *name, *listen, *kv; /* listen: an address of this machine, as in an endpoint */
     char *pre;                /* pre-tokeniser in place of the file's, or NULL */
     char *policy;             /* which replica takes a request: enum route_policy's name */
-    char *chat_template;      /* a file with one, in place of the model's; or NULL */
+    char *draft, *draft_len;  /* as they are written; `drafts` is what they mean */
+    struct draft_settings drafts;
+    uint32_t draft_memory_mib;
+    char *chat_template; /* a file with one, in place of the model's; or NULL */
     uint32_t client_port, worker_port, result_port, metrics_port, http_port; /* 0: any free one */
     bool plaintext;
     struct conf_node workers_node, replicas_node,

@@ -35,7 +35,7 @@ static int check_size(const struct shell *s, struct net_frame body, struct errms
 
 /* Why a Generate cannot be served, or NULL. */
 static const char *check_generate(const struct shell *s, const struct msg_generate *g,
-                                  enum status *ret_status)
+                                  enum status *ret_status, struct errmsg *em)
 {
     *ret_status = STATUS_INVALID_ARGUMENT;
     if (g->format && g->ignore_eos)
@@ -63,6 +63,7 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
     for (uint32_t i = 0; i < g->sampling.n_bias; i++)
         if ((uint32_t)g->sampling.bias_ids[i] >= s->model->dims.vocab)
             return "field 'logit_bias': a token is not in the vocabulary";
+    if (drafts__choose(s, g, NULL, em) < 0) return em->text;
     return NULL;
 }
 
@@ -103,6 +104,8 @@ static void submit(struct shell *s, struct call *c)
                                      .sampling = c->sampling,
                                      .grammar = c->grammar,
                                      .ignore_eos = c->ignore_eos,
+                                     .drafts = drafts__begin(s, c, i, &all),
+                                     .draft_length = c->draft_length,
                                      .deadline_ns = c->deadline_ns - s->now_ns}};
         shell__event(s, &e);
     }
@@ -131,6 +134,7 @@ static void begin(struct shell *s, struct call *c, const struct msg_generate *g)
     c->tenant = g->tenant[0] ? hash_bytes(g->tenant, strlen(g->tenant), 1) | 1 : 0;
     c->ignore_eos = g->ignore_eos;
     c->pieces = g->pieces;
+    (void)drafts__choose(s, g, c, NULL); /* it was checked */
     keep_sampling(c, &g->sampling);
     if (!g->has_seed) c->sampling.seed = sampling_draw_seed();
     struct answer_options o = {g->stops, g->n_stops, g->sampling.logprobs,
@@ -172,7 +176,7 @@ void generate__call(struct shell *s, const struct msg_call *h, const struct rout
     const char *why = em.text;
     if (check_size(s, body, &em) == 0) {
         if (wire_get_generate(body.data, body.bytes, &s->body_arena, &g, &em) == 0)
-            why = check_generate(s, &g, &status);
+            why = check_generate(s, &g, &status, &em);
         else
             status = calls__unread(s);
     }

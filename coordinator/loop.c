@@ -63,6 +63,7 @@ enum {
     POLL_WORKERS,
     POLL_TEXTS,
     POLL_CLIENTS,
+    POLL_DRAFTS,
     POLL_LINKS
 }; /* then LINK_POLLS a link */
 
@@ -202,10 +203,17 @@ static void send_step(struct shell *s, const struct msg_step *m)
 
 /* ---- actions ---- */
 
+/* An ask that the drafter did not take: its answer is empty. */
+struct no_draft {
+    uint64_t request, serial;
+    uint32_t first_pos;
+};
+
 void shell__event(struct shell *s, struct event *e)
 {
-    uint64_t stops[LIMIT_STEP_RUNS]; /* a result has at most so many runs */
-    size_t n_stops = 0;
+    uint64_t stops[LIMIT_STEP_LOGITS]; /* a result has at most so many tokens */
+    struct no_draft silent[LIMIT_STEP_RUNS];
+    size_t n_stops = 0, n_silent = 0;
     e->now_ns = s->now_ns;
     struct actions actions = core_step(s->core, e);
     for (size_t i = 0; i < actions.n; i++) {
@@ -216,10 +224,19 @@ void shell__event(struct shell *s, struct event *e)
         case ACT_LINK_CLOSE: link_disconnect(link_of(s, a->link.epoch)->link); break;
         case ACT_STEP: send_step(s, a->step); break;
         case ACT_TOKENS:
-            CHECK(n_stops < LIMIT_STEP_RUNS);
+            CHECK(n_stops < LIMIT_STEP_LOGITS);
+            drafts__tokens(s, a);
             if (calls__tokens(s, a)) stops[n_stops++] = a->tokens.request;
             break;
-        case ACT_END: calls__end(s, a); break;
+        case ACT_DRAFT:
+            if (!drafts__ask(s, a) && n_silent < LIMIT_STEP_RUNS)
+                silent[n_silent++] =
+                    (struct no_draft){a->draft.request, a->draft.serial, a->draft.first_pos};
+            break;
+        case ACT_END:
+            drafts__end(s, a);
+            calls__end(s, a);
+            break;
         case ACT_ANSWER:
             s->answer = a->answer.status;
             (void)snprintf(s->answer_text, sizeof s->answer_text, "%s", a->answer.text);
@@ -230,6 +247,12 @@ void shell__event(struct shell *s, struct event *e)
     for (size_t i = 0; i < n_stops; i++) {
         struct event stop = {.type = EV_STOP, .request = {stops[i], ""}};
         shell__event(s, &stop);
+    }
+    for (size_t i = 0; i < n_silent; i++) {
+        struct event none = {
+            .type = EV_DRAFT,
+            .draft = {silent[i].request, silent[i].serial, .first_pos = silent[i].first_pos}};
+        shell__event(s, &none);
     }
 }
 
@@ -316,6 +339,7 @@ static void wait_for_input(struct shell *s, long wait_ms)
     items[POLL_WORKERS] = (struct net_poll){.sock = s->workers};
     items[POLL_TEXTS] = (struct net_poll){.sock = offload_socket(s->texts)};
     items[POLL_CLIENTS] = (struct net_poll){.sock = s->clients};
+    items[POLL_DRAFTS] = (struct net_poll){.sock = drafts__socket(s)};
     for (uint32_t i = 0; i < s->n_links; i++)
         link_poll(s->links[i].link, &items[POLL_LINKS + LINK_POLLS * i]);
     (void)net_poll(items, POLL_LINKS + LINK_POLLS * s->n_links, wait_ms);
@@ -333,6 +357,7 @@ void shell__turn(struct shell *s, uint64_t *next_tick_ns)
     if (items[POLL_WORKERS].readable) take_workers(s);
     for (uint32_t i = 0; i < s->n_links; i++)
         watch_link(s, &s->links[i], &items[POLL_LINKS + LINK_POLLS * i]);
+    if (items[POLL_DRAFTS].readable) drafts__take(s);
     if (items[POLL_TEXTS].readable) take_texts(s);
     if (items[POLL_CLIENTS].readable) methods__take(s);
     if (s->now_ns >= *next_tick_ns) {
@@ -514,9 +539,10 @@ static int open_core(struct shell *s, const char *results_endpoint, uint64_t inc
     struct core_config k = setup_core(s->config, &model, incarnation, results_endpoint);
     shell__open_tables(s, k.n_replicas, k.max_workers);
     s->core = core_open(&k);
-    mem_free(eog);
     setup_close(&k, &model);
-    return 0;
+    rc = drafts__open(s, eog, model.n_eog, em);
+    mem_free(eog);
+    return rc;
 }
 
 static const char *model_name(const struct config *c, const struct model_file *m)
@@ -609,6 +635,7 @@ static void close_all(struct shell *s)
     shell__close_tables(s);
     calls__close(s);
     core_close(s->core);
+    drafts__close(s);
     offload_close(s->texts);
     chat_close(&s->chat);
     if (s->clients) net_sock_drain(s->clients, DRAIN_MS);

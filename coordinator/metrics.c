@@ -115,6 +115,15 @@ static const struct replica_metric replica_metrics[] = {
      WIDE(cache.evicted)},
     {"flotilla_preemptions_total", "counter", "Requests that gave their pages back.",
      WIDE(cache.preemptions)},
+    {"flotilla_draft_runs_total", "counter", "Runs of guessed tokens that were verified.",
+     WIDE(draft.runs)},
+    {"flotilla_draft_tokens_total", "counter", "Guessed tokens in them.", WIDE(draft.drafted)},
+    {"flotilla_draft_accepted_total", "counter", "Of those, that were right.",
+     WIDE(draft.accepted)},
+    {"flotilla_draft_early_runs_total", "counter",
+     "Runs that were sent before the answer to the last had come.", WIDE(draft.early)},
+    {"flotilla_draft_wasted_rows_total", "counter", "Their rows that yielded no token.",
+     WIDE(draft.wasted)},
 };
 
 static uint64_t value_of(const struct msg_replica_status *r, const struct replica_metric *m)

@@ -242,5 +242,6 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
         .deadline_ns = c->deadline_s * NS_PER_S,
         .worker_timeout_ns = c->worker_timeout_ms * NS_PER_MS,
         .step_timeout_ns = c->step_timeout_ms * NS_PER_MS,
+        .draft = c->drafts,
     };
 }

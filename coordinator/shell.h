@@ -11,6 +11,7 @@
 #include "coordinator/calls.h"
 #include "coordinator/config.h"
 #include "coordinator/core/core.h"
+#include "coordinator/draft/draft.h"
 #include "coordinator/gateway/gateway.h"
 #include "coordinator/manifest.h"
 #include "coordinator/metrics.h"
@@ -49,6 +50,8 @@ struct shell {
     struct offload *texts;       /* the queue of texts that are tokenised (texts.h) */
     struct worker_route *routes; /* n_routes: more than the core knows, since strangers have some */
     uint32_t n_routes;
+    struct drafter *drafter; /* or NULL: nothing is guessed */
+    uint64_t draft_told_ns;  /* when the log last told of one that failed */
     struct metrics *metrics; /* or NULL */
     struct gateway *gateway; /* or NULL, and where it is reached: */
     char http_url[NET_ENDPOINT_MAX + 8];
@@ -85,6 +88,23 @@ struct shell {
 void shell__event(struct shell *s, struct event *e);
 /* Logs, not too often, that a peer ("client" or "worker") speaks another protocol version. */
 void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version);
+
+/* drafts.c: opens the drafter, if the cluster file wants one. ends: the model's end tokens. */
+int drafts__open(struct shell *s, const int32_t *ends, uint32_t n_ends, struct errmsg *em);
+void drafts__close(struct shell *s);
+/* Readable when drafts__take has something; NULL without a drafter. */
+struct net_sock *drafts__socket(const struct shell *s);
+/* Hands answers to the core. */
+void drafts__take(struct shell *s);
+/* Actions of the core. drafts__ask returns false where there will be no answer. */
+void drafts__tokens(struct shell *s, const struct action *a);
+void drafts__end(struct shell *s, const struct action *a);
+bool drafts__ask(struct shell *s, const struct action *a);
+/* What a Generate says of its drafts, kept in c (NULL: only checked). ERR_RANGE names the field. */
+int drafts__choose(const struct shell *s, const struct msg_generate *g, struct call *c,
+                   struct errmsg *em);
+/* Before answer i of a call is submitted, with these tokens: whether it has drafts. */
+bool drafts__begin(struct shell *s, struct call *c, uint32_t i, const struct tokens *all);
 
 /* admission.c: gives both contexts the coordinator's key, if it has one, before their first socket,
  * and says whose keys they admit. */

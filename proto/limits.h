@@ -25,6 +25,7 @@
 #define LIMIT_DEADLINE_MS 86400000u /* a longer deadline is cut to this */
 #define LIMIT_STOPS 16u
 #define LIMIT_SAMPLES 16u
+#define LIMIT_DRAFT 32u /* tokens of a draft */
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_FIELDS 1024u /* of a Generate or Tokenize */
 #define LIMIT_NAME_BYTES 64u

@@ -32,6 +32,14 @@ static inline bool epoch_eq(struct epoch a, struct epoch b)
     return a.incarnation == b.incarnation && a.replica == b.replica && a.generation == b.generation;
 }
 
+/* Guesses at tokens, and what became of them. */
+struct msg_draft_status {
+    uint64_t runs;              /* of guesses, that came back, */
+    uint64_t drafted, accepted; /* the guesses in them; those that were right */
+    uint64_t early;             /* runs that were sent before the answer to the last had come */
+    uint64_t wasted;            /* rows that yielded no token */
+};
+
 /* ---- data plane ---- */
 
 /* What the last stage is told of a request before it first chooses a token for it. */
@@ -57,6 +65,7 @@ struct msg_run {
     uint32_t attempt, sample;
     enum run_kind kind;
     uint32_t first_pos, n_rows, n_logits, n_pages;
+    uint32_t n_guesses;    /* of the rows, the last: their tokens are guesses */
     const int32_t *tokens; /* n_rows */
     const uint32_t *pages; /* n_pages */
     bool has_open;
@@ -123,7 +132,7 @@ struct msg_memory {
 struct msg_hello {
     char name[LIMIT_NAME_BYTES], isa[16];
     uint32_t threads, pid;
-    bool holds;
+    bool holds, verifies;
     struct msg_holding holding;
 };
 
@@ -237,6 +246,9 @@ struct msg_generate {
     bool has_priority;
     enum priority priority; /* normal without */
     uint32_t samples;       /* 1 to LIMIT_SAMPLES; when encoded, 0 means 1 */
+    const char *draft;      /* "" or the kind of its drafts, any text */
+    bool has_draft_length;
+    uint32_t draft_length; /* any number */
 };
 
 /* What a Generate carries, counted without unpacking it (wire_size_generate). */
@@ -273,6 +285,8 @@ struct msg_generate_reply {
     uint32_t n_prompt_tokens;
     uint64_t seed;
     bool open_thought; /* the conversation's prompt ends within <think> */
+    bool has_draft;    /* in the last reply: its tokens were guessed, and this became of it */
+    struct msg_draft_status draft;
 };
 
 /* An admin's. */
@@ -314,6 +328,7 @@ struct msg_replica_status {
     /* Of Steps' round trips, beside the stages' computing: on the way, and behind other Steps. */
     uint64_t wire_ns, queue_ns;
     struct msg_cache_status cache;
+    struct msg_draft_status draft;
     const struct msg_worker_status *workers; /* n_workers, by stage */
 };
 

@@ -12,6 +12,22 @@ typedef Flotilla__Client__GenerateReply PbGenerateReply;
 typedef Flotilla__Client__WorkerStatus PbWorker;
 typedef Flotilla__Client__ReplicaStatus PbReplica;
 
+static void set_draft(Flotilla__Client__Speculation *p, const struct msg_draft_status *m)
+{
+    flotilla__client__speculation__init(p);
+    SET(p, runs, m->runs);
+    SET(p, drafted, m->drafted);
+    SET(p, accepted, m->accepted);
+    SET(p, early, m->early);
+    SET(p, wasted, m->wasted);
+}
+
+static struct msg_draft_status get_draft(const Flotilla__Client__Speculation *p)
+{
+    if (!p) return (struct msg_draft_status){0};
+    return (struct msg_draft_status){p->runs, p->drafted, p->accepted, p->early, p->wasted};
+}
+
 static const char *text_or_empty(const char *s)
 {
     return s ? s : "";
@@ -97,6 +113,8 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
     if (m->user && m->user[0]) g.user = (char *)(uintptr_t)m->user;
     if (m->pieces) SET(&g, pieces, true);
     if (m->samples) SET(&g, samples, m->samples);
+    if (m->draft && m->draft[0]) g.draft = (char *)(uintptr_t)m->draft;
+    if (m->has_draft_length) SET(&g, draft_length, m->draft_length);
     wire__pack(&g.base, to);
 }
 
@@ -247,6 +265,9 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         .has_priority = g->has_priority,
         .priority = g->has_priority ? (enum priority)g->priority : PRIORITY_NORMAL,
         .samples = g->has_samples ? g->samples : 1,
+        .draft = text_or_empty(g->draft),
+        .has_draft_length = g->has_draft_length,
+        .draft_length = g->draft_length,
     };
     for (size_t i = 0; i < g->n_stop; i++) ret->stops[i] = g->stop[i];
     return wire__get_sampling(g->sampling, &ret->sampling, em);
@@ -263,6 +284,7 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
 {
     PbGenerateReply r = FLOTILLA__CLIENT__GENERATE_REPLY__INIT;
     Flotilla__Client__Usage u = FLOTILLA__CLIENT__USAGE__INIT;
+    Flotilla__Client__Speculation draft;
     SET(&r, first_index, m->first_index);
     if (m->sample) SET(&r, sample, m->sample);
     if (m->queued_us) SET(&r, queued_us, m->queued_us);
@@ -289,6 +311,10 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
         SET(&u, seed, m->seed);
         if (m->open_thought) SET(&u, open_thought, true);
         r.usage = &u;
+    }
+    if (m->has_draft) {
+        set_draft(&draft, &m->draft);
+        r.speculation = &draft;
     }
     wire__pack(&r.base, to);
 }
@@ -320,7 +346,9 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                                        .tokens = r->tokens,
                                        .text = text_or_empty(r->text),
                                        .finish_reason = parse_finish(r->finish_reason),
-                                       .has_usage = r->usage != NULL};
+                                       .has_usage = r->usage != NULL,
+                                       .has_draft = r->speculation != NULL,
+                                       .draft = get_draft(r->speculation)};
     if (r->n_piece_bytes) {
         if (r->n_piece_bytes != r->n_tokens + r->n_top_ids) return wire__bad(em, "piece_bytes");
         ret->pieces = (const char *)r->pieces.data;
@@ -540,6 +568,7 @@ static void set_worker(PbWorker *p, const struct msg_worker_status *w)
 /* A replica's status as protobuf-c wants it; its arrays are on the heap. */
 struct replica_out {
     PbReplica r;
+    Flotilla__Client__Speculation draft;
     PbWorker *workers, **pointers;
 };
 
@@ -573,6 +602,8 @@ static void set_replica(struct replica_out *out, const struct msg_replica_status
     SET(&r, pages_evicted, x->cache.evicted);
     SET(&r, preemptions, x->cache.preemptions);
     SET(&r, rebalancing, x->rebalancing);
+    set_draft(&out->draft, &x->draft);
+    if (x->draft.runs || x->draft.early) r.speculation = &out->draft;
     for (uint32_t i = 0; i < n; i++) set_worker(&out->workers[i], &x->workers[i]);
     POINTERS(out->pointers, out->workers, n);
     r.n_workers = n;
@@ -686,7 +717,8 @@ static int get_replica(const PbReplica *r, struct arena *a, struct msg_replica_s
                                                  .tokens_saved = r->tokens_saved,
                                                  .tokens_computed = r->tokens_computed,
                                                  .evicted = r->pages_evicted,
-                                                 .preemptions = r->preemptions}};
+                                                 .preemptions = r->preemptions},
+                                       .draft = get_draft(r->speculation)};
     return 0;
 }
 

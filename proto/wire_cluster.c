@@ -83,6 +83,8 @@ static void set_run(struct step_room *room, uint32_t i, const struct msg_run *r)
     p->tokens = (int32_t *)(uintptr_t)r->tokens;
     p->n_pages = r->n_pages;
     p->pages = (uint32_t *)(uintptr_t)r->pages;
+    p->has_guesses = r->n_guesses > 0;
+    p->guesses = r->n_guesses;
     if (!r->has_open) return;
     Flotilla__Cluster__SampleOpen *open = &room->opens[i];
     flotilla__cluster__sample_open__init(open);
@@ -127,6 +129,7 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
     if (!p->has_first_pos || p->first_pos >= LIMIT_CONTEXT) return wire__bad(em, "first_pos");
     if (p->n_tokens == 0 || p->n_tokens > LIMIT_STEP_ROWS) return wire__bad(em, "tokens");
     if (p->n_logits > p->n_tokens) return wire__bad(em, "n_logits");
+    if (p->guesses > p->n_logits) return wire__bad(em, "guesses"); /* each is to be verified */
     uint64_t end = (uint64_t)p->first_pos + p->n_tokens;
     if (p->n_pages != (end + LIMIT_PAGE - 1) / LIMIT_PAGE) return wire__bad(em, "pages");
     if ((unsigned)p->kind > RUN_PROBE) return wire__bad(em, "kind");
@@ -138,6 +141,7 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
                           .n_rows = (uint32_t)p->n_tokens,
                           .n_logits = p->n_logits,
                           .n_pages = (uint32_t)p->n_pages,
+                          .n_guesses = p->guesses,
                           .tokens = p->tokens,
                           .pages = p->pages,
                           .has_open = p->open != NULL};
@@ -382,6 +386,7 @@ static void set_hello(Flotilla__Cluster__Hello *p, Flotilla__Cluster__Holding *h
     SET(holding, layer_first, m->holding.layer_first);
     SET(holding, layer_last, m->holding.layer_last);
     if (m->holds) p->holding = holding;
+    SET(p, verifies, m->verifies);
 }
 
 void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
@@ -464,6 +469,7 @@ static int get_hello(const Flotilla__Cluster__Hello *p, struct msg_hello *ret, s
     ret->threads = p->threads;
     ret->pid = p->pid;
     ret->holds = p->holding != NULL;
+    ret->verifies = p->verifies;
     if (p->holding)
         ret->holding = (struct msg_holding){p->holding->model_digest, p->holding->layer_first,
                                             p->holding->layer_last};

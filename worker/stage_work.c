@@ -25,6 +25,9 @@ struct sampler {
     uint32_t boundary;             /* the first position that is not the prompt's */
     struct constraint *constraint; /* of its answer's form, or NULL */
     const char *wrong;             /* why it cannot be constrained as it asks, or NULL */
+    /* What was chosen after the last live row, and where: the row there is live if it has it. */
+    uint32_t next;
+    int32_t token;
 };
 
 /* Log-probabilities of a Step's tokens, by row of logits. A run's alternatives lie side by side
@@ -235,6 +238,7 @@ static void open_sampler(struct stage_work *w, const struct msg_run *r)
         s->bias[i] = o->bias[i];
     }
     s->boundary = r->open.boundary;
+    s->next = 0; /* no token is chosen for the first position */
     s->sampling = *o;
     s->sampling.bias_ids = s->bias_ids;
     s->sampling.bias = s->bias;
@@ -294,8 +298,18 @@ static void close_samplers(struct stage_work *w, const struct msg_step *s)
     }
 }
 
-/* Chooses the token after each of the run's last n_logits rows; `row` is the first of these rows
- * among the Step's rows of logits. */
+/* Whether a row continues what was chosen: its token is known to the coordinator, or it is the one
+ * chosen after the row before, which was live. */
+static bool is_live(const struct sampler *s, const struct msg_run *r, uint32_t i)
+{
+    if (i < r->n_rows - r->n_guesses) return true;
+    return s->next == r->first_pos + i && s->token == r->tokens[i];
+}
+
+/* Chooses the token after each of the run's last n_logits rows, up to the first that is not live;
+ * `row` is the first of these rows among the Step's rows of logits. The tokens of rows before,
+ * which a choice may look at, are right: a guess that was not is overwritten by the rows that
+ * follow it in the order of Steps. */
 static void choose(struct stage_work *w, const struct msg_run *r, const float *logits, size_t row,
                    struct msg_run_result *ret)
 {
@@ -311,11 +325,12 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
         ret->error = "the last stage has no sampling state for this request";
         return;
     }
-    const struct sampler *s = &w->samplers[*slot];
+    struct sampler *s = &w->samplers[*slot];
     const struct history h = {w, r->pages};
     ret->error = s->wrong;
     if (s->wrong) return;
     for (uint32_t i = 0; i < r->n_logits; i++, logits += eng_logits_stride(w->engine)) {
+        if (!is_live(s, r, r->n_rows - r->n_logits + i)) break;
         const struct chooser_ask ask = {.sampling = &s->sampling,
                                         .sample = r->sample,
                                         .pos = first + i,
@@ -330,10 +345,12 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
             ret->error = rc == ERR_NOTFOUND ? CHOOSER_NONE_ALLOWED : CHOOSER_NOT_FINITE;
             return;
         }
-        tokens[ret->n_tokens++] = c.token;
+        tokens[ret->n_tokens++] = s->token = c.token;
+        s->next = first + i;
         if (s->sampling.logprobs) note_logprobs(w, &c, row, i);
     }
-    if (s->sampling.logprobs)
+    ret->dead = ret->n_tokens == 0;
+    if (s->sampling.logprobs && !ret->dead)
         ret->logprobs = (struct msg_logprobs){
             w->logprobs->chosen + row, chooser_n_top(w->chooser, &s->sampling),
             w->logprobs->ids + row * SAMPLING_TOP_MAX, w->logprobs->top + row * SAMPLING_TOP_MAX};

@@ -1,7 +1,10 @@
 #include "common/base/err.h"
 
+#include "common/base/utf8.h"
+
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,13 +31,14 @@ int err_from_errno(int errno_value)
     }
 }
 
-/* Texts end up on terminals and in logs, and names in them come from files and peers: what steers a
- * terminal (C0, DEL, and C1 as UTF-8) becomes '?'. */
-static void clean(char *text)
+/* What steers a terminal is C0, DEL, and C1 as UTF-8. */
+void err_clean(char *text)
 {
-    for (uint8_t *s = (uint8_t *)text; *s; s++) {
-        if (*s < 0x20 || *s == 0x7f) *s = '?';
-        if (*s == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0) s[0] = s[1] = '?';
+    size_t left = strlen(text), n;
+    int32_t c;
+    for (; left; text += n, left -= n) {
+        bool whole = utf8_decode(text, left, &n, &c) == UTF8_WHOLE;
+        if (!whole || c < 0x20 || (c >= 0x7f && c < 0xa0)) memset(text, '?', n);
     }
 }
 
@@ -45,7 +49,7 @@ int err_set(struct errmsg *em, int code, const char *format, ...)
         va_start(args, format);
         (void)vsnprintf(em->text, sizeof em->text, format, args);
         va_end(args);
-        clean(em->text);
+        err_clean(em->text);
     }
     return code;
 }
@@ -63,7 +67,7 @@ int err_wrap(struct errmsg *em, int code, const char *format, ...)
         (void)snprintf(em->text, sizeof em->text, "%s", outer);
         (void)snprintf(em->text + used, sizeof em->text - used, "%s%s", inner[0] ? ": " : "",
                        inner);
-        clean(em->text);
+        err_clean(em->text);
     }
     return code;
 }

@@ -38,8 +38,13 @@ const char *err_text(int code);
 /* Negative ERR_* for an errno value. */
 int err_from_errno(int errno_value);
 
-/* Replaces the text and returns `code`, so that `return err_set(em, ERR_IO, ...)` reads well.
- * Control characters become '?', here and below. */
+/* Makes a text fit for terminals, logs, JSON and strings of protobuf: each control character, and
+ * each byte of what is not UTF-8, becomes '?'. A limit that cuts a text may leave half a character.
+ */
+void err_clean(char *text);
+
+/* Replaces the text and returns `code`, so that `return err_set(em, ERR_IO, ...)` reads well. The
+ * text is cleaned, here and below. */
 int err_set(struct errmsg *em, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -54,6 +54,9 @@ static struct msg_generate message_of(const struct client_request *q, struct cop
         .has_seed = q->has_seed,
         .has_priority = q->has_priority,
         .priority = q->priority,
+        .draft = q->draft,
+        .has_draft_length = q->draft_length > 0,
+        .draft_length = q->draft_length,
         .max_tokens = q->max_tokens,
         .samples = q->samples,
         .sampling = q->sampling,
@@ -149,7 +152,9 @@ int client_start(struct client *c, const struct client_request *request,
                               .on_end = on_end,
                               .arg = arg,
                               .heard_ns = now};
-    if (request->deadline_ms) r->deadline_ns = now + request->deadline_ms * NS_PER_MS;
+    uint64_t most_ms =
+        request->deadline_ms < LIMIT_DEADLINE_MS ? request->deadline_ms : LIMIT_DEADLINE_MS;
+    if (most_ms) r->deadline_ns = now + most_ms * NS_PER_MS;
     encode(r);
     if (c->body.len > LIMIT_CLIENT_BYTES) {
         mem_free(r->copies);
@@ -299,7 +304,11 @@ static void hand_out(struct client_call *r, const struct msg_generate_reply *m)
                                  .prompt_tokens = m->prompt_tokens,
                                  .n_prompt_tokens = m->n_prompt_tokens,
                                  .seed = m->seed,
-                                 .open_thought = m->open_thought};
+                                 .open_thought = m->open_thought,
+                                 .has_drafts = m->has_draft,
+                                 .draft_runs = m->draft.runs,
+                                 .drafted = m->draft.drafted,
+                                 .accepted = m->draft.accepted};
     if (r->on_reply && !r->cancelled) r->on_reply(r->arg, r, &reply);
 }
 

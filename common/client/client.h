@@ -98,7 +98,12 @@ struct client_request {
     bool pieces;      /* replies have their tokens' bytes */
     bool has_priority; /* otherwise PRIORITY_NORMAL */
     enum priority priority;
-    uint64_t deadline_ms; /* from now; 0: the server's default */
+    uint64_t deadline_ms; /* from now, a day at most; 0: the server's default */
+    /* How tokens are guessed ahead, which changes none of them: "off", "ngram", "model",
+     * "recorded", "auto"; NULL: as the server does. And how many at once, 1 to 32; 0: as the server
+     * does. */
+    const char *draft;
+    uint32_t draft_length;
 };
 
 #define CLIENT_STOPS_MAX 16
@@ -130,6 +135,10 @@ struct client_reply {
     uint32_t n_prompt_tokens;
     uint64_t seed;
     bool open_thought; /* the conversation's prompt ends within <think> */
+    /* In an answer's last reply, where its tokens were guessed: guesses that the model has looked
+     * at, in so many runs, and those that were right. */
+    bool has_drafts;
+    uint64_t draft_runs, drafted, accepted;
 };
 
 /* How a call ended. */

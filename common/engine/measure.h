@@ -34,7 +34,7 @@ struct measure {
     uint64_t layer_bytes; /* of weights in memory; at least 1 */
 };
 
-/* Takes two seconds at most, beside what making the slice takes, and one step of one row. Errors:
+/* Takes five seconds at most, beside what making the slice takes, and one step of one row. Errors:
  * those of eng_open but for what reading can find; ERR_CANCELLED. */
 int measure_model(const struct measure_options *o, struct measure *ret, struct errmsg *em);
 

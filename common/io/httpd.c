@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -28,8 +29,9 @@
 #define TICK_NS (250 * NS_PER_MS)
 #define BLOCK_BYTES 4096u /* of a stream's buffer */
 #define HANGUPS_A_TURN 64
-#define SEND_BYTES 65536 /* that the kernel holds for a reader; by itself it would take megabytes  \
-                          */
+#define SEND_BYTES                                                                                 \
+    65536 /* that the kernel holds for a reader; by itself it would take megabytes                 \
+           */
 /* Of a body that is too large so many times the limit is read and dropped: a client that is
  * answered while it sends sees a broken connection instead of the answer. */
 #define DROP_FACTOR 4u
@@ -317,17 +319,87 @@ static struct conn *conn_of(struct MHD_Connection *c)
     return i ? i->socket_context : NULL;
 }
 
-static void refuse_body(struct httpd_request *r)
+/* close: nothing more is read of this connection. */
+static void refuse(struct httpd_request *r, unsigned status, const char *text, bool close)
 {
+    static const struct httpd_field fields[] = {{"Content-Type", "application/json"},
+                                                {"Connection", "close"}};
     struct httpd *h = r->k->h;
-    static const struct httpd_field json = {"Content-Type", "application/json"};
     struct buf body = {0};
+    h->on_error(h->arg, status, text, &body);
+    httpd_reply(r, status, fields, close ? 2 : 1, body.data, body.len);
+    buf_close(&body);
+}
+
+static void refuse_body(struct httpd_request *r, bool close)
+{
     char text[128];
     (void)snprintf(text, sizeof text, "the request's body has more than %zu bytes, the limit",
-                   h->body_bytes);
-    h->on_error(h->arg, 413, text, &body);
-    httpd_reply(r, 413, &json, 1, body.data, body.len);
-    buf_close(&body);
+                   r->k->h->body_bytes);
+    refuse(r, 413, text, close);
+}
+
+/* ---- where a request ends ---- */
+
+/* What its headers say of that. libmicrohttpd takes the first of several, and ignores what it does
+ * not understand; another server before it may take the last, or refuse. Where the two could differ
+ * a client could have its own bytes pass for another's request (RFC 9112, 6.3 and 11.2). */
+struct framing {
+    unsigned lengths, codings, hosts;
+    bool other_coding; /* than chunked */
+    bool broken;       /* a name that is none; a line that goes on in the next one */
+};
+
+static bool is_token(const char *name)
+{
+    static const char marks[] = "!#$%&'*+-.^_`|~";
+    if (!*name) return false;
+    for (; *name; name++) {
+        char c = *name, small = (char)(c | 0x20);
+        if (!(c >= '0' && c <= '9') && !(small >= 'a' && small <= 'z') && !strchr(marks, c))
+            return false;
+    }
+    return true;
+}
+
+/* Counts a header of this name. One that only begins so is a line that goes on: libmicrohttpd puts
+ * what follows behind the name. */
+static void count_field(struct framing *f, const char *name, const char *word, unsigned *n)
+{
+    size_t len = strlen(word);
+    if (strncasecmp(name, word, len) != 0) return;
+    ++*n;
+    f->broken |= name[len] != 0;
+}
+
+static enum MHD_Result look_at_field(void *arg, enum MHD_ValueKind kind, const char *name,
+                                     const char *value)
+{
+    struct framing *f = arg;
+    (void)kind;
+    unsigned codings = f->codings;
+    f->broken |= !is_token(name);
+    count_field(f, name, "Content-Length", &f->lengths);
+    count_field(f, name, "Transfer-Encoding", &f->codings);
+    f->hosts += strcasecmp(name, "Host") == 0;
+    f->other_coding |= f->codings > codings && (!value || strcasecmp(value, "chunked") != 0);
+    return MHD_YES;
+}
+
+/* Why a request is refused before its body is read; NULL: it is well framed. */
+static const char *misframed(struct MHD_Connection *c, const char *version, unsigned *ret_status)
+{
+    struct framing f = {0};
+    bool old = strcmp(version, "HTTP/1.0") == 0;
+    (void)MHD_get_connection_values(c, MHD_HEADER_KIND, look_at_field, &f);
+    *ret_status = 400;
+    if (f.broken) return "a header's name is none, or a header goes on in a second line";
+    if (!old && f.hosts != 1) return "a request has one header 'Host'";
+    if (f.lengths > 1) return "more than one 'Content-Length'";
+    if (f.lengths && f.codings) return "both 'Content-Length' and 'Transfer-Encoding'";
+    if (f.codings && old) return "'Transfer-Encoding' is none of HTTP/1.0";
+    *ret_status = 501;
+    return f.codings > 1 || f.other_coding ? "'Transfer-Encoding' can only be 'chunked'" : NULL;
 }
 
 static enum MHD_Result queue_response(struct httpd_request *r)
@@ -340,7 +412,7 @@ static enum MHD_Result queue_response(struct httpd_request *r)
 
 /* The headers are whole. */
 static enum MHD_Result begin(struct httpd *h, struct MHD_Connection *c, const char *url,
-                             const char *method, void **state)
+                             const char *method, const char *version, void **state)
 {
     struct conn *k = conn_of(c);
     if (!k || k->cut) return MHD_NO;
@@ -350,16 +422,19 @@ static enum MHD_Result begin(struct httpd *h, struct MHD_Connection *c, const ch
     k->r = r;
     *state = r;
     set_state(k, CONN_READING);
+    unsigned status;
+    const char *wrong = misframed(c, version, &status);
     const char *length = httpd_header(r, "Content-Length");
     uint64_t bytes = length ? strtoull(length, NULL, 10) : 0;
     r->too_large = bytes > h->body_bytes;
-    /* So large, or not sent yet: answered unread. */
-    if (r->too_large && (bytes / DROP_FACTOR > h->body_bytes || httpd_header(r, "Expect"))) {
-        set_state(k, CONN_RUNNING);
-        refuse_body(r);
-        return r->response ? queue_response(r) : MHD_NO;
-    }
-    return MHD_YES;
+    if (wrong)
+        refuse(r, status, wrong, true);
+    else if (r->too_large && (bytes / DROP_FACTOR > h->body_bytes || httpd_header(r, "Expect")))
+        refuse_body(r, true); /* so large, or not sent yet: answered unread */
+    else
+        return MHD_YES;
+    set_state(k, CONN_RUNNING);
+    return r->response ? queue_response(r) : MHD_NO;
 }
 
 static enum MHD_Result take_body(struct httpd_request *r, const char *data, size_t n)
@@ -383,8 +458,7 @@ static enum MHD_Result on_access(void *arg, struct MHD_Connection *c, const char
 {
     struct httpd *h = arg;
     struct httpd_request *r = *state;
-    (void)version;
-    if (!r) return begin(h, c, url, method, state);
+    if (!r) return begin(h, c, url, method, version, state);
     if (*n) {
         enum MHD_Result rc = take_body(r, data, *n);
         *n = 0;
@@ -395,7 +469,7 @@ static enum MHD_Result on_access(void *arg, struct MHD_Connection *c, const char
         set_state(r->k, CONN_RUNNING);
         watch(r->k);
         if (r->too_large) {
-            refuse_body(r);
+            refuse_body(r, false);
         } else {
             r->whole = true;
             h->on_request(h->arg, r);

@@ -7,9 +7,13 @@
  * once: the reply was sent whole, or the peer is gone. From then on the request is not valid.
  *
  * Limits, and what meets them: a body beyond body_bytes is answered 413; headers beyond
- * HTTPD_HEADER_BYTES 431; a request that is not whole read_s after its first byte 408; a connection
- * beyond `connections` pushes out the one that has been silent for longest between two requests, or
- * is answered 503 where none is. A reader that takes nothing for stall_s is cut.
+ * HTTPD_HEADER_BYTES 431; headers that are not whole read_s after the connection began or became
+ * idle, and a body that is not read_s after its headers, 408; a connection beyond `connections`
+ * pushes out the one that has been silent for longest between two requests, or is answered 503
+ * where none is. A reader that takes nothing for stall_s is cut.
+ *
+ * A request of which it could be read in two ways where it ends is answered 400, or 501 where its
+ * transfer coding is another than chunked, and its connection closed.
  *
  * A peer that closes its connection, or only its half of it, is gone, and is noticed at once,
  * whatever its request is doing.

@@ -29,7 +29,8 @@
 #define TEMPLATE_NESTING_MAX 200u /* statements and expressions within each other */
 
 /* Limits of one rendering where the caller sets none. A step is a node of the template that is
- * evaluated, an item that is walked, or 64 bytes of text that are made or looked through. */
+ * evaluated, an item that is walked, or 64 bytes of text that are made or looked through (8, where
+ * it matters what kind of character each is). */
 #define TEMPLATE_STEPS_MAX ((uint64_t)20 << 20)
 #define TEMPLATE_DEPTH_MAX 128u /* calls of macros, loops within loops, nesting of values */
 #define TEMPLATE_OUTPUT_BYTES_MAX VOCAB_TEXT_BYTES_MAX

@@ -35,10 +35,12 @@ struct gen_options {
     /* of the engine alone */
     uint32_t threads, ctx, chunk;
     const char *isa, *kv, *pre;
-    uint32_t sample;     /* which of several answers this is, of the engine alone */
-    uint32_t deadline_s; /* of a cluster's request, like what follows */
-    uint32_t priority;   /* one more than the enum priority; 0: not given */
-    uint32_t samples;    /* answers to the one prompt; 0: one */
+    uint32_t sample;       /* which of several answers this is, of the engine alone */
+    uint32_t deadline_s;   /* of a cluster's request, like what follows */
+    uint32_t priority;     /* one more than the enum priority; 0: not given */
+    uint32_t samples;      /* answers to the one prompt; 0: one */
+    const char *draft;     /* how tokens are guessed ahead; NULL: as the cluster does */
+    uint32_t draft_length; /* 0: as the cluster does */
 };
 
 struct gen_result {
@@ -51,6 +53,8 @@ struct gen_result {
     const char *isa; /* of the engine alone */
     uint64_t seed;
     double prompt_ms, ttft_ms, decode_ms, tokens_per_s;
+    bool has_drafts; /* of a cluster: tokens were guessed, in runs of which so many were right */
+    uint64_t draft_runs, drafted, accepted;
     struct gen_result *more; /* the other answers of a cluster: tokens, text and reason only */
     uint32_t n_more;
 };

@@ -59,6 +59,12 @@ static void on_reply(void *arg, struct client_call *call, const struct client_re
         if (r->on_text) r->on_text(r->arg, reply->text, len);
     }
     if (reply->finish_reason) r->ret->finish_reason = reply->finish_reason;
+    if (reply->has_drafts) {
+        r->ret->has_drafts = true;
+        r->ret->draft_runs = reply->draft_runs;
+        r->ret->drafted = reply->drafted;
+        r->ret->accepted = reply->accepted;
+    }
 }
 
 int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
@@ -79,7 +85,9 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
                                .sampling = o->sampling,
                                .stops = o->stops.items,
                                .n_stops = (uint32_t)o->stops.n,
-                               .deadline_ms = (uint64_t)o->deadline_s * 1000};
+                               .deadline_ms = (uint64_t)o->deadline_s * 1000,
+                               .draft = o->draft,
+                               .draft_length = o->draft_length};
     if (o->priority) {
         q.has_priority = true;
         q.priority = (enum priority)(o->priority - 1);

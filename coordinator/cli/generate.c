@@ -69,6 +69,15 @@ static struct json *json_counts(const struct masks_counts *c)
     return o;
 }
 
+static struct json *json_drafts(const struct gen_result *r)
+{
+    struct json *j = json_new_object();
+    json_put_int(j, "drafted", (int64_t)r->drafted);
+    json_put_int(j, "accepted", (int64_t)r->accepted);
+    json_put_int(j, "runs", (int64_t)r->draft_runs);
+    return j;
+}
+
 static void print_json(const struct gen_result *r)
 {
     struct json *j = json_new_object(), *t = json_new_object();
@@ -86,6 +95,7 @@ static void print_json(const struct gen_result *r)
     json_put_real(t, "decode_ms", r->decode_ms);
     json_put_real(t, "tokens_per_s", r->tokens_per_s);
     json_put(j, "timings", t);
+    if (r->has_drafts) json_put(j, "speculation", json_drafts(r));
     json_print(j, stdout);
     json_free(j);
 }
@@ -113,8 +123,10 @@ static int check(struct gen_options *o, const char *priority, struct errmsg *em)
             em, ERR_CONF,
             "--threads, --ctx, --chunk, --isa, --kv and --pre are the cluster's own: they go "
             "with --model");
-    if (o->model && (o->deadline_s || o->samples || priority))
-        return err_set(em, ERR_CONF, "--deadline, --samples and --priority go with --cluster");
+    if (o->model && (o->deadline_s || o->samples || priority || o->draft || o->draft_length))
+        return err_set(em, ERR_CONF,
+                       "--deadline, --samples, --priority, --draft and --draft-len go with "
+                       "--cluster");
     if (o->model && (o->keys.file || o->keys.coordinator))
         return err_set(em, ERR_CONF, "--key and --coordinator-key go with --cluster");
     if (o->schema && o->grammar)
@@ -278,6 +290,37 @@ static int run_generate(struct gen_options *o, const char *priority, bool json)
             "FILE  the answer is of the grammar in FILE, in GBNF"                                  \
     }
 
+/* Options that go with --cluster alone. */
+#define CLUSTER_OPTIONS(o, priority)                                                               \
+    {"--deadline",                                                                                 \
+     0,                                                                                            \
+     OPT_U32,                                                                                      \
+     &(o)->deadline_s,                                                                             \
+     1,                                                                                            \
+     86400,                                                                                        \
+     NULL,                                                                                         \
+     "S  end the request after S seconds (600, --cluster)"},                                       \
+        {"--priority",                                                                             \
+         0,                                                                                        \
+         OPT_STRING,                                                                               \
+         priority,                                                                                 \
+         0,                                                                                        \
+         0,                                                                                        \
+         NULL,                                                                                     \
+         "NAME  critical, high, normal or low (normal, --cluster)"},                               \
+        {"--samples", 0,                                                                           \
+         OPT_U32,     &(o)->samples,                                                               \
+         1,           LIMIT_SAMPLES,                                                               \
+         NULL,        "N  answers to the one prompt; the others are in --json (1, --cluster)"},    \
+        {"--draft",  0,                                                                            \
+         OPT_STRING, &(o)->draft,                                                                  \
+         0,          0,                                                                            \
+         NULL,       "KIND  guess tokens ahead: off, ngram, model, recorded or auto (--cluster)"}, \
+    {                                                                                              \
+        "--draft-len", 0, OPT_U32, &(o)->draft_length, 1, LIMIT_DRAFT, NULL,                       \
+            "K  so many at once; as the cluster does if not given (--cluster)"                     \
+    }
+
 static const char usage[] =
     "flotilla generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) "
     "[options]";
@@ -307,7 +350,8 @@ int cmd_generate(int argc, char **argv)
         {"--tokens", 'n', OPT_U32, &o.tokens, 0, LIMIT_MAX_TOKENS, NULL,
          "N  most tokens to generate (128)"},
         {"--temp", 0, OPT_F32, &s->temp, 0, 1e6, NULL, "T  temperature (0: the likeliest token)"},
-        {"--top-k", 0, OPT_U32, &s->top_k, 0, UINT32_MAX, NULL, "K  of the K likeliest (0: all)"},
+        {"--top-k", 0, OPT_U32, &s->top_k, 0, UINT32_MAX, NULL,
+         "K  choose among the K likeliest (0: all)"},
         {"--top-p", 0, OPT_F32, &s->top_p, 0, 1, NULL,
          "P  choose among the likeliest tokens that have probability P together (1)"},
         {"--min-p", 0, OPT_F32, &s->min_p, 0, 1, NULL,
@@ -331,7 +375,8 @@ int cmd_generate(int argc, char **argv)
         OPT_FORMS(&o),
         {"--ignore-eos", 0, OPT_FLAG, &o.ignore_eos, 0, 0, NULL,
          "go on after an end-of-generation token"},
-        {"--ctx", 0, OPT_U32, &o.ctx, 1, 1 << 30, NULL, "N  context limit (the model's, --model)"},
+        {"--ctx", 0, OPT_U32, &o.ctx, 1, 1 << 30, NULL,
+         "N  context limit; the model's if not given (--model)"},
         {"--chunk", 0, OPT_U32, &o.chunk, 1, 4096, NULL, "N  prompt tokens at once (512, --model)"},
         {"--threads", 't', OPT_U32, &o.threads, 1, POOL_THREADS_MAX, NULL,
          "N  threads; all cores if not given (--model)"},
@@ -341,20 +386,14 @@ int cmd_generate(int argc, char **argv)
          "TYPE  keys and values: f32, f16, q8_0, q4_0 (f16, --model)"},
         {"--pre", 0, OPT_STRING, &o.pre, 0, 0, NULL,
          "NAME  pre-tokeniser in place of the file's (--model)"},
-        {"--deadline", 0, OPT_U32, &o.deadline_s, 1, 86400, NULL,
-         "S  end the request after S seconds (600, --cluster)"},
-        {"--priority", 0, OPT_STRING, &priority, 0, 0, NULL,
-         "NAME  critical, high, normal or low (normal, --cluster)"},
-        {"--samples", 0, OPT_U32, &o.samples, 1, LIMIT_SAMPLES, NULL,
-         "N  answers to the one prompt; the others are in --json (1, --cluster)"},
+        CLUSTER_OPTIONS(&o, &priority),
         {"--sample", 0, OPT_U32, &o.sample, 0, LIMIT_SAMPLES - 1, NULL,
          "I  compute answer I of the several that --samples gives (0, --model)"},
         CMD_OPT_JSON(&json),
         {0},
     };
     size_t n_rest;
-    int status = CMD_OK;
-    return cmd_options(usage, examples, table, argc, argv, NULL, 0, &n_rest, &status)
-               ? run_generate(&o, priority, json)
-               : status;
+    int status;
+    if (!cmd_options(usage, examples, table, argc, argv, NULL, 0, &n_rest, &status)) return status;
+    return run_generate(&o, priority, json);
 }

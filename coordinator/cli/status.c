@@ -2,129 +2,14 @@
 #include "coordinator/cli/cmd.h"
 
 #include "common/client/tools.h"
-#include "common/text/json.h"
+#include "coordinator/status_json.h"
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 /* From this share of the time on, a worker's waiting for CPU is worth a line. */
 #define CPU_WAITING 0.2
-
-static void put(struct json *j, const char *key, const char *s)
-{
-    json_put_string(j, key, s, strlen(s));
-}
-
-/* The mean of its Steps in this generation. */
-static double step_ms(uint64_t sum_ns, const struct msg_worker_status *w)
-{
-    return (double)sum_ns / (double)w->timed_steps / 1e6;
-}
-
-static struct json *worker_json(const struct msg_worker_status *w)
-{
-    const struct msg_heartbeat *h = &w->heartbeat;
-    struct json *j = json_new_object(), *layers = json_new_array();
-    put(j, "name", w->name);
-    put(j, "state", w->state);
-    put(j, "isa", w->isa);
-    json_put_int(j, "pid", w->pid);
-    json_put_int(j, "threads", w->threads);
-    if (w->layer_first <= w->layer_last) {
-        json_add_int(layers, w->layer_first);
-        json_add_int(layers, w->layer_last);
-    }
-    json_put(j, "layers", layers);
-    json_put_int(j, "resident_bytes", (int64_t)h->resident_bytes);
-    json_put_int(j, "read_bytes", (int64_t)h->read_bytes);
-    json_put_int(j, "weights_bytes", (int64_t)h->weights_bytes);
-    json_put_int(j, "kv_bytes", (int64_t)h->kv_bytes);
-    json_put_int(j, "rows", (int64_t)h->rows);
-    json_put_int(j, "activation_bytes_in", (int64_t)h->activation_bytes_in);
-    json_put_int(j, "activation_bytes_out", (int64_t)h->activation_bytes_out);
-    json_put_int(j, "compute_ns", (int64_t)w->compute_ns);
-    json_put_int(j, "idle_ns", (int64_t)w->idle_ns);
-    json_put_int(j, "messages_dropped", (int64_t)h->messages_dropped);
-    json_put_int(j, "load_done", (int64_t)w->load_done);
-    json_put_int(j, "load_total", (int64_t)w->load_total);
-    if (w->timed_steps) {
-        struct json *step = json_new_object();
-        if (w->predicted_ns) json_put_real(step, "predicted", step_ms(w->predicted_ns, w));
-        json_put_real(step, "measured", step_ms(w->compute_ns, w));
-        json_put(j, "step_ms", step);
-    }
-    json_put_real(j, "cpu_waiting", w->cpu_waiting);
-    json_put_int(j, "faults", w->faults);
-    return j;
-}
-
-/* Pages are a replica's: every stage has the same ones. */
-static struct json *pages_json(const struct msg_replica_status *r)
-{
-    struct json *j = json_new_object();
-    json_put_int(j, "total", r->pages_total);
-    json_put_int(j, "free", r->pages_free);
-    return j;
-}
-
-static struct json *cache_json(const struct msg_replica_status *r)
-{
-    const struct msg_cache_status *c = &r->cache;
-    struct json *j = json_new_object();
-    json_put_int(j, "pages_cached", c->pages_cached);
-    json_put_int(j, "pages_held", c->pages_held);
-    json_put_int(j, "positions_unused", (int64_t)c->positions_unused);
-    json_put_int(j, "pages_evicted", (int64_t)c->evicted);
-    json_put_int(j, "lookups", (int64_t)c->lookups);
-    json_put_int(j, "hits", (int64_t)c->hits);
-    json_put_int(j, "tokens_saved", (int64_t)c->tokens_saved);
-    json_put_int(j, "tokens_computed", (int64_t)c->tokens_computed);
-    return j;
-}
-
-static struct json *replica_json(const struct msg_replica_status *r)
-{
-    struct json *x = json_new_object(), *workers = json_new_array();
-    put(x, "name", r->name);
-    put(x, "state", r->state);
-    put(x, "why", r->why);
-    json_put_bool(x, "rebalancing", r->rebalancing);
-    json_put_int(x, "epoch", r->generation);
-    json_put_int(x, "steps", (int64_t)r->steps);
-    json_put_int(x, "steps_mixed", (int64_t)r->steps_mixed);
-    json_put_int(x, "sequences_max", r->sequences_max);
-    json_put_int(x, "running", r->running);
-    json_put_int(x, "queued", r->queued);
-    json_put_int(x, "preemptions", (int64_t)r->cache.preemptions);
-    json_put(x, "prefix_cache", cache_json(r));
-    for (uint32_t i = 0; i < r->n_workers; i++) {
-        struct json *w = worker_json(&r->workers[i]);
-        json_put(w, "kv_pages", pages_json(r));
-        json_add(workers, w);
-    }
-    json_put(x, "workers", workers);
-    return x;
-}
-
-static void print_json(const struct msg_status *s)
-{
-    struct json *j = json_new_object(), *replicas = json_new_array(), *requests = json_new_object();
-    struct json *spares = json_new_array();
-    json_put_bool(j, "ready", s->ready);
-    put(j, "model", s->model);
-    for (uint32_t i = 0; i < s->n_replicas; i++) json_add(replicas, replica_json(&s->replicas[i]));
-    json_put(j, "replicas", replicas);
-    for (uint32_t i = 0; i < s->n_spares; i++) json_add(spares, worker_json(&s->spares[i]));
-    json_put(j, "spares", spares);
-    json_put_int(requests, "running", s->running);
-    json_put_int(requests, "queued", s->queued);
-    json_put(j, "requests", requests);
-    json_put_int(j, "messages_dropped", (int64_t)s->messages_dropped);
-    json_print(j, stdout);
-    json_free(j);
-}
 
 /* The share of the time in which requests ran that the stage was idle (its bubbles). */
 static double idle_percent(const struct msg_worker_status *w)
@@ -141,9 +26,9 @@ static void print_workers(const struct msg_worker_status *list, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         const struct msg_worker_status *w = &list[i];
         char layers[32] = "none", took[16] = "-", predicted[16] = "-";
-        if (w->timed_steps) (void)snprintf(took, sizeof took, "%.2f", step_ms(w->compute_ns, w));
+        if (w->timed_steps) (void)snprintf(took, sizeof took, "%.2f", status_step_ms(w->compute_ns, w));
         if (w->timed_steps && w->predicted_ns)
-            (void)snprintf(predicted, sizeof predicted, "%.2f", step_ms(w->predicted_ns, w));
+            (void)snprintf(predicted, sizeof predicted, "%.2f", status_step_ms(w->predicted_ns, w));
         if (w->layer_first <= w->layer_last)
             (void)snprintf(layers, sizeof layers, "%" PRIu32 "-%" PRIu32, w->layer_first,
                            w->layer_last);
@@ -181,6 +66,14 @@ static void print_text(const struct msg_status *s)
     (void)printf("spares    %" PRIu32 "\n", s->n_spares);
     print_workers(s->spares, s->n_spares);
 }
+
+static void print_json(const struct msg_status *s)
+{
+    struct json *j = status_json(s);
+    json_print(j, stdout);
+    json_free(j);
+}
+
 int cmd_status(int argc, char **argv)
 {
     const char *cluster = NULL;
@@ -209,7 +102,10 @@ int cmd_status(int argc, char **argv)
         if (rc == 0) rc = client_status(c, &s, &em);
         if (rc < 0) break;
         if (watch && isatty(STDOUT_FILENO)) (void)printf("\033[H\033[J");
-        json ? print_json(&s) : print_text(&s);
+        if (json)
+            print_json(&s);
+        else
+            print_text(&s);
         (void)fflush(stdout);
         if (watch) (void)sleep(1);
     } while (watch && !ferror(stdout));

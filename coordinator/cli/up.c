@@ -43,7 +43,7 @@ struct child {
 };
 
 struct up {
-    const char *model, *kv, *isa, *pre, *policy;
+    const char *model, *kv, *isa, *pre, *policy, *draft, *draft_len;
     uint32_t workers, replicas, threads, ctx, kv_tokens, chunk, replica_wait, max_requests;
     bool replica_wait_given, verbose, no_restart;
     struct opt_list keys; /* KEY=VALUE of the cluster file */
@@ -117,6 +117,8 @@ static void write_file(const struct up *u, struct buf *out)
     if (u->kv) up_file_string(&f, "kv", u->kv);
     if (u->pre) up_file_string(&f, "pre", u->pre);
     if (u->policy) up_file_string(&f, "policy", u->policy);
+    if (u->draft) up_file_quoted(&f, "draft", u->draft);
+    if (u->draft_len) up_file_string(&f, "draft_len", u->draft_len);
     if (u->ctx) up_file_number(&f, "ctx", u->ctx);
     if (u->kv_tokens) up_file_number(&f, "kv_tokens", u->kv_tokens);
     if (u->max_requests) up_file_number(&f, "max_requests", u->max_requests);
@@ -468,6 +470,10 @@ int cmd_up(int argc, char **argv)
         CMD_OPT_ISA(&u.isa),
         {"--policy", 0, OPT_STRING, &u.policy, 0, 0, NULL,
          "NAME  which replica takes a request; others than auto are for comparison (auto)"},
+        {"--draft", 0, OPT_STRING, &u.draft, 0, 0, NULL,
+         "D  guess tokens ahead: ngram, auto, F.gguf, auto:F.gguf, recorded:FILE or off (off)"},
+        {"--draft-len", 0, OPT_STRING, &u.draft_len, 0, 0, NULL,
+         "K  tokens of a draft, 1 to 32, or auto (auto)"},
         {"--replica-wait", 0, OPT_U32, &u.replica_wait, 0, 86400, &u.replica_wait_given,
          "S  how long requests wait for lost workers (30)"},
         {"--set", 0, OPT_LIST, &u.keys, 0, 0, NULL,

@@ -47,6 +47,18 @@ void up_file_string(struct up_file *f, const char *key, const char *value)
     (void)snprintf(f->own[f->n_own++], sizeof f->own[0], "%s=%s", key, value);
 }
 
+void up_file_quoted(struct up_file *f, const char *key, const char *value)
+{
+    char text[UP_VALUE_BYTES];
+    size_t n = 0;
+    for (; *value && n + 3 < sizeof text; value++) {
+        text[n++] = *value;
+        if (*value == '\'') text[n++] = '\'';
+    }
+    text[n] = 0;
+    (void)snprintf(f->own[f->n_own++], sizeof f->own[0], "%s='%.2100s'", key, text);
+}
+
 void up_file_number(struct up_file *f, const char *key, uint32_t value)
 {
     (void)snprintf(f->own[f->n_own++], sizeof f->own[0], "%s=%" PRIu32, key, value);

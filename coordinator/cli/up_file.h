@@ -9,15 +9,18 @@
 
 #include <stdint.h>
 
-#define UP_KEYS_MAX 16
+#define UP_KEYS_MAX 20
+#define UP_VALUE_BYTES 2200 /* a path with each byte doubled, and its key */
 
 struct up_file {
-    char own[UP_KEYS_MAX][64]; /* "KEY=VALUE", like those of --set */
+    char own[UP_KEYS_MAX][UP_VALUE_BYTES]; /* "KEY=VALUE", like those of --set */
     size_t n_own;
 };
 
-/* At most UP_KEYS_MAX keys. A line "KEY=VALUE" is cut to 63 bytes. */
+/* At most UP_KEYS_MAX keys. A line "KEY=VALUE" is cut to UP_VALUE_BYTES. */
 void up_file_string(struct up_file *f, const char *key, const char *value);
+/* The value in quotes, so that it may hold any character. */
+void up_file_quoted(struct up_file *f, const char *key, const char *value);
 void up_file_number(struct up_file *f, const char *key, uint32_t value);
 
 /* ERR_CONF names the option and what is wrong with its key or value. */

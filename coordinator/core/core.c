@@ -165,6 +165,7 @@ static const char *format_text(struct core *c, const char *format, va_list args)
 {
     char *text = core__alloc(c, LIMIT_TEXT_BYTES);
     (void)vsnprintf(text, LIMIT_TEXT_BYTES, format, args);
+    err_clean(text); /* a limit within the format may have cut a character */
     return text;
 }
 
@@ -226,6 +227,7 @@ struct actions core_step(struct core *c, const struct event *e)
         if (flight__result(c, e->result, &e->key)) request__results(c, e->result);
         break;
     case EV_SUBMIT: request__submit(c, e); break;
+    case EV_DRAFT: spec__answer(c, e); break;
     case EV_CANCEL:
         request__by_id(c, e->request.request, STATUS_CANCELLED, FINISH_NONE, e->request.why);
         break;
@@ -239,8 +241,12 @@ struct actions core_step(struct core *c, const struct event *e)
         break;
     case EV_COMPOSE:
         router__balance(c);
-        for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
-            if (c->loads[i].live) sched__compose(c, &c->replicas[i]);
+        for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+            if (!c->loads[i].live) continue;
+            spec__ask(c, &c->replicas[i]);
+            sched__compose(c, &c->replicas[i]);
+            spec__ask(c, &c->replicas[i]); /* guesses that were issued make room for others */
+        }
         break;
     }
     return (struct actions){c->actions, c->n_actions};
@@ -338,7 +344,12 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                                  .tokens_saved = r->tokens_saved,
                                                  .tokens_computed = r->tokens_computed,
                                                  .evicted = pages.evicted,
-                                                 .preemptions = r->preemptions}};
+                                                 .preemptions = r->preemptions},
+                                       .draft = {.runs = r->accept.runs,
+                                                 .drafted = r->accept.drafted,
+                                                 .accepted = r->accept.accepted,
+                                                 .early = r->accept.early,
+                                                 .wasted = r->accept.wasted}};
     if (r->state == REPLICA_WAITING) return;
     for (uint32_t i = 0; i < r->n_stages; i++) workers[i] = worker_status(c, replica__at(c, r, i));
     ret->n_workers = r->n_stages;
@@ -405,6 +416,8 @@ struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
                                   .n_pages = r->n_pages,
                                   .n_issued = r->n_issued,
                                   .n_right = r->n_right,
+                                  .n_tokens = r->n_tokens,
+                                  .n_guessed = r->n_guessed,
                                   .arrival = r->arrival,
                                   .pages = r->pages};
 }

@@ -17,6 +17,9 @@
 #include "coordinator/core/plan.h"
 #include "coordinator/core/room.h"
 #include "coordinator/core/route.h"
+#include "coordinator/draft/accept.h"
+#include "coordinator/draft/gain.h"
+#include "coordinator/draft/settings.h"
 #include "proto/msg.h"
 
 #include <stdbool.h>
@@ -78,6 +81,8 @@ struct core_config {
     uint64_t deadline_ns;       /* of requests that name none */
     uint64_t worker_timeout_ns; /* silence after which a worker is lost */
     uint64_t step_timeout_ns;   /* least age at which a Step is overdue */
+    struct draft_settings draft; /* kind DRAFT_OFF: nothing is guessed. Of the rest the core reads
+                                    the lengths, and whether runs are pipelined */
 };
 
 enum event_type {
@@ -86,6 +91,7 @@ enum event_type {
     EV_LINK_LOST,   /* it broke */
     EV_RESULT,
     EV_SUBMIT,
+    EV_DRAFT,     /* guesses that an ACT_DRAFT asked for */
     EV_CANCEL,    /* by the client, or because the client is silent */
     EV_STOP,      /* the text met a stop string */
     EV_DRAIN,     /* an admin's order: a worker is to leave; answered in the same step */
@@ -119,8 +125,16 @@ struct event {
             struct sampling sampling;
             struct blob *grammar; /* of the answer, or NULL: it is free. Shared */
             bool ignore_eos;
-            uint64_t deadline_ns; /* from now; 0: the default */
+            bool drafts;           /* its tokens are guessed, where the configuration has drafts */
+            uint32_t draft_length; /* of its drafts, constant; 0: as configured */
+            uint64_t deadline_ns;  /* from now; 0: the default */
         } submit;
+        struct {
+            uint64_t request, serial;    /* of the ask that it answers */
+            uint32_t first_pos, n;       /* n 0: the drafter knows nothing better */
+            const int32_t *tokens;       /* of the vocabulary */
+            uint64_t waited_ns, took_ns; /* of the draft: until it was begun, and from there on */
+        } draft;
         struct {
             uint64_t request;
             const char *why; /* of EV_CANCEL */
@@ -141,10 +155,10 @@ enum action_type {
                       (epoch.replica) has one link at a time */
     ACT_LINK_CLOSE,
     ACT_STEP,
-    ACT_TOKENS, /* next tokens of a request: each once, in order */
-    ACT_END,    /* the request's one last action */
+    ACT_TOKENS, /* next tokens of a request: each once, in order */ACT_END,   /* the request's one last action */
     ACT_ANSWER, /* what follows from an order */
     ACT_NOTE,   /* a change worth a line in the log */
+    ACT_DRAFT,  /* guesses are wanted; answer with EV_DRAFT. One ask of a request counts, the last */
 };
 
 struct action {
@@ -170,7 +184,16 @@ struct action {
             uint32_t cached;              /* positions of the prompt that were found computed */
         } tokens;
         struct {
+            uint64_t request, serial;
+            uint32_t first_pos;  /* of tail[0]: how many tokens are known */
+            const int32_t *tail; /* n_tail guesses that it has */
+            uint32_t n_tail, want;
+            const struct gain_chain *chain; /* its replica's times; without points: none is known */
+            struct gain_load load;
+        } draft;
+        struct {
             uint64_t request;
+            struct accept_stats accept; /* of its guesses */
             enum status status;
             const char *text;                 /* "" with STATUS_OK */
             enum finish_reason finish_reason; /* with STATUS_OK */
@@ -210,9 +233,10 @@ struct core_sequence {
     bool running;
     uint32_t replica; /* in which it runs, or waits; or CORE_NO_REPLICA: it waits for one */
     uint32_t class;   /* enum priority: in which it runs, or which it asked for */
-    uint32_t n_issued, n_right; /* positions: issued; known to hold the right token */
-    uint64_t arrival;           /* order of arrival, at its replica if it was moved there */
-    const uint32_t *pages;      /* n_pages; until the next core_step */
+    uint32_t n_issued, n_right;   /* positions: issued; known to hold the right token */
+    uint32_t n_tokens, n_guessed; /* known; and with the guesses behind them */
+    uint64_t arrival;             /* order of arrival, at its replica if it was moved there */
+    const uint32_t *pages;        /* n_pages; until the next core_step */
     uint32_t n_pages;
 };
 

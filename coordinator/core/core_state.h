@@ -21,6 +21,7 @@
 #include "coordinator/core/core.h"
 #include "coordinator/core/cost.h"
 #include "coordinator/core/speed.h"
+#include "coordinator/draft/length.h"
 
 #define PRESUMED 32u /* workers that are remembered as dead */
 #define SUSPECTED_MAX                                                                              \
@@ -94,9 +95,12 @@ struct worker {
 /* What a run of a Step must come back with. */
 struct asked {
     uint64_t request;
-    uint32_t attempt, sample, first_pos; /* of the token that is wanted */
-    uint32_t n_top;                      /* alternatives beside it, if logprobs */
-    bool token, logprobs;                /* wanted */
+    uint32_t attempt, sample, first_pos; /* of the first token that is wanted */
+    uint32_t n_tokens;                   /* that are wanted: rows of logits */
+    uint32_t n_guesses;                  /* of those rows, the last: they may be dead */
+    uint32_t line;                       /* its request's, when it was issued */
+    uint32_t n_top;                      /* alternatives beside each token, if logprobs */
+    bool logprobs;                       /* wanted */
 };
 
 struct verdict_name {
@@ -151,6 +155,7 @@ struct flight {
     struct cost cost;             /* of a Step on the slowest stage */
     struct pace prompts;          /* rows of prompts, and what Steps with such rows took */
     double trips;                 /* round trip of a lone Step / the time of its slowest stage */
+    double stages;                /* time of all stages for a Step / that of its slowest */
     uint64_t wire_ns; /* of the round trip of a lone Step: the time outside the stages */
     uint64_t wire_sum_ns, queue_sum_ns; /* of all Steps: on the network, and behind others */
 };
@@ -201,6 +206,7 @@ struct replica {
     uint64_t prefix_lookups, prefix_hits;   /* requests that looked; of those, that found some */
     uint64_t tokens_saved, tokens_computed; /* of prompts: found in the index; computed */
     uint64_t preemptions;
+    struct accept_stats accept; /* of the guesses of all its requests */
 };
 
 struct request {
@@ -224,11 +230,12 @@ struct request {
                                         token, */
     uint32_t suspected_in[SUSPECTED_MAX]; /* which ones */
     uint32_t sample;
-    int32_t *tokens; /* prompt, then what was generated; room for n_prompt + max_new */
-    uint32_t n_prompt, n_tokens, max_new;
+    /* The prompt, then what was generated, then guesses up to n_guessed; room for n_prompt +
+     * max_new. */
+    int32_t *tokens;
+    uint32_t n_prompt, n_tokens, n_guessed, max_new;
     /* Since its admission, positions of which a row was issued or was found computed; and how many
-     * of them are known to hold the right token. Both are equal while no guessed token is issued.
-     */
+     * of them are known to hold the right token: min(n_issued, n_tokens). */
     uint32_t n_issued, n_right;
     uint32_t n_found; /* positions found computed before its first token */
     uint32_t *pages;  /* room for all it can ever need */
@@ -239,6 +246,19 @@ struct request {
     uint64_t put_in;    /* last step build that has rows of it */
     struct sampling sampling;
     struct blob *grammar; /* of the answer, or NULL */
+    /* ---- its guesses (speculate.c) ---- */
+    bool drafts;
+    uint32_t line;         /* counts how often guesses were given up */
+    bool anchored;         /* in this line a known row was issued that wants logits */
+    uint64_t ask;          /* serial of the ask that has no answer yet; 0: none */
+    uint64_t asked_ns;     /* when, */
+    uint64_t asked_step;   /* and the number of the Step that came next */
+    bool dry;              /* the last answer brought nothing new, and no token has come since */    bool was_dry; /* the last answer brought nothing new */
+    uint32_t run;          /* guesses of its next run; 0: speculation loses */
+    uint32_t rest;         /* tokens until it is looked at again, while it does */
+    struct length length;  /* of its drafts */
+    struct gain_rate rate; /* of guesses that were right, issued or not */
+    struct accept_stats accept;
 };
 
 struct core {
@@ -282,6 +302,11 @@ struct core {
     uint32_t looked;          /* at so many requests that wait, since the last tick */
     struct pace prompts;      /* as of a replica, of all */
     struct pace answers;      /* ended requests, and what Steps without prompts took */
+    /* ---- speculation ---- */
+    uint64_t asks;         /* serial of the last */
+    struct gain_rate rate; /* as of a request, of all */
+    struct pace waits;     /* of drafts: until they were begun, */
+    struct pace takes;     /* and then, for each token; n counts those */
     uint64_t arrivals;
     struct imap by_id;
     struct imap n_live;                /* requests of each client that has any */
@@ -330,6 +355,10 @@ void request__pardon(struct core *c, uint32_t generation);
 /* Whether a request was in flight at so many lost generations that it must show, without others
  * like it, that it is not what ends them. */
 bool request__on_trial(const struct request *r);
+/* NULL: it has ended. */
+struct request *request__find(struct core *c, uint64_t id);
+/* Whether the token ends an answer, unless the request ignores that. */
+bool request__is_end(const struct core *c, int32_t token);
 
 /* fleet.c */
 struct worker *fleet__find(struct core *c, struct instance instance);
@@ -463,6 +492,14 @@ void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages);
 /* sched.c */
 void sched__compose(struct core *c, struct replica *rep);
 void sched__probe(struct core *c, struct replica *rep);
+/* Rows of r that may be issued now without a guess: those of its known tokens. */
+uint32_t sched__rows_due(const struct request *r);
+/* Whether it has computed its prompt, and has no more than one such row. */
+bool sched__decoding(const struct request *r);
+/* Its guesses were confirmed: whole pages that hold none any more may be shared. It runs. */
+void sched__enter_pages(struct core *c, struct request *r);
+/* Steps that must be in flight to keep every stage busy. */
+uint32_t sched__steps_wanted(const struct core *c, const struct replica *rep);
 
 /* router.c */
 /* Sends a request that does not run to a replica, if one can take it. */
@@ -485,6 +522,29 @@ void router__tick(struct core *c);
 void router__learn(struct core *c, struct replica *rep, const struct in_flight *step,
                    uint64_t took_ns);
 void router__ended(struct core *c);
+
+/* speculate.c */
+/* The most guesses of a request beyond its known tokens, in flight or not. */
+#define GUESSES_MAX 512u
+void spec__submit(const struct core *c, struct request *r, const struct event *e);
+/* Gives up the request's guesses: only what is in flight of known tokens still counts. */
+void spec__drop(struct request *r);
+/* The token at the request's next position is known; guesses that it refutes are given up. */
+void spec__token(struct core *c, struct request *r, int32_t token);
+void spec__answer(struct core *c, const struct event *e);
+/* Before Steps are composed: asks for the guesses that a replica's requests lack. */
+void spec__ask(struct core *c, struct replica *rep);
+/* Whether the row of the request's last known token is to wait for guesses that are on their way.
+ */
+bool spec__waits(const struct core *c, const struct request *r);
+/* Whether what a result's run says fits the guesses that its request still has. */
+bool spec__agrees(struct core *c, const struct asked *a, const struct msg_run_result *x);
+/* A run with guesses has come back to rep; its tokens are not taken yet. r: NULL where its request
+ * has ended. */
+void spec__verified(struct core *c, struct replica *rep, struct request *r, const struct asked *a,
+                    const struct msg_run_result *x);
+/* A Step of n rows, by what was measured. */
+void spec__chain(const struct core *c, const struct replica *rep, struct gain_chain *ret);
 
 /* queue.c */
 /* Into the queue of its replica, or of those that wait for one; out of it, or of the running ones.

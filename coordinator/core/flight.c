@@ -45,14 +45,17 @@ static uint32_t note_asked(struct core *c, const struct flight *f, const struct 
         if (x->kind == RUN_PROBE) continue;
         const uint32_t *slot = imap_get(&c->by_id, x->request);
         CHECK(slot != NULL);
-        const struct sampling *s = &c->requests[*slot].sampling;
+        const struct request *r = &c->requests[*slot];
+        const struct sampling *s = &r->sampling;
         asked[n++] =
             (struct asked){.request = x->request,
                            .attempt = x->attempt,
                            .sample = x->sample,
-                           .first_pos = x->first_pos + x->n_rows,
+                           .first_pos = x->first_pos + x->n_rows - x->n_logits + 1,
+                           .n_tokens = x->n_logits,
+                           .n_guesses = x->n_guesses,
+                           .line = r->line,
                            .n_top = s->top_logprobs < c->cfg.vocab ? s->top_logprobs : c->cfg.vocab,
-                           .token = x->n_logits > 0,
                            .logprobs = s->logprobs};
     }
     return n;
@@ -163,37 +166,52 @@ static void learn_cost(struct core *c, struct replica *r, const struct in_flight
     uint64_t wire_ns = beside_ns < f->wire_ns ? beside_ns : f->wire_ns;
     f->wire_sum_ns += wire_ns;
     f->queue_sum_ns += beside_ns - wire_ns;
+    double stages = (double)took.all_ns / (double)took.slowest_ns;
+    f->stages = f->stages == 0.0 ? stages : f->stages + (stages - f->stages) / 8.0;
     if (!step->alone) return;
     double trips = (double)trip_ns / (double)took.slowest_ns;
     f->trips = f->trips == 0.0 ? trips : f->trips + (trips - f->trips) / 8.0;
 }
 
-/* A result's run is what the Step's run asked for: the same request, and one token of the
- * vocabulary at the right place, with log-probabilities exactly if they are wanted, or an error. */
-static bool is_answer(const struct core *c, const struct asked *a, const struct msg_run_result *x)
+static bool all_in_vocab(const struct core *c, const int32_t *ids, size_t n)
 {
-    if (x->request != a->request || x->attempt != a->attempt || x->sample != a->sample || x->dead)
-        return false;
-    if (x->error && x->error[0]) return true;
-    if (x->first_pos != a->first_pos || x->n_tokens != 1 || x->tokens[0] < 0 ||
-        (uint32_t)x->tokens[0] >= c->cfg.vocab)
-        return false;
-    if (!a->logprobs || !x->logprobs.chosen) return !a->logprobs && !x->logprobs.chosen;
-    if (x->logprobs.n_top != a->n_top) return false;
-    for (uint32_t i = 0; i < a->n_top; i++)
-        if (x->logprobs.top_ids[i] < 0 || (uint32_t)x->logprobs.top_ids[i] >= c->cfg.vocab)
-            return false;
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= c->cfg.vocab) return false;
     return true;
 }
 
+/* A token for each row whose own token is known, and for as many guesses behind them as held. */
+static bool has_its_tokens(const struct core *c, const struct asked *a,
+                           const struct msg_run_result *x)
+{
+    uint32_t n_known = a->n_tokens - a->n_guesses;
+    if (x->first_pos != a->first_pos || x->n_tokens < n_known || x->n_tokens > a->n_tokens)
+        return false;
+    return x->dead == (x->n_tokens == 0) && all_in_vocab(c, x->tokens, x->n_tokens);
+}
+
+/* A result's run is what the Step's run asked for: the same request, and tokens of the vocabulary
+ * at the right place, with log-probabilities exactly if they are wanted, or an error. */
+static bool is_answer(struct core *c, const struct asked *a, const struct msg_run_result *x)
+{
+    if (x->request != a->request || x->attempt != a->attempt || x->sample != a->sample)
+        return false;
+    if (x->error && x->error[0]) return !x->dead;
+    if (!has_its_tokens(c, a, x) || !spec__agrees(c, a, x)) return false;
+    if (x->n_tokens == 0) return true;
+    if (!a->logprobs || !x->logprobs.chosen) return !a->logprobs && !x->logprobs.chosen;
+    return x->logprobs.n_top == a->n_top &&
+           all_in_vocab(c, x->logprobs.top_ids, (size_t)x->n_tokens * a->n_top);
+}
+
 /* One for each run that wants a token, in their order. */
-static bool is_what_was_asked(const struct core *c, const struct flight *f,
-                              const struct in_flight *step, const struct msg_result *m)
+static bool is_what_was_asked(struct core *c, const struct flight *f, const struct in_flight *step,
+                              const struct msg_result *m)
 {
     const struct asked *asked = flight__asked(c, f, step->number);
     uint32_t n = 0;
     for (uint32_t i = 0; i < step->n_asked; i++) {
-        if (!asked[i].token) continue;
+        if (!asked[i].n_tokens) continue;
         if (n == m->n_runs || !is_answer(c, &asked[i], &m->runs[n])) return false;
         n++;
     }

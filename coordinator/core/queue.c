@@ -110,6 +110,7 @@ void queue__move(struct core *c, struct request *r, struct replica *to)
 void queue__release(struct request *r)
 {
     CHECK(r->running || r->n_pages == 0);
+    spec__drop(r);
     while (r->n_pages) pages_drop(r->replica->pages, r->pages[--r->n_pages]);
     r->n_issued = r->n_right = r->n_walked = 0;
     r->chosen_in = r->put_in = 0;
@@ -162,14 +163,23 @@ static uint32_t held_alone(const struct replica *rep, const struct request *r)
     return n;
 }
 
+/* Pages that the request holds beyond those of its known tokens, for guesses alone. */
+static uint32_t held_for_guesses(const struct core *c, const struct request *r)
+{
+    uint32_t known = r->n_issued < r->n_tokens ? r->n_issued : r->n_tokens;
+    uint32_t needed = (known + c->cfg.page - 1) / c->cfg.page;
+    return r->drafts && r->n_pages > needed ? r->n_pages - needed : 0;
+}
+
 /* Preempts the least urgent ones, if that makes room for r; otherwise nobody. */
 static bool make_room(struct core *c, struct replica *rep, const struct request *r)
 {
     uint32_t keep = rep->n_running, available = pages_available(rep->pages);
+    for (uint32_t i = 0; i < keep; i++) available += held_for_guesses(c, at(c, rep->running, i));
     while (!fits(c, r, keep, available)) {
         const struct request *victim = at(c, rep->running, keep - 1);
         if (!before(r->asked, r, victim->class, victim)) return false;
-        available += held_alone(rep, victim);
+        available += held_alone(rep, victim) - held_for_guesses(c, victim);
         keep--;
     }
     while (rep->n_running > keep) preempt(c, at(c, rep->running, rep->n_running - 1));
@@ -238,11 +248,27 @@ void queue__admit(struct core *c, struct replica *rep)
     }
 }
 
+/* The pages of one request, the least urgent one, that hold nothing but guesses go back. Rows in
+ * flight that write them run before any that uses them anew. */
+static bool give_back_guesses(struct core *c, struct replica *rep)
+{
+    for (uint32_t i = rep->n_running; i-- > 0;) {
+        struct request *x = at(c, rep->running, i);
+        uint32_t n = held_for_guesses(c, x);
+        if (n == 0 || x->put_in == rep->step_build) continue;
+        spec__drop(x);
+        while (n--) pages_drop(rep->pages, x->pages[--x->n_pages]);
+        return true;
+    }
+    return false;
+}
+
 bool queue__page(struct core *c, struct request *r, uint32_t *ret_page)
 {
     struct replica *rep = r->replica;
     CHECK(rep != NULL);
     while (!pages_take(rep->pages, ret_page)) {
+        if (give_back_guesses(c, rep)) continue;
         struct request *victim = NULL;
         for (uint32_t i = rep->n_running; i-- > 0 && !victim;) {
             struct request *x = at(c, rep->running, i);

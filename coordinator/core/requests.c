@@ -122,10 +122,12 @@ void request__submit(struct core *c, const struct event *e)
                           .tokens = tokens,
                           .n_prompt = n_prompt,
                           .n_tokens = n_prompt + n_received,
+                          .n_guessed = n_prompt + n_received,
                           .max_new = max_new,
                           .sampling = sampling,
                           .grammar = blob_share(e->submit.grammar)};
     c->n_constrained += r->grammar != NULL;
+    spec__submit(c, r, e);
     queue__enter(c, r);
     imap_put(&c->by_id, id, slot);
     count_live(c, r->client, 1);
@@ -157,6 +159,7 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
 {
     struct action *a = core__act(c, ACT_END);
     a->end.request = r->id;
+    a->end.accept = r->accept;
     a->end.status = status;
     a->end.text = text;
     a->end.finish_reason = reason;
@@ -181,7 +184,7 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
     *r = (struct request){0};
 }
 
-static struct request *find(struct core *c, uint64_t id)
+struct request *request__find(struct core *c, uint64_t id)
 {
     const uint32_t *slot = imap_get(&c->by_id, id);
     return slot ? &c->requests[*slot] : NULL;
@@ -190,11 +193,11 @@ static struct request *find(struct core *c, uint64_t id)
 void request__by_id(struct core *c, uint64_t id, enum status status, enum finish_reason reason,
                     const char *text)
 {
-    struct request *r = find(c, id);
+    struct request *r = request__find(c, id);
     if (r) request__end(c, r, status, reason, text);
 }
 
-static bool is_eog(const struct core *c, int32_t token)
+bool request__is_end(const struct core *c, int32_t token)
 {
     for (uint32_t i = 0; i < c->cfg.n_eog; i++)
         if (c->eog[i] == token) return true;
@@ -234,7 +237,7 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
     uint32_t pos = x->first_pos + k;
     int32_t token = x->tokens[k];
     if (pos != r->n_tokens) return true;
-    if (is_eog(c, token) && !r->ignore_eos) {
+    if (request__is_end(c, token) && !r->ignore_eos) {
         request__end(c, r, STATUS_OK, FINISH_STOP, "");
         return false;
     }
@@ -242,7 +245,8 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
     int32_t *out = core__alloc(c, sizeof *out);
     *out = token;
     CHECK(r->n_tokens < r->n_prompt + r->max_new);
-    r->tokens[r->n_tokens++] = token;
+    spec__token(c, r, token);
+    if (r->running) sched__enter_pages(c, r);
     struct action *a = core__act(c, ACT_TOKENS);
     a->tokens.request = r->id;
     a->tokens.first_index = r->n_tokens - 1 - r->n_prompt;
@@ -256,18 +260,29 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
     return false;
 }
 
+/* The tokens of a run. What a run of guesses brought is noted before the request may end with it.
+ */
+static void take_run(struct core *c, struct replica *rep, const struct asked *a,
+                     const struct msg_run_result *x)
+{
+    struct request *r = request__find(c, x->request);
+    bool counts = r && x->attempt == r->attempt;
+    if (counts && x->error && x->error[0]) {
+        request__end(c, r, STATUS_INTERNAL, FINISH_NONE, core__text(c, "%s", x->error));
+        return;
+    }
+    if (a->n_guesses) spec__verified(c, rep, counts ? r : NULL, a, x);
+    for (uint32_t k = 0; k < x->n_tokens && counts; k++) counts = take_token(c, r, x, k);
+}
+
 void request__results(struct core *c, const struct msg_result *m)
 {
-    for (uint32_t i = 0; i < m->n_runs; i++) {
-        const struct msg_run_result *x = &m->runs[i];
-        struct request *r = find(c, x->request);
-        if (!r || x->attempt != r->attempt) continue;
-        if (x->error && x->error[0]) {
-            request__end(c, r, STATUS_INTERNAL, FINISH_NONE, core__text(c, "%s", x->error));
-            continue;
-        }
-        for (uint32_t k = 0; k < x->n_tokens; k++)
-            if (!take_token(c, r, x, k)) break;
+    struct replica *rep = replica__of(c, m->epoch);
+    CHECK(rep != NULL); /* flight.c has compared the result with a Step of it */
+    const struct asked *a = flight__asked(c, &rep->flight, m->number);
+    for (uint32_t i = 0; i < m->n_runs; i++, a++) {
+        while (!a->n_tokens) a++; /* it wanted none */
+        take_run(c, rep, a, &m->runs[i]);
     }
 }
 
@@ -326,7 +341,7 @@ static void suspect(struct core *c, const struct replica *rep)
         const struct in_flight *f = &rep->flight.steps[k];
         const struct asked *asked = flight__asked(c, &rep->flight, f->number);
         for (uint32_t i = 0; i < f->n_asked; i++) {
-            struct request *x = find(c, asked[i].request);
+            struct request *x = request__find(c, asked[i].request);
             if (!x || !x->running || x->replica != rep || suspected_of(x, rep->generation))
                 continue;
             if (trial && !request__on_trial(x)) continue;

@@ -1,6 +1,6 @@
 /* Composing Steps. First come decodes, in turn; then, by urgency, chunks of prompts, as many rows
- * as the Step's predicted time allows. Pages are taken as rows are issued; a prompt's pages that
- * the prefix index has are not computed again. */
+ * as the Step's predicted time allows; then guesses, in what is left. Pages are taken as rows are
+ * issued; a prompt's pages that the prefix index has are not computed again. */
 #include "coordinator/core/core_state.h"
 
 #include "common/base/check.h"
@@ -29,6 +29,7 @@
  * it and are not added yet. */
 struct step_build {
     struct msg_run *runs;
+    struct request *of[LIMIT_STEP_RUNS]; /* whose runs they are; a probe's is not here */
     uint64_t number;
     uint32_t n_runs;
     uint32_t n_pages; /* in tables of runs, chosen decodes' included */
@@ -43,15 +44,20 @@ struct step_build {
     bool full;                                      /* no prompt gets a row more */
 };
 
-/* Rows of r that may be issued now: all its known tokens' positions. */
-static uint32_t rows_due(const struct request *r)
+uint32_t sched__rows_due(const struct request *r)
 {
-    return r->n_tokens - r->n_issued;
+    return r->n_tokens > r->n_issued ? r->n_tokens - r->n_issued : 0;
 }
 
-static bool decoding(const struct request *r)
+bool sched__decoding(const struct request *r)
 {
-    return r->n_issued >= r->n_prompt && rows_due(r) <= 1;
+    return r->n_issued >= r->n_prompt && sched__rows_due(r) <= 1;
+}
+
+/* Whether it decodes, and its row may be issued now. */
+static bool due(const struct core *c, const struct request *r)
+{
+    return sched__decoding(r) && sched__rows_due(r) && !spec__waits(c, r);
 }
 
 static struct request *running(const struct core *c, const struct replica *rep, uint32_t i)
@@ -74,24 +80,23 @@ static struct load load_of(const struct core *c, const struct replica *rep)
     struct load l = {0};
     for (uint32_t i = 0; i < rep->n_running; i++) {
         const struct request *r = running(c, rep, i);
-        if (decoding(r)) {
+        if (sched__decoding(r)) {
             if (r->n_tokens == r->n_prompt) {
                 l.soon |= r->max_new > 1;
                 continue;
             }
             l.n_decoding++;
-            l.n_due += rows_due(r);
+            l.n_due += due(c, r);
             l.depth += r->n_issued;
         } else {
-            l.prefill += rows_due(r);
-            l.n_prompts += rows_due(r) > 0;
+            l.prefill += sched__rows_due(r);
+            l.n_prompts += sched__rows_due(r) > 0;
         }
     }
     return l;
 }
 
-/* Steps that must be in flight to keep every stage busy. */
-static uint32_t steps_wanted(const struct core *c, const struct replica *rep)
+uint32_t sched__steps_wanted(const struct core *c, const struct replica *rep)
 {
     uint32_t n = (uint32_t)(rep->flight.trips + 0.5);
     if (n > c->cfg.window) n = c->cfg.window;
@@ -103,7 +108,7 @@ static uint32_t steps_wanted(const struct core *c, const struct replica *rep)
 static uint32_t decodes_a_step(const struct core *c, const struct replica *rep,
                                const struct load *l)
 {
-    uint32_t n = steps_wanted(c, rep);
+    uint32_t n = sched__steps_wanted(c, rep);
     return (l->n_decoding + n - 1) / n;
 }
 
@@ -128,7 +133,7 @@ static uint64_t limit_beside_decodes(const struct core *c, const struct replica 
     if (crowd > most) crowd = most;
     if (prefill < crowd) prefill = crowd;
     each = c->cfg.step_ns ? c->cfg.step_ns : each + prefill;
-    uint64_t all = each * steps_wanted(c, rep), under_way = 0;
+    uint64_t all = each * sched__steps_wanted(c, rep), under_way = 0;
     for (uint32_t i = 0; i < f->n; i++) under_way += cost_predict(&f->cost, f->steps[i].work);
     return under_way >= all ? 1 : all - under_way < each ? all - under_way : each;
 }
@@ -140,7 +145,7 @@ static void set_limits(const struct core *c, const struct replica *rep, const st
     b->limit_ns = 0;
     b->chunk = c->cfg.rows_max;
     if (l->n_decoding == 0 && rep->n_stages > 1) {
-        uint32_t parts = 2 * steps_wanted(c, rep);
+        uint32_t parts = 2 * sched__steps_wanted(c, rep);
         uint64_t share = (l->prefill + parts - 1) / parts;
         if (share < SHARE_LEAST) share = SHARE_LEAST;
         if (share < b->chunk) b->chunk = (uint32_t)share;
@@ -169,7 +174,7 @@ static bool take_pages(struct core *c, struct request *r, uint32_t end)
 
 /* Full pages whose rows are all issued, and with the right tokens, may be shared from the next Step
  * on. */
-static void enter_pages(struct core *c, const struct step_build *b, struct request *r)
+static void enter_pages(struct core *c, uint64_t number, struct request *r)
 {
     struct replica *rep = r->replica;
     uint32_t page = c->cfg.page;
@@ -178,7 +183,7 @@ static void enter_pages(struct core *c, const struct step_build *b, struct reque
         CHECK(r->n_walked < r->n_pages);
         uint32_t mine = r->pages[r->n_walked];
         uint32_t kept =
-            pages_enter(rep->pages, &r->walk, r->tokens + r->n_walked * page, b->number, mine);
+            pages_enter(rep->pages, &r->walk, r->tokens + r->n_walked * page, number, mine);
         CHECK(rep->n_twice < rep->n_pages);
         if (kept != mine) rep->twice[rep->n_twice++] = mine;
         r->pages[r->n_walked++] = kept;
@@ -192,25 +197,54 @@ static void drop_twice(struct replica *rep)
     while (rep->n_twice) pages_drop(rep->pages, rep->twice[--rep->n_twice]);
 }
 
-static void add_run(struct core *c, struct step_build *b, struct request *r, uint32_t n)
+void sched__enter_pages(struct core *c, struct request *r)
 {
-    uint32_t end = r->n_issued + n, n_pages = table_of(c, end);
-    bool decode = decoding(r);
-    CHECK(n > 0 && end <= r->n_tokens && n_pages <= r->n_pages && b->n_runs < LIMIT_STEP_RUNS);
-    uint32_t *pages =
-        core__alloc(c, n_pages * sizeof *pages); /* the table may change before it is sent */
-    memcpy(pages, r->pages, n_pages * sizeof *pages);
+    enter_pages(c, r->replica->flight.next_number - 1, r);
+    drop_twice(r->replica);
+}
+
+/* Gives the run a copy of its request's table, which may change before the Step is sent; pages that
+ * it had already stay as they are. */
+static void set_table(struct core *c, const struct request *r, struct msg_run *run)
+{
+    uint32_t n_pages = table_of(c, run->first_pos + run->n_rows), n = run->n_pages;
+    CHECK(n <= n_pages && n_pages <= r->n_pages);
+    uint32_t *pages = core__alloc(c, n_pages * sizeof *pages);
+    if (n) memcpy(pages, run->pages, n * sizeof *pages);
+    memcpy(pages + n, r->pages + n, (n_pages - n) * sizeof *pages);
+    run->pages = pages;
+    run->n_pages = n_pages;
+}
+
+/* A run of n rows from the first that was not issued on, of which n_logits want logits. */
+static struct msg_run *new_run(struct core *c, struct step_build *b, struct request *r, uint32_t n,
+                               uint32_t n_logits)
+{
+    CHECK(n > 0 && b->n_runs < LIMIT_STEP_RUNS);
+    b->of[b->n_runs] = r;
     struct msg_run *run = &b->runs[b->n_runs++];
     *run = (struct msg_run){.request = r->id,
                             .attempt = r->attempt,
                             .sample = r->sample,
-                            .kind = decode ? RUN_DECODE : RUN_PREFILL,
                             .first_pos = r->n_issued,
                             .n_rows = n,
-                            .n_logits = end == r->n_tokens,
-                            .n_pages = n_pages,
-                            .tokens = r->tokens + r->n_issued,
-                            .pages = pages};
+                            .n_logits = n_logits,
+                            .tokens = r->tokens + r->n_issued};
+    set_table(c, r, run);
+    for (uint32_t i = 0; i < n; i++) b->work.depth += r->n_issued + i;
+    b->work.rows += n;
+    b->work.logits += n_logits;
+    r->n_issued += n;
+    r->put_in = r->replica->step_build;
+    return run;
+}
+
+static void add_run(struct core *c, struct step_build *b, struct request *r, uint32_t n)
+{
+    bool decode = sched__decoding(r);
+    CHECK(r->n_issued + n <= r->n_tokens);
+    struct msg_run *run = new_run(c, b, r, n, r->n_issued + n == r->n_tokens);
+    run->kind = decode ? RUN_DECODE : RUN_PREFILL;
     if (run->n_logits && !r->opened) {
         run->has_open = true;
         r->opened = r->replica;
@@ -220,20 +254,17 @@ static void add_run(struct core *c, struct step_build *b, struct request *r, uin
             run->open.grammar_bytes = r->grammar->bytes;
         }
     }
-    for (uint32_t i = 0; i < n; i++) b->work.depth += r->n_issued + i;
-    r->n_issued = r->n_right = end; /* no token here is a guess */
-    r->put_in = r->replica->step_build;
+    r->n_right = r->n_issued; /* no token here is a guess */
+    r->anchored |= run->n_logits > 0;
     if (!r->begun_ns) r->begun_ns = c->now_ns;
-    b->work.rows += n;
-    b->work.logits += run->n_logits;
     b->decodes |= decode;
     b->prefills |= !decode;
     if (!decode) {
         r->replica->tokens_computed += n;
         b->chunk -= n;
     }
-    enter_pages(c, b, r);
-    router__due(c, r, decoding(r) ? 0 : rows_due(r));
+    enter_pages(c, b->number, r);
+    router__due(c, r, sched__decoding(r) ? 0 : sched__rows_due(r));
 }
 
 /* ---- decodes ---- */
@@ -254,7 +285,7 @@ static bool choose(struct core *c, struct replica *rep, struct step_build *b, ui
  * where the most urgent request is one. */
 static bool left_for_prefill(const struct request *most_urgent, const struct load *l, uint32_t most)
 {
-    return l->prefill > 0 && (most > 1 || !decoding(most_urgent));
+    return l->prefill > 0 && (most > 1 || !sched__decoding(most_urgent));
 }
 
 /* The most urgent request always, the others in turn, beginning behind the last one served. */
@@ -270,11 +301,11 @@ static void choose_decodes(struct core *c, struct replica *rep, struct step_buil
     if (most > logits) most = logits;
     if (most > runs) most = runs;
     if (l->n_due == 0 || most == 0) return;
-    if (decoding(first) && rows_due(first) && choose(c, rep, b, 0)) rep->decode_from = start;
+    if (due(c, first) && choose(c, rep, b, 0)) rep->decode_from = start;
     for (uint32_t i = 0; i < rep->n_running && rep->n_chosen < most; i++) {
         uint32_t at = (start + i) % rep->n_running;
         const struct request *r = running(c, rep, at);
-        if (!decoding(r) || !rows_due(r) || r->chosen_in == rep->step_build) continue;
+        if (!due(c, r) || r->chosen_in == rep->step_build) continue;
         if (!choose(c, rep, b, at)) return;
     }
 }
@@ -320,7 +351,7 @@ static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
         r->n_issued = r->n_right += page;
         n_hits++;
     }
-    router__due(c, r, rows_due(r));
+    router__due(c, r, sched__rows_due(r));
     rep->prefix_lookups += !r->looked;
     rep->prefix_hits += !r->looked && n_hits;
     rep->tokens_saved += (uint64_t)n_hits * page;
@@ -399,7 +430,7 @@ static void add_prefill(struct core *c, struct step_build *b, struct request *r)
     b->n_prompts--;
     if (!find_prefix(c, b, r)) return;
     CHECK(b->work.rows + rep->n_chosen <= c->cfg.rows_max);
-    uint32_t room = c->cfg.rows_max - b->work.rows - rep->n_chosen, n = rows_due(r);
+    uint32_t room = c->cfg.rows_max - b->work.rows - rep->n_chosen, n = sched__rows_due(r);
     if (room > b->chunk) room = b->chunk;
     if (b->n_prompts > 0) room = (room + 1) / 2; /* the others' */
     if (n <= room && b->work.logits + rep->n_chosen >= c->cfg.logits_max)
@@ -413,7 +444,7 @@ static void add_prefill(struct core *c, struct step_build *b, struct request *r)
     if (in_time < least) in_time = least;
     if (n > in_time) n = in_time;
     uint32_t past = (r->n_issued + n) % page;
-    if (n < rows_due(r) && n / 2 > past)
+    if (n < sched__rows_due(r) && n / 2 > past)
         n -= past; /* chunks end with a page, where that costs little */
     if (n && !take_pages(c, r, r->n_issued + n)) {
         uint32_t have = r->n_pages * page;
@@ -426,6 +457,109 @@ static void add_prefill(struct core *c, struct step_build *b, struct request *r)
     add_run(c, b, r, n);
     if (knows_next_page(c, r) && r->n_issued > r->n_walked * page)
         b->growing[b->n_growing++] = r; /* at most one for each run */
+}
+
+/* ---- guesses ---- */
+
+/* How many of at most n guesses the Step has room for: rows, logits, and time while prompts wait.
+ */
+static uint32_t guesses_that_fit(const struct core *c, const struct replica *rep,
+                                 const struct step_build *b, const struct load *l, uint32_t n)
+{
+    uint32_t rows = c->cfg.rows_max - b->work.rows, logits = c->cfg.logits_max - b->work.logits;
+    if (n > rows) n = rows;
+    if (n > logits) n = logits;
+    if (l->prefill == 0 || b->limit_ns == 0) return n;
+    for (; n; n--) {
+        struct cost_work w = b->work;
+        w.rows += n;
+        w.logits += n;
+        if (cost_predict(&rep->flight.cost, w) <= b->limit_ns) break;
+    }
+    return n;
+}
+
+/* How many of at most n guesses have pages, in a run that had n_before: no request gives up any for
+ * them. */
+static uint32_t guesses_with_pages(struct core *c, const struct step_build *b, struct request *r,
+                                   uint32_t n, uint32_t n_before)
+{
+    uint32_t room = LIMIT_STEP_PAGES - b->n_pages + n_before;
+    while (r->n_pages * c->cfg.page < r->n_issued + n && r->n_pages < room &&
+           pages_take(r->replica->pages, &r->pages[r->n_pages]))
+        r->n_pages++;
+    uint32_t end = (r->n_pages < room ? r->n_pages : room) * c->cfg.page;
+    if (end <= r->n_issued) return 0;
+    return n < end - r->n_issued ? n : end - r->n_issued;
+}
+
+static uint32_t guesses_at_hand(const struct request *r)
+{
+    uint32_t n = r->n_guessed - r->n_issued;
+    return n < r->run ? n : r->run;
+}
+
+/* The row of a known token is in the Step already: guesses go behind it. */
+static void add_guesses_behind(struct core *c, struct step_build *b, uint32_t i,
+                               const struct load *l)
+{
+    struct request *r = b->of[i];
+    struct msg_run *run = &b->runs[i];
+    if (!r->drafts || run->kind != RUN_DECODE || r->n_issued != r->n_tokens) return;
+    uint32_t n = guesses_that_fit(c, r->replica, b, l, guesses_at_hand(r));
+    n = n ? guesses_with_pages(c, b, r, n, run->n_pages) : 0;
+    if (n == 0) return;
+    for (uint32_t k = 0; k < n; k++) b->work.depth += r->n_issued + k;
+    b->n_pages -= run->n_pages;
+    r->n_issued += n;
+    run->kind = RUN_VERIFY;
+    run->n_rows += n;
+    run->n_logits += n;
+    run->n_guesses = n;
+    set_table(c, r, run);
+    b->n_pages += run->n_pages;
+    b->work.rows += n;
+    b->work.logits += n;
+}
+
+/* Whether a run of nothing but guesses is to follow those rows of the request that are in flight.
+ * It makes a Step of its own only where stages would else have nothing to do, and a short one only
+ * where no more guesses are on their way. */
+static bool may_run_ahead(const struct core *c, const struct replica *rep,
+                          const struct step_build *b, const struct request *r)
+{
+    if (!r->drafts || !c->cfg.draft.pipelined || r->put_in == rep->step_build) return false;
+    if (!sched__decoding(r) || r->n_issued < r->n_tokens || r->n_guessed == r->n_issued)
+        return false;
+    if (b->n_runs == 0 && rep->flight.n >= sched__steps_wanted(c, rep)) return false;
+    return r->anchored && (r->n_guessed - r->n_issued >= r->run || !r->ask);
+}
+
+static void run_ahead(struct core *c, struct step_build *b, struct request *r, const struct load *l)
+{
+    uint32_t n = guesses_that_fit(c, r->replica, b, l, guesses_at_hand(r));
+    n = n ? guesses_with_pages(c, b, r, n, 0) : 0;
+    if (n == 0) return;
+    struct msg_run *run = new_run(c, b, r, n, n);
+    run->kind = RUN_VERIFY;
+    run->n_guesses = n;
+    b->n_pages += run->n_pages;
+    b->decodes = true;
+    r->accept.early++;
+    r->replica->accept.early++;
+}
+
+/* What the Step has left goes to guesses, by urgency. */
+static void add_guesses(struct core *c, struct replica *rep, struct step_build *b,
+                        const struct load *l)
+{
+    if (c->cfg.draft.kind == DRAFT_OFF) return;
+    CHECK(rep->n_chosen == 0);
+    for (uint32_t i = 0, n = b->n_runs; i < n; i++) add_guesses_behind(c, b, i, l);
+    for (uint32_t i = 0; i < rep->n_running && b->n_runs < LIMIT_STEP_RUNS; i++) {
+        struct request *r = running(c, rep, i);
+        if (may_run_ahead(c, rep, b, r)) run_ahead(c, b, r, l);
+    }
 }
 
 /* ---- Steps ---- */
@@ -479,11 +613,12 @@ static void fill(struct core *c, struct replica *rep, struct step_build *b)
             rep->n_chosen--;
             r->chosen_in = 0;
             if (take_pages(c, r, r->n_issued + 1)) add_run(c, b, r, 1);
-        } else if (!b->full && !decoding(r) && rows_due(r)) {
+        } else if (!b->full && !sched__decoding(r) && sched__rows_due(r)) {
             add_prefill(c, b, r);
             b->full = is_full(c, rep, b);
         }
     }
+    add_guesses(c, rep, b, &l);
     drop_twice(rep);
 }
 
@@ -494,7 +629,7 @@ static void fill_with_a_prompt(struct core *c, struct replica *rep, struct step_
     b->seen_first = false;
     for (uint32_t i = 0; i < rep->n_running && b->n_runs == 0; i++) {
         struct request *r = running(c, rep, i);
-        if (decoding(r) || !rows_due(r)) continue;
+        if (sched__decoding(r) || !sched__rows_due(r)) continue;
         b->n_prompts = 1;
         add_prefill(c, b, r);
     }

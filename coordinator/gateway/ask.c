@@ -179,7 +179,8 @@ static int take_bias(struct ask *a, const char *name, const struct json *v, stru
         double x;
         errno = 0;
         long id = strtol(key, &end, 10);
-        if (!*key || *end || errno || id < 0 || id > INT32_MAX)
+        bool plain = key[0] >= '0' && key[0] <= '9' && (key[0] != '0' || !key[1]);
+        if (!plain || *end || errno || id > INT32_MAX) /* each token has one name */
             return fault_set(f, 400, name, "'%s': '%.40s' is no token id", name, key);
         if (!json_as_real(value, &x) || !(fabs(x) <= (double)SAMPLING_BIAS_MAX))
             return fault_set(f, 400, name, "'%s': token %ld: not a number from -%g to %g", name, id,

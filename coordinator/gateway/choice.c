@@ -41,9 +41,9 @@ size_t choice_bytes(const struct choice *c)
     const struct choice_tokens *t = &c->tokens;
     size_t calls = 0;
     for (uint32_t i = 0; i < c->split.n_calls; i++) calls += c->split.calls[i].arguments.len;
-    return calls + c->reasoning.len + c->split.held.len + c->text.len + t->logprobs.len +
-           t->piece_bytes.len + t->pieces.len + t->top_logprobs.len + t->top_piece_bytes.len +
-           t->top_pieces.len;
+    return calls + c->reasoning.len + c->split.lead.len + c->split.held.len + c->text.len +
+           t->logprobs.len + t->piece_bytes.len + t->pieces.len + t->top_logprobs.len +
+           t->top_piece_bytes.len + t->top_pieces.len;
 }
 
 static size_t sum_of(const uint32_t *bytes, size_t n)
@@ -92,7 +92,8 @@ void choice_take(struct choice *c, const struct client_reply *r, bool keep_token
     for (uint32_t i = 0; r->logprobs && i < r->n_tokens; i++)
         c->sum += r->logprobs[i] > LOGPROB_LEAST ? r->logprobs[i] : LOGPROB_LEAST;
     /* Tokens of before a coordinator's restart come without. */
-    if (keep_tokens && r->logprobs && r->n_pieces == r->n_tokens * (1 + r->n_top))
+    if (keep_tokens && r->logprobs && r->n_pieces == r->n_tokens * (1 + r->n_top) &&
+        (c->tokens.n == 0 || c->tokens.n_top == r->n_top)) /* in all replies, of a right server */
         take_tokens(&c->tokens, r);
     if (r->finish_reason) c->finish = r->finish_reason;
     c->begun |= r->n_tokens || r->finish_reason;

@@ -14,6 +14,8 @@ int fault_set(struct fault *f, unsigned http, const char *param, const char *for
     va_start(args, format);
     (void)vsnprintf(f->text, sizeof f->text, format, args);
     va_end(args);
+    err_clean(f->param); /* what is not UTF-8 would be null in JSON */
+    err_clean(f->text);
     return -1;
 }
 
@@ -41,6 +43,7 @@ static void find_param(struct fault *f)
     char name[sizeof f->param];
     if (sscanf(f->text, "field '%63[^']'", name) == 1)
         (void)snprintf(f->param, sizeof f->param, "%s", name);
+    err_clean(f->param);
 }
 
 void fault_of_end(struct fault *f, const struct client_end *end)

@@ -12,7 +12,8 @@ struct fault {
     const char *code; /* a word for programs, or NULL; static */
     char param[64];   /* the parameter at fault, or "" */
     char text[512];
-    uint32_t retry_s; /* Retry-After; 0: none */
+    uint32_t retry_s;  /* Retry-After; 0: none */
+    const char *allow; /* of 405: the methods that there are; static, or NULL */
 };
 
 /* Returns -1, so that `return fault_set(...)` reads well. `param` may be NULL. */

@@ -44,14 +44,17 @@ void gateway__reply(struct gateway *g, struct httpd_request *r, unsigned status,
 void gateway__refuse(struct gateway *g, struct httpd_request *r, const struct fault *f)
 {
     char retry[16];
-    const struct httpd_field fields[] = {{"Content-Type", "application/json"},
-                                         {"Retry-After", retry}};
+    struct httpd_field fields[3] = {{"Content-Type", "application/json"}};
+    size_t n = 1;
     struct buf text = {0};
     (void)snprintf(retry, sizeof retry, "%u", (unsigned)f->retry_s);
+    if (f->retry_s) fields[n++] = (struct httpd_field){"Retry-After", retry};
+    if (f->http == 401) fields[n++] = (struct httpd_field){"WWW-Authenticate", "Bearer"};
+    if (f->allow) fields[n++] = (struct httpd_field){"Allow", f->allow};
     bool anthropic = strncmp(httpd_path(r), "/v1/messages", 12) == 0;
     (anthropic ? message_fault : fault_write)(f, &text);
     count_reply(g, f->http);
-    httpd_reply(r, f->http, fields, f->retry_s ? 2 : 1, text.data, text.len);
+    httpd_reply(r, f->http, fields, n, text.data, text.len);
     buf_close(&text);
 }
 
@@ -73,6 +76,8 @@ static void reply_alive(struct gateway *g, struct httpd_request *r)
 /* ---- what is asked for ---- */
 
 enum route {
+    ROUTE_FRONT,
+    ROUTE_STATUS,
     ROUTE_HEALTH,
     ROUTE_READY,
     ROUTE_METRICS,
@@ -92,6 +97,8 @@ static const struct {
     enum route route;
     bool prefix; /* something follows */
 } routes[] = {
+    {"/", "GET", ROUTE_FRONT, false},
+    {"/status", "GET", ROUTE_STATUS, false},
     {"/health", "GET", ROUTE_HEALTH, false},
     {"/v1/health", "GET", ROUTE_HEALTH, false},
     {"/ready", "GET", ROUTE_READY, false},
@@ -121,12 +128,15 @@ static void refuse_method(struct gateway *g, struct httpd_request *r, size_t i)
     struct fault f;
     (void)fault_set(&f, 405, NULL, "%s takes %s, not %.20s", routes[i].path, routes[i].method,
                     httpd_method(r));
+    f.allow = strcmp(routes[i].method, "GET") == 0 ? "GET, HEAD" : routes[i].method;
     gateway__refuse(g, r, &f);
 }
 
 static void serve(struct gateway *g, struct httpd_request *r, size_t i)
 {
     switch (routes[i].route) {
+    case ROUTE_FRONT: page__front(g, r); break;
+    case ROUTE_STATUS: page__status(g, r); break;
     case ROUTE_HEALTH: reply_alive(g, r); break;
     case ROUTE_READY: page__ready(g, r); break;
     case ROUTE_METRICS: page__metrics(g, r); break;
@@ -160,10 +170,12 @@ static void allow_origin(struct gateway *g, struct httpd_request *r)
     httpd_reply(r, 204, fields, sizeof fields / sizeof fields[0], "", 0);
 }
 
-/* Whether it lives and whether it is ready may be asked without a key. */
+/* Whether it lives and whether it is ready may be asked without a key; the page says nothing of the
+ * cluster by itself, and has a field for the key. */
 static bool admits(const struct gateway *g, const struct httpd_request *r, size_t i)
 {
-    bool open = i < N_ROUTES && (routes[i].route == ROUTE_HEALTH || routes[i].route == ROUTE_READY);
+    bool open = i < N_ROUTES && (routes[i].route == ROUTE_HEALTH ||
+                                 routes[i].route == ROUTE_READY || routes[i].route == ROUTE_FRONT);
     return !g->keys || open || access_admits(g->keys, httpd_header(r, "Authorization")) ||
            access_knows(g->keys, httpd_header(r, "X-Api-Key"));
 }
@@ -268,7 +280,7 @@ static void stop(struct gateway *g)
     client_close(g->client);
     g->client = NULL;
     uint64_t end = clock_ns() + LAST_WORDS_NS;
-    while (g->n_jobs && clock_ns() < end) {
+    while ((g->n_jobs || g->n_queries) && clock_ns() < end) {
         struct pollfd p = {.fd = httpd_fd(g->httpd), .events = POLLIN};
         (void)poll(&p, 1, least(httpd_wait_ms(g->httpd), 50));
         httpd_turn(g->httpd);

@@ -38,11 +38,13 @@ struct gateway {
     char *model;                       /* the name of the one that is served; NULL: not known yet */
     uint64_t asked_ns;                 /* when it was asked for last */
     bool asking;
-    uint64_t begun_s; /* since 1970 */
-    uint64_t ids;     /* the next id's number, behind a random beginning */
-    uint32_t n_jobs;  /* requests for completions that are not answered, */
-    struct job *jobs; /* and the list of them */
-    uint64_t beat_ns; /* when streams without news were last looked at */
+    uint64_t begun_s;   /* since 1970 */
+    uint64_t ids;       /* the next id's number, behind a random beginning */
+    uint32_t n_jobs;    /* requests for completions that are not answered, */
+    struct job *jobs;   /* and the list of them */
+    uint32_t n_queries; /* requests that wait for one reply of the coordinator, or for their own to
+                           leave */
+    uint64_t beat_ns;   /* when streams without news were last looked at */
     struct {
         uint64_t replies[GATEWAY_STATUSES]; /* by HTTP status */
         uint64_t gone;                      /* peers that left before their reply was whole */
@@ -88,6 +90,8 @@ void query__ask(struct query *q, const char *method, const void *body, size_t by
 /* A reply that cannot be read; returns NULL. */
 struct json *query__unread(struct fault *f, const struct errmsg *em);
 
+void page__front(struct gateway *g, struct httpd_request *r);
+void page__status(struct gateway *g, struct httpd_request *r);
 void page__models(struct gateway *g, struct httpd_request *r, const char *name);
 void page__ready(struct gateway *g, struct httpd_request *r);
 void page__metrics(struct gateway *g, struct httpd_request *r);

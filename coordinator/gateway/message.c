@@ -118,6 +118,7 @@ static int add_message(struct json *to, const struct json *m, struct fault *f)
     } else if (!json_count(content, &n)) {
         rc = fault_set(f, 400, "messages", "'messages': a content is neither a text nor an array");
     }
+    b.said |= n == 0; /* an empty message is one */
     for (size_t i = 0; rc == 0 && json_kind(content) == JSON_KIND_ARRAY && i < n; i++)
         rc = add_block(&b, json_at(content, i), f);
     if (rc == 0 && b.said) {

@@ -4,6 +4,8 @@
 #include "common/base/mem.h"
 #include "common/base/prom.h"
 #include "common/client/tools.h"
+#include "coordinator/gateway/front.h"
+#include "coordinator/status_json.h"
 #include "proto/wire.h"
 
 #include <inttypes.h>
@@ -13,6 +15,7 @@
 static void free_query(struct query *q)
 {
     if (q->e.http || q->asking) return;
+    q->e.g->n_queries--;
     arena_close(&q->arena);
     mem_free(q);
 }
@@ -45,6 +48,7 @@ struct query *query__new(struct gateway *g, struct httpd_request *r, query_make_
 {
     struct query *q = mem_zalloc(sizeof *q);
     *q = (struct query){.e = {g, r, on_http_end}, .make = make};
+    g->n_queries++;
     httpd_set_context(r, &q->e);
     return q;
 }
@@ -64,6 +68,35 @@ struct json *query__unread(struct fault *f, const struct errmsg *em)
 {
     (void)fault_set(f, 500, NULL, "the coordinator's reply: %s", em->text);
     return NULL;
+}
+
+/* ---- the page, and what it shows ---- */
+
+void page__front(struct gateway *g, struct httpd_request *r)
+{
+    /* Nothing from elsewhere, nothing in a frame; its own script and style are in it. */
+    static const struct httpd_field fields[] = {
+        {"Content-Type", "text/html; charset=utf-8"},
+        {"Content-Security-Policy",
+         "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
+         "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+        {"X-Content-Type-Options", "nosniff"},
+        {"Cache-Control", "no-cache"}};
+    g->count.replies[200]++;
+    httpd_reply(r, 200, fields, sizeof fields / sizeof fields[0], front_page, front_page_bytes);
+}
+
+static struct json *make_status(struct query *q, const void *body, size_t bytes, struct fault *f)
+{
+    struct errmsg em = {0};
+    struct msg_status s;
+    if (wire_get_status(body, bytes, &q->arena, &s, &em) < 0) return query__unread(f, &em);
+    return status_json(&s);
+}
+
+void page__status(struct gateway *g, struct httpd_request *r)
+{
+    query__ask(query__new(g, r, make_status), "Status", "", 0);
 }
 
 /* ---- models ---- */

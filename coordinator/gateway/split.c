@@ -174,7 +174,7 @@ static bool is_text(struct split *s)
 {
     (void)buf_append(&s->content, s->lead.data, s->lead.len);
     buf_close(&s->lead);
-    s->tagged = s->list = false;
+    s->tagged = s->list = s->whole = false;
     s->state = SPLIT_CONTENT;
     return true;
 }
@@ -187,6 +187,10 @@ static void skip(struct split *s, size_t n)
 static bool start(struct split *s)
 {
     size_t at = blanks(s, 0);
+    if (at > SPLIT_BLANKS_MAX) {
+        s->state = SPLIT_CONTENT;
+        return true;
+    }
     if (at == s->held.len) return false;
     if (s->finds_thought && !s->thought) {
         enum match m = match(s, at, THINK);
@@ -211,8 +215,9 @@ static bool start(struct split *s)
         if (m == YES && match(s, from, "json") == MAYBE) return false;
         if (m == YES && match(s, from, "json") == YES) from += strlen("json");
         size_t object = blanks(s, from);
-        if (m == YES && object == s->held.len) return false;
-        if (m == NO || (s->held.data[object] != '{' && s->held.data[object] != '[')) {
+        bool many = object - from > SPLIT_BLANKS_MAX;
+        if (m == YES && object == s->held.len && !many) return false;
+        if (m == NO || many || (s->held.data[object] != '{' && s->held.data[object] != '[')) {
             s->state = SPLIT_CONTENT;
             return true;
         }
@@ -244,8 +249,9 @@ static bool content(struct split *s)
 {
     enum match m = NO;
     size_t at = s->tools ? find(s, TAG, &m) : s->held.len, end = at;
+    size_t least = at > SPLIT_BLANKS_MAX ? at - SPLIT_BLANKS_MAX : 0;
     /* Blanks before a call are not told; whether one follows is not known yet. */
-    while (s->tools && end > 0 && is_blank(s->held.data[end - 1])) end--;
+    while (s->tools && end > least && is_blank(s->held.data[end - 1])) end--;
     move(s, &s->content, end);
     if (m != YES) return false;
     skip(s, at - end + strlen(TAG));
@@ -259,7 +265,10 @@ static bool content(struct split *s)
 static bool call(struct split *s)
 {
     size_t at = blanks(s, 0);
-    if (at == s->held.len) return false;
+    if (at == s->held.len) {
+        skip(s, at);
+        return false;
+    }
     char c = s->held.data[at];
     if (c == '{') {
         skip(s, at);
@@ -269,6 +278,7 @@ static bool call(struct split *s)
     bool more = s->n_calls > 0;
     if ((c == '[' && !s->list) || (c == ']' && s->list) || (more && (c == ',' || c == ';'))) {
         size_t object = blanks(s, at + 1);
+        if (c == '[' && object - at > SPLIT_BLANKS_MAX) return is_text(s);
         if (c == '[' && object == s->held.len) return false;
         if (c == '[' && s->held.data[object] != '{') return is_text(s);
         s->list = c == '[' || (c != ']' && s->list);
@@ -291,13 +301,17 @@ static bool call(struct split *s)
 /* A whole object in another order, or with its arguments as a text. */
 static bool whole_call(struct split *s)
 {
-    size_t n = 0, len, bytes;
+    size_t len, bytes;
     const char *name, *text;
-    begin_scan(s, 0);
-    while (n < s->held.len && !scan(s, s->held.data[n])) n++;
-    if (n == s->held.len) return false;
+    if (!s->whole) {
+        begin_scan(s, 0);
+        s->scanned = 0;
+        s->whole = true;
+    }
+    while (s->scanned < s->held.len && !scan(s, s->held.data[s->scanned])) s->scanned++;
+    if (s->scanned == s->held.len) return false;
     struct json *j = NULL;
-    if (json_read(s->held.data, n + 1, &j, NULL) < 0) return is_text(s);
+    if (json_read(s->held.data, s->scanned + 1, &j, NULL) < 0) return is_text(s);
     const struct json *v = json_get(j, "arguments");
     if (!v) v = json_get(j, "parameters");
     struct split_call *c = NULL;
@@ -311,7 +325,8 @@ static bool whole_call(struct split *s)
         (void)buf_append(&c->arguments, "{}", 2);
     json_free(j);
     if (!c) return is_text(s);
-    buf_drop(&s->held, n + 1);
+    buf_drop(&s->held, s->scanned + 1);
+    s->whole = false;
     s->state = SPLIT_CALL;
     return true;
 }
@@ -331,9 +346,11 @@ static bool may_be_call(const struct split *s)
 static bool in_head(struct split *s)
 {
     size_t name = 0, name_end = 0, value = 0;
+    if (s->whole) return whole_call(s);
     enum match m = head(s, &name, &name_end, &value);
-    if (m == MAYBE) return false;
-    if (m == NO) return s->tagged || may_be_call(s) ? whole_call(s) : is_text(s);
+    if (m == MAYBE && s->held.len <= SPLIT_HEAD_MAX) return false;
+    if (m != YES || value >= SPLIT_HEAD_MAX)
+        return s->tagged || may_be_call(s) ? whole_call(s) : is_text(s);
     const char *text = s->held.data + name + 1;
     size_t n = name_end - name - 2;
     if (!s->tagged && !is_tool(s, text, n)) return is_text(s);

@@ -18,6 +18,11 @@
 #include <stdint.h>
 
 #define SPLIT_CALLS_MAX 128u /* of an answer; more stay text */
+/* What may be looked at again with each piece of text that comes, so that an answer takes time in
+ * proportion to its length, whatever the model was talked into. */
+#define SPLIT_BLANKS_MAX 256u /* held because a call or a thought may follow them; more are told   \
+                               */
+#define SPLIT_HEAD_MAX 4096u  /* of a call before its arguments; a longer one is read as a whole */
 
 struct split_call {
     struct buf name;
@@ -47,6 +52,8 @@ struct split {
     const struct json *tools;    /* borrowed; NULL: none were offered */
     struct buf lead;             /* what was skipped before a call's object, should it be none */
     struct buf held;             /* text that is not decided */
+    bool whole;                  /* a call is read when its object has ended, */
+    size_t scanned;              /* and so much of `held` was looked at for that end */
     uint32_t depth;              /* of braces and brackets in a value, */
     bool in_string, escaped;
 };

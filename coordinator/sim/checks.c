@@ -124,6 +124,10 @@ static void check_terminal(struct world *w, const struct action *a)
         world__fail(w, "request %" PRIu64 ": asked to try again in %" PRIu32 " ms", r->id,
                     a->end.retry_ms);
     check_reason(w, r, r->status);
+    w->report->drafted += a->end.accept.drafted;
+    w->report->accepted += a->end.accept.accepted;
+    w->report->early += a->end.accept.early;
+    w->report->wasted += a->end.accept.wasted;
     if (ok) w->report->completed++;
     w->report->requests++;
 }
@@ -140,30 +144,61 @@ static uint64_t preemptions(const struct world *w)
     return sum;
 }
 
+/* Guesses are in runs of their own kind, wanted by the request, told apart by workers that can, and
+ * never beyond what it may generate. A guess is nobody's known token. */
+static void check_guesses(struct world *w, const struct msg_step *s, const struct msg_run *r,
+                          const struct world_request *q)
+{
+    uint32_t known = r->first_pos + r->n_rows - r->n_guesses;
+    if ((r->kind == RUN_VERIFY) != (r->n_guesses > 0))
+        world__fail(w, "request %" PRIu64 ": %" PRIu32 " guesses in a run of kind %d", q->id,
+                    r->n_guesses, (int)r->kind);
+    if (!r->n_guesses) return;
+    if (!q->drafts || w->unverified || s->epoch.replica >= w->cfg.n_replicas)
+        world__fail(w, "request %" PRIu64 " wants no guesses, and has some", q->id);
+    else if (r->first_pos + r->n_rows >= q->n_prompt + q->max_new)
+        world__fail(w, "request %" PRIu64 ": guesses up to %" PRIu32 ", beyond its last token",
+                    q->id, r->first_pos + r->n_rows);
+    else if (known > r->first_pos ? known != q->n_tokens : known < q->n_tokens)
+        world__fail(
+            w, "request %" PRIu64 ": guesses from %" PRIu32 " on, but %" PRIu32 " tokens are known",
+            q->id, known, q->n_tokens);
+    else if (!w->cfg.draft.pipelined && known == r->first_pos)
+        world__fail(w, "request %" PRIu64 ": a run is sent before the answer to the last", q->id);
+    w->report->guesses += r->n_guesses;
+}
+
 /* 5., 6.: a run's rows as the core has them written: all before the first are there, in pages that
  * it may read, and none is issued twice but after a preemption. */
 static void check_issued(struct world *w, const struct msg_step *s, const struct msg_run *r,
                          struct world_request *q)
 {
     struct world_page *pages = w->replicas[s->epoch.replica].pages;
+    if (r->n_guesses < r->n_rows) memcpy(q->fed, q->tags, r->first_pos * sizeof *q->fed);
     for (uint32_t k = 0; k < r->first_pos; k++)
-        if (pages[r->pages[k / w->cfg.page]].tags[k % w->cfg.page] != q->tags[k]) {
+        if (pages[r->pages[k / w->cfg.page]].tags[k % w->cfg.page] != q->fed[k]) {
             world__fail(
                 w, "request %" PRIu64 ": rows from %" PRIu32 ", but %" PRIu32 " was never issued",
                 q->id, r->first_pos, k);
             return;
         }
-    if (r->first_pos < q->issued && preemptions(w) == q->preemptions)
+    uint32_t least = q->drafts ? q->right : q->issued;
+    if (r->first_pos < least && preemptions(w) == q->preemptions)
         world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " again after %" PRIu32, q->id,
-                    r->first_pos, q->issued);
+                    r->first_pos, least);
+    check_guesses(w, s, r, q);
     if (r->attempt > q->lost + 1)
         world__fail(w, "request %" PRIu64 ": attempt %" PRIu32, q->id, r->attempt);
     q->issued = r->first_pos + r->n_rows;
     q->preemptions = w->preemptions;
-    for (uint32_t p = r->first_pos; p < q->issued && p < q->n_oracle; p++) {
+    for (uint32_t p = r->first_pos; p < q->issued && p < WORLD_TOKENS_MAX; p++) {
         struct world_page *page = &pages[r->pages[p / w->cfg.page]];
-        page->tags[p % w->cfg.page] = q->tags[p];
+        q->fed[p] = check__mix(p ? q->fed[p - 1] : check__root(q->tenant),
+                               (uint64_t)r->tokens[p - r->first_pos] + 1);
+        page->tags[p % w->cfg.page] = q->fed[p];
         page->wrote_in = s->number;
+        page->wrote_by = q->id;
+        page->end = p + 1;
         page->tenant = q->tenant;
     }
 }
@@ -317,6 +352,21 @@ void check__result(struct world *w, bool counted, enum lie lie, uint64_t lied)
 
 /* ---- pages ---- */
 
+/* Positions that the core takes for right are: their rows were issued with the tokens that are
+ * known. There are ever more of them, until the request is preempted or its generation is lost. */
+static void check_right(struct world *w, const struct core_sequence *s)
+{
+    struct world_request *q = check__find(w, s->request);
+    uint32_t least = s->n_issued < q->n_tokens ? s->n_issued : q->n_tokens;
+    if (s->n_tokens != q->n_tokens || s->n_right != least || s->n_guessed < s->n_tokens ||
+        (s->n_guessed > s->n_tokens && !q->drafts))
+        world__fail(w,
+                    "request %" PRIu64 ": %" PRIu32 " right rows of %" PRIu32 ", %" PRIu32
+                    " tokens and %" PRIu32 " with guesses",
+                    q->id, s->n_right, s->n_issued, s->n_tokens, s->n_guessed);
+    q->right = s->n_right;
+}
+
 /* 4. Conservation: a page is held by as many tables as it says, or cached, or free. */
 static void check_pages(struct world *w, uint32_t replica)
 {
@@ -330,6 +380,7 @@ static void check_pages(struct world *w, uint32_t replica)
             (!s.running && s.n_pages))
             world__fail(w, "request %" PRIu64 ": %" PRIu32 " rows in %" PRIu32 " pages", s.request,
                         s.n_issued, s.n_pages);
+        check_right(w, &s);
     }
     for (uint32_t p = 0; p < w->cfg.n_pages; p++) {
         struct page_view v = core_page_at(w->core, replica, p);
@@ -372,6 +423,12 @@ static bool tag_of_entry(const struct world *w, uint32_t replica, uint32_t page,
     return true;
 }
 
+/* Whether a token of the page was not handed out by now, and is not of a prompt. */
+static bool has_guesses(const struct world *w, const struct world_page *page)
+{
+    return page->wrote_by && page->end > w->requests[page->wrote_by - 1].n_tokens;
+}
+
 /* 5. Index truth: an entry has its parents, all its rows were issued with the tokens that it names,
  * and nothing is written to it later. */
 static void check_index(struct world *w, uint32_t replica)
@@ -388,6 +445,8 @@ static void check_index(struct world *w, uint32_t replica)
             world__fail(w, "page %" PRIu32 " is in the index without its parents", p);
         else if (page->tags[w->cfg.page - 1] != tag)
             world__fail(w, "page %" PRIu32 " is in the index, but not what was written", p);
+        else if (has_guesses(w, page))
+            world__fail(w, "page %" PRIu32 " is in the index, with a guess in it", p);
         page->serial = v.serial;
         page->sealed_in = page->wrote_in;
     }

@@ -64,6 +64,7 @@ static void make(struct world *w, uint32_t idx)
                                         .presence = 0.5f,
                                         .frequency = 0.25f};
     check__oracle(w, r);
+    r->drafts = w->cfg.draft.kind != DRAFT_OFF && rng_below(&w->draft_rng, 8) > 0;
     r->made = true;
     uint32_t n_new = r->n_oracle > r->n_prompt ? r->n_oracle - r->n_prompt : 0;
     uint32_t n_received = rng_below(&w->rng, 6) ? 0 : (uint32_t)rng_below(&w->rng, n_new + 1);
@@ -97,6 +98,7 @@ void client__submit(struct world *w, uint32_t idx)
                                  .sample = r->sample,
                                  .max_new = r->max_new,
                                  .ignore_eos = r->ignore_eos,
+                                 .drafts = r->drafts,
                                  .sampling = r->sampling,
                                  .deadline_ns = left_ns}};
     world__core(w, &e);

@@ -289,7 +289,7 @@ void fault__forge(struct world *w)
 uint64_t fault__lie(struct world *w, enum lie *lie, struct msg_result *m,
                     struct msg_run_result *runs)
 {
-    static const int32_t two[] = {3, 3}, foreign = WORLD_VOCAB;
+    static const int32_t many[LIMIT_STEP_LOGITS], foreign = WORLD_VOCAB;
     if (m->n_runs == 0) {
         *lie = LIE_NONE;
         return 0;
@@ -299,19 +299,28 @@ uint64_t fault__lie(struct world *w, enum lie *lie, struct msg_result *m,
     switch (*lie) {
     case LIE_DEAD:
         x->dead = true;
-        x->tokens = &two[0];
+        x->tokens = many;
+        x->n_tokens = 1;
         break;
     case LIE_LATE_POSITION: x->first_pos++; break;
     case LIE_EARLY_POSITION: x->first_pos--; break;
     case LIE_ATTEMPT: x->attempt++; break;
     case LIE_REQUEST: x->request = 1 + rng_below(&w->rng, w->n_requests); break;
-    case LIE_TWO_TOKENS:
-        x->tokens = two;
-        x->n_tokens = 2;
+    case LIE_MORE_TOKENS:
+        x->tokens = many;
+        x->n_tokens = w->cfg.logits_max + 1;
+        x->dead = false;
         break;
-    case LIE_TOKEN: x->tokens = &foreign; break;
+    case LIE_TOKEN:
+        x->tokens = &foreign;
+        x->n_tokens = 1;
+        x->dead = false;
+        break;
     case LIE_FEWER: m->n_runs--; break;
-    case LIE_ERROR: x->error = "out of samplers"; break;
+    case LIE_ERROR:
+        x->error = "out of samplers";
+        x->dead = false;
+        break;
     default: break;
     }
     if (*lie == LIE_REQUEST && x->request == request) *lie = LIE_NONE;

@@ -3,6 +3,7 @@
 #include "coordinator/sim/world.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 uint64_t check__mix(uint64_t a, uint64_t b)
 {
@@ -52,8 +53,24 @@ static uint32_t place(const struct world *w, const uint32_t *pages, uint32_t pos
     return pages[pos / w->cfg.page] * w->cfg.page + pos % w->cfg.page;
 }
 
-/* 2. Shadow KV: a row finds the right tag at every position before it, and brings the right token.
- * 6. What another request writes is read in later Steps only. */
+/* A row at position p reads all before it, which must be what the request's own rows were fed with,
+ * or what it found computed. 6. What another request writes is read in later Steps only. */
+static void check_reads(struct world *w, const struct world_worker *s, uint64_t step,
+                        const struct msg_run *r, const uint64_t *tags, uint32_t p)
+{
+    for (uint32_t k = 0; k < p; k++) {
+        uint32_t at = place(w, r->pages, k);
+        if (s->tags[at] != tags[k])
+            world__fail(w, "request %" PRIu64 ": row %" PRIu32 " reads a wrong KV at %" PRIu32,
+                        r->request, p, k);
+        else if (s->wrote_in[at] == step && s->wrote_by[at] != r->request)
+            world__fail(w, "request %" PRIu64 " reads what %" PRIu64 " writes in Step %" PRIu64,
+                        r->request, s->wrote_by[at], step);
+    }
+}
+
+/* 2. Shadow KV: a row finds the right tag at every position before it, and brings the right token;
+ * a guess may be wrong, and finds what those before it were fed with. */
 void check__run(struct world *w, struct world_worker *s, uint64_t step, const struct msg_run *r)
 {
     struct world_request *q = check__find(w, r->request);
@@ -61,27 +78,51 @@ void check__run(struct world *w, struct world_worker *s, uint64_t step, const st
         world__fail(w, "a Step names request %" PRIu64, r->request);
         return;
     }
+    uint64_t *tags = s->chains[q->id - 1].tags;
+    uint32_t n_known = r->n_rows - r->n_guesses;
+    if (n_known) memcpy(tags, q->tags, r->first_pos * sizeof *tags); /* all before is known too */
     for (uint32_t i = 0; i < r->n_rows && !w->failed; i++) {
         uint32_t p = r->first_pos + i;
-        if (p >= q->n_oracle || r->tokens[i] != q->tokens[p]) {
+        if (i < n_known && (p >= q->n_oracle || r->tokens[i] != q->tokens[p])) {
             world__fail(w, "request %" PRIu64 ": row %" PRIu32 " brings token %" PRId32, r->request,
                         p, r->tokens[i]);
             return;
         }
-        for (uint32_t k = 0; k < p; k++) {
-            uint32_t at = place(w, r->pages, k);
-            if (s->tags[at] != q->tags[k])
-                world__fail(w, "request %" PRIu64 ": row %" PRIu32 " reads a wrong KV at %" PRIu32,
-                            r->request, p, k);
-            else if (s->wrote_in[at] == step && s->wrote_by[at] != r->request)
-                world__fail(w, "request %" PRIu64 " reads what %" PRIu64 " writes in Step %" PRIu64,
-                            r->request, s->wrote_by[at], step);
-        }
+        check_reads(w, s, step, r, tags, p);
         uint32_t at = place(w, r->pages, p);
-        s->tags[at] = q->tags[p];
+        s->tags[at] = tags[p] =
+            check__mix(p ? tags[p - 1] : check__root(q->tenant), (uint64_t)r->tokens[i] + 1);
         s->wrote_in[at] = step;
         s->wrote_by[at] = r->request;
     }
+}
+
+/* By the law: a row is live if its token is known, or is the one that was chosen there after a row
+ * that was live. What the tags say of it must be the same. */
+void check__verify(struct world *w, struct world_worker *s, const struct msg_run *r,
+                   int32_t *tokens, struct msg_run_result *ret)
+{
+    const struct world_request *q = check__find(w, r->request);
+    struct world_chain *c = &s->chains[q->id - 1];
+    uint32_t from = r->n_rows - r->n_logits;
+    *ret = (struct msg_run_result){.request = r->request,
+                                   .attempt = r->attempt,
+                                   .sample = r->sample,
+                                   .first_pos = r->first_pos + from + 1,
+                                   .tokens = tokens};
+    for (uint32_t i = from; i < r->n_rows; i++) {
+        uint32_t p = r->first_pos + i;
+        bool known = i < r->n_rows - r->n_guesses;
+        if (!known && (c->next != p || c->chosen != r->tokens[i])) break;
+        if (p >= q->n_oracle) break; /* behind the answer's end */
+        if (s->tags[place(w, r->pages, p)] != q->tags[p])
+            world__fail(w, "request %" PRIu64 ": row %" PRIu32 " is live with another history",
+                        q->id, p);
+        c->next = p + 1;
+        c->chosen = check__choose(&s->told[q->id - 1], r->sample, q->tags[p]);
+        tokens[ret->n_tokens++] = c->chosen;
+    }
+    ret->dead = ret->n_tokens == 0;
 }
 
 static bool same_sampling(const struct sampling *a, const struct sampling *b)

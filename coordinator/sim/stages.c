@@ -48,7 +48,8 @@ static void tell_of_epoch(struct world *w, uint32_t who, struct msg_from_worker 
 static void say_hello(struct world *w, uint32_t who)
 {
     struct world_worker *s = &w->workers[who];
-    struct msg_from_worker m = {.type = FROM_HELLO, .hello = {.threads = 1, .pid = who}};
+    struct msg_from_worker m = {.type = FROM_HELLO,
+                                .hello = {.threads = 1, .pid = who, .verifies = !w->unverified}};
     memcpy(m.hello.name, s->name, sizeof m.hello.name);
     if (s->loaded) {
         m.hello.holds = true;
@@ -260,7 +261,8 @@ static uint64_t digest_of(struct world *w, struct epoch e)
 static void make_result(struct world *w, struct world_worker *s, const struct msg_step *m)
 {
     struct msg_run_result runs[LIMIT_STEP_RUNS];
-    int32_t tokens[LIMIT_STEP_RUNS];
+    int32_t tokens[LIMIT_STEP_LOGITS];
+    uint32_t n_tokens = 0;
     struct msg_result r = {.epoch = m->epoch, .number = m->number, .runs = runs};
     r.n_timings = m->n_timings;
     memcpy(r.timings, m->timings, sizeof r.timings);
@@ -269,15 +271,8 @@ static void make_result(struct world *w, struct world_worker *s, const struct ms
         const struct world_request *q = check__find(w, x->request);
         if (x->kind == RUN_PROBE) r.digest = digest_of(w, m->epoch);
         if (!x->n_logits || x->kind == RUN_PROBE || !q) continue;
-        uint32_t p = x->first_pos + x->n_rows - 1, page = w->cfg.page;
-        tokens[i] = check__choose(&s->told[q->id - 1], x->sample,
-                                  s->tags[x->pages[p / page] * page + p % page]);
-        runs[r.n_runs++] = (struct msg_run_result){.request = x->request,
-                                                   .attempt = x->attempt,
-                                                   .sample = x->sample,
-                                                   .first_pos = p + 1,
-                                                   .n_tokens = 1,
-                                                   .tokens = &tokens[i]};
+        check__verify(w, s, x, tokens + n_tokens, &runs[r.n_runs++]);
+        n_tokens += x->n_logits;
     }
     s->lie = LIE_NONE;
     if (r.n_runs) {

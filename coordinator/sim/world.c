@@ -160,6 +160,7 @@ static uint64_t fold(struct world *w, uint64_t digest, const struct action *a)
             digest = check__mix(digest, (uint64_t)a->tokens.tokens[i]);
         return check__mix(digest, a->tokens.queued_ns);
     case ACT_END: return check__mix(digest, a->end.request * 64 + (uint64_t)a->end.status);
+    case ACT_DRAFT: return check__mix(digest, a->draft.serial * 64 + a->draft.want);
     case ACT_ANSWER: return check__mix(digest, (uint64_t)a->answer.status);
     case ACT_NOTE: break;
     }
@@ -182,6 +183,7 @@ static void carry_out(struct world *w, struct actions actions)
             w->report->generations++;
             break;
         case ACT_STEP: send_step(w, a->step); break;
+        case ACT_DRAFT: draft__asked(w, a); break;
         case ACT_TOKENS:
             if (rng_below(&w->rng, 60) == 0 && !w->requests[a->tokens.request - 1].witness) {
                 /* the text met a stop string */
@@ -286,7 +288,8 @@ static bool to_core(enum happening what)
 {
     return what == HAPPEN_TO_CORE || what == HAPPEN_RESULT || what == HAPPEN_LINK ||
            what == HAPPEN_TICK || what == HAPPEN_SUBMIT || what == HAPPEN_CANCEL ||
-           what == HAPPEN_STOP_STRING || what == HAPPEN_STRANGER || what == HAPPEN_FORGED;
+           what == HAPPEN_DRAFT || what == HAPPEN_STOP_STRING || what == HAPPEN_STRANGER ||
+           what == HAPPEN_FORGED;
 }
 
 static bool to_worker(enum happening what)
@@ -360,6 +363,7 @@ static void happen_to_core(struct world *w, struct occurrence *o)
     case HAPPEN_STOP_STRING: client__end(w, o->who, EV_STOP); break;
     case HAPPEN_STRANGER: fault__stranger(w); break;
     case HAPPEN_FORGED: fault__forge(w); break;
+    case HAPPEN_DRAFT: draft__answer(w, o); break;
     default: break;
     }
     world__core(w, &compose);
@@ -482,9 +486,10 @@ static uint32_t n_needed(const struct world *w)
     return n;
 }
 
-static void open_world(struct world *w)
+static void open_world(struct world *w, bool drafts)
 {
     draw_config(w);
+    if (drafts) draft__plan(w);
     for (uint32_t b = 0; b < WORLD_BLOCKS; b++)
         for (uint32_t i = 0; i < LIMIT_PAGE; i++)
             w->blocks[b][i] = (int32_t)rng_below(&w->rng, WORLD_VOCAB);
@@ -531,13 +536,14 @@ static void close_world(struct world *w)
     mem_free(w);
 }
 
-bool sim_run(uint64_t seed, struct sim_report *ret_report)
+bool sim_run(uint64_t seed, bool drafts, struct sim_report *ret_report)
 {
     struct world *w = mem_zalloc(sizeof *w);
     *ret_report = (struct sim_report){0};
     w->rng.s = seed;
+    w->draft_rng.s = ~seed;
     w->report = ret_report;
-    open_world(w);
+    open_world(w, drafts);
     while (w->n_heap && !w->failed && !w->done) {
         struct occurrence o = next(w);
         w->now_ns = o.at_ns;

@@ -38,6 +38,7 @@ enum happening {
     HAPPEN_SUBMIT,
     HAPPEN_CANCEL,
     HAPPEN_STOP_STRING,
+    HAPPEN_DRAFT,    /* guesses arrive */
     HAPPEN_FAULT,    /* something breaks */
     HAPPEN_RESTART,  /* a killed worker comes back */
     HAPPEN_CONTINUE, /* a stopped one goes on */
@@ -79,7 +80,7 @@ enum lie {
     LIE_EARLY_POSITION,
     LIE_ATTEMPT,
     LIE_REQUEST,
-    LIE_TWO_TOKENS,
+    LIE_MORE_TOKENS,
     LIE_TOKEN,
     LIE_FEWER,
     LIE_CUT_SHORT,
@@ -99,7 +100,15 @@ struct occurrence {
     uint64_t lied; /* and the request that it is told of */
     struct msg_from_worker *from;
     struct msg_to_worker *to;
-    struct buf bytes; /* a Step or a result as on the wire */
+    struct buf bytes; /* a Step or a result as on the wire; a drafter's answer */
+};
+
+/* What a stage was fed of a request: the tags of its rows' tokens up to each position, guesses
+ * among them; and, on the last one, what it chose after the last live row, and where. */
+struct world_chain {
+    uint64_t tags[WORLD_TOKENS_MAX];
+    uint32_t next;
+    int32_t chosen;
 };
 
 struct world_worker {
@@ -127,7 +136,8 @@ struct world_worker {
     uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE]; /* and the request */
     struct msg_open
         told[WORLD_REQUESTS + WORLD_WITNESSES]; /* their parameters, as the last stage */
-    struct buf inbox[WORLD_INBOX];              /* Steps that wait, a ring */
+    struct world_chain chains[WORLD_REQUESTS + WORLD_WITNESSES];
+    struct buf inbox[WORLD_INBOX]; /* Steps that wait, a ring */
     uint32_t inbox_at, inbox_n;
     struct buf outgoing; /* what it will hand on when done */
     bool outgoing_result;
@@ -168,14 +178,19 @@ struct world_request {
     uint64_t last_step;                     /* that has rows of it, in this generation; 0: none */
     uint32_t lost;                          /* generations */
     uint32_t lost_in_flight; /* those in whose lost Steps it was, since its last token */
-    uint32_t issued;         /* end of its last run in this generation */
-    uint64_t preemptions;    /* of anybody, before the event in which that was issued */
+    uint32_t issued;         /* end of its last run in this generation, */
+    uint32_t right;          /* and positions known to be right there, as the core told last */
+    uint64_t fed[WORLD_TOKENS_MAX]; /* tags of the rows issued, guesses among them */
+    bool drafts;
+    uint64_t preemptions; /* of anybody, before the event in which that was issued */
 };
 
 /* What the core has had written, as its Steps say: reset with each generation. */
 struct world_page {
     uint64_t tags[LIMIT_PAGE], tenant; /* of whom its rows are */
-    uint64_t wrote_in;                 /* the last Step that writes it */
+    uint64_t wrote_in;                 /* the last Step that writes it, */
+    uint64_t wrote_by;                 /* for which request, */
+    uint32_t end;                      /* and the position behind its last row */
     uint64_t serial, sealed_in;        /* of the entry it was seen as, and wrote_in then */
 };
 
@@ -208,6 +223,7 @@ struct world_replica {
 
 struct world {
     struct rng rng;
+    struct rng draft_rng; /* of its own, so that worlds without drafts draw what they always did */
     struct sim_report *report;
     struct core *core;
     struct core_config cfg;
@@ -228,18 +244,21 @@ struct world {
     int32_t blocks[WORLD_BLOCKS][LIMIT_PAGE];
     uint8_t families[WORLD_FAMILIES][WORLD_TOKENS_MAX / LIMIT_PAGE]; /* numbers of blocks */
     uint64_t preemptions;                                            /* before the present event */
-    uint64_t core_life;  /* counts the coordinator's restarts */
-    uint32_t faults;     /* bit by enum fault: those that this world has */
-    int cripple;         /* worker that is broken for good, -1: none */
-    bool faultless;      /* nothing breaks in this world: no generation may be lost */
-    bool slow;           /* faultless, but for a worker that is slow and computes */
-    bool long_load;      /* loading takes minutes, and moves */
-    bool was_ready;      /* any of them, before the core's present event */
-    bool ever_ready;     /* since the coordinator's start */
-    uint32_t n_lost_now; /* generations that ended in the present event */
-    uint64_t ready_ns;   /* when one was ready last, or might not be */
-    uint64_t hung_ns;    /* a hung stage has a Step since; 0: none has, of a ready generation */
-    uint64_t unready_ns; /* since when no replica is ready */
+    uint64_t core_life;     /* counts the coordinator's restarts */
+    uint32_t faults;        /* bit by enum fault: those that this world has */
+    uint32_t draft_right;   /* per cent of the guesses */
+    uint64_t draft_most_ns; /* that an answer takes */
+    bool unverified;        /* no worker can tell which guesses are right */
+    int cripple;            /* worker that is broken for good, -1: none */
+    bool faultless;         /* nothing breaks in this world: no generation may be lost */
+    bool slow;              /* faultless, but for a worker that is slow and computes */
+    bool long_load;         /* loading takes minutes, and moves */
+    bool was_ready;         /* any of them, before the core's present event */
+    bool ever_ready;        /* since the coordinator's start */
+    uint32_t n_lost_now;    /* generations that ended in the present event */
+    uint64_t ready_ns;      /* when one was ready last, or might not be */
+    uint64_t hung_ns;       /* a hung stage has a Step since; 0: none has, of a ready generation */
+    uint64_t unready_ns;    /* since when no replica is ready */
     struct instance gone[WORLD_GONE];
     uint32_t n_gone;
     uint32_t n_tokens_now; /* handed out in the present event */
@@ -306,12 +325,20 @@ void stage__start(struct world *w, uint32_t who);
 void stage__kill(struct world *w, uint32_t who);
 void stage__goodbye(struct world *w, uint32_t who);
 
+/* drafts.c: the drafter */
+void draft__plan(struct world *w);
+void draft__asked(struct world *w, const struct action *a);
+void draft__answer(struct world *w, const struct occurrence *o);
+
 /* oracle.c: what the answers are, and what stages read and write */
 void check__oracle(struct world *w, struct world_request *r);
 void check__run(struct world *w, struct world_worker *s, uint64_t step, const struct msg_run *r);
 /* The last stage has a request's parameters from its first row that wants logits until it is
  * closed. */
 void check__open(struct world *w, struct world_worker *s, const struct msg_step *m);
+/* What the last stage says to a run that wants logits: tokens has room for n_logits. */
+void check__verify(struct world *w, struct world_worker *s, const struct msg_run *r,
+                   int32_t *tokens, struct msg_run_result *ret);
 int32_t check__choose(const struct msg_open *o, uint32_t sample, uint64_t tag);
 struct world_request *check__find(struct world *w, uint64_t id);
 uint64_t check__mix(uint64_t a, uint64_t b);

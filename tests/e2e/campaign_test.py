@@ -92,7 +92,10 @@ class Streams:
         for line in self.probe.stdout:
             e = json.loads(line)
             with self.lock:
-                self.take(self.live[e["id"]], e)
+                if e["id"] in self.live:
+                    self.take(self.live[e["id"]], e)
+                else:
+                    self.wrong.append(f"{e['id']}: something came behind its end: {line.strip()}")
 
     def take(self, call, e):
         want, at = self.want[call["which"]], e["at_ns"] / 1e9

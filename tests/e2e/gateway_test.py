@@ -287,6 +287,7 @@ class Protocol(unittest.TestCase):
                                      ("POST", "/health", 405), ("GET", "/v1/models/", 404)):
             r = request(url, method, path)
             self.assertEqual(r.status, status, (method, path))
+            self.assertEqual(r.headers.get("allow"), {405: "POST" if path == COMPLETIONS else "GET, HEAD"}.get(status))
             self.assertTrue(r.error()["message"])
         lines = get(url, "/metrics").body.decode().splitlines()
         values = {l.rsplit(" ", 1)[0]: float(l.rsplit(" ", 1)[1]) for l in lines if not l.startswith("#")}
@@ -773,6 +774,21 @@ class Access(unittest.TestCase):
                                stderr=subprocess.PIPE, timeout=30)
             self.assertEqual(r.returncode, 2)
             self.assertIn("--plaintext", r.stderr.decode())
+
+    def test_apart_without_a_coordinator(self):
+        """What waits for a coordinator when the gateway stops is answered, too."""
+        p = subprocess.Popen([program("flotilla"), "gateway", "--cluster", "tcp://127.0.0.1:9", "--port", "0"], stdout=subprocess.PIPE, text=True)
+        try:
+            with Connection(p.stdout.readline().split("http=")[1].strip()) as s:
+                s.send("GET", "/v1/models")
+                s.send("GET", "/health")  # behind it: nobody answers yet
+                time.sleep(0.3)
+                p.terminate()
+                self.assertEqual(s.reply().status, 503)
+            self.assertEqual(p.wait(timeout=10), 0)
+        finally:
+            p.kill()
+            p.stdout.close()
 
     def test_stop(self):
         """SIGTERM: running answers go on, new ones are refused."""

@@ -4,7 +4,8 @@ Base case: the engine alone, in one process, at the machine's best level. Compar
 and 512, 1 and 2 threads, every level and KV type, alone and among 7 other requests; for SmolLM2 and for Gemma 3, whose
 window is shorter than the longest prompt. The long form runs the product of these axes, whose cells take the KV types in
 turn, with both sets of parameters. The short form runs a few cells in which each axis varies, and asks each prompt with one
-of the two sets, which take turns from prompt to prompt and from cell to cell.
+of the two sets, which take turns from prompt to prompt and from cell to cell; its answers are shorter, and so is SmolLM2's
+longest prompt.
 """
 import itertools, os, sys, unittest
 
@@ -12,6 +13,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import GEMMA, LONG, MODEL, Cluster, local
 from machine import levels
 
+COLD_DAY = "It was a bright cold day in April, and the clocks were striking thirteen. "
 PROMPTS = [
     "Once upon a time",
     "The capital of France is",
@@ -20,9 +22,9 @@ PROMPTS = [
     "Dear Sir or Madam,\n\nI am writing to",
     "1, 2, 4, 8, 16,",
     "The three most important things in life are",
-    "It was a bright cold day in April, and the clocks were striking thirteen. " * 40,
+    COLD_DAY * 40,
 ]
-TOKENS = 64
+TOKENS = 64 if LONG else 32
 # The product's last axes have four cells: a cycle of the four types alone would always meet the same one.
 TYPES_IN_TURN = ("q8_0", "f16", "q4_0", "f32", "f16")
 PARAMETERS = [dict(temp=0, seed=1), dict(temp=0.8, seed=7)]
@@ -31,16 +33,10 @@ PARAMETERS = [dict(temp=0, seed=1), dict(temp=0.8, seed=7)]
 UNHURRIED = ["step_timeout_ms=60000", "worker_timeout_ms=60000"]
 
 
-def requests(turn):
-    """(prompt, options): every prompt with both sets of parameters, in the short form with one of them."""
-    sets = [[kw] * len(PROMPTS) for kw in PARAMETERS]
-    if not LONG:
-        sets = [[PARAMETERS[(i + turn) % 2] for i in range(len(PROMPTS))]]
-    return [(p, dict(tokens=TOKENS, ignore_eos=True, **kw)) for s in sets for p, kw in zip(PROMPTS, s)]
-
-
 class OneAnswer(unittest.TestCase):
     model = MODEL
+    prompts = PROMPTS if LONG else [*PROMPTS[:-1], COLD_DAY * 16]
+    longest = 600 if LONG else 250  # tokens, at least
     short = [(False, 1, "avx2", 512, 2, "f16"), (True, 2, "avx2", 512, 1, "f16"), (True, 3, "avx2", 16, 1, "f16"),
              (True, 2, "scalar", 512, 1, "f16")]
     kv_types = TYPES_IN_TURN if LONG else ("f16",)
@@ -48,8 +44,15 @@ class OneAnswer(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.bases = {}
-        lengths = [len(local(p, model=cls.model, tokens=0)["prompt_tokens"]) for p in PROMPTS]
-        assert max(lengths) >= 600, lengths
+        lengths = [len(local(p, model=cls.model, tokens=0)["prompt_tokens"]) for p in cls.prompts]
+        assert max(lengths) >= cls.longest, lengths
+
+    def requests(self, turn):
+        """(prompt, options): every prompt with both sets of parameters, in the short form with one of them."""
+        sets = [[kw] * len(self.prompts) for kw in PARAMETERS]
+        if not LONG:
+            sets = [[PARAMETERS[(i + turn) % 2] for i in range(len(self.prompts))]]
+        return [(p, dict(tokens=TOKENS, ignore_eos=True, **kw)) for s in sets for p, kw in zip(self.prompts, s)]
 
     def alone(self, asked, kv, **axis):
         return [local(p, model=self.model, kv=kv, **axis, **kw)["tokens"] for p, kw in asked]
@@ -67,15 +70,15 @@ class OneAnswer(unittest.TestCase):
             self.assertEqual(got, want, f"{what}: {prompt[:40]!r} {kw}")
 
     def test_base_is_not_trivial(self):
-        n = len(PROMPTS) if LONG else 4
-        greedy, sampled = ([(p, dict(tokens=TOKENS, ignore_eos=True, **kw)) for p in PROMPTS[:n]] for kw in PARAMETERS)
+        n = len(self.prompts) if LONG else 4
+        greedy, sampled = ([(p, dict(tokens=TOKENS, ignore_eos=True, **kw)) for p in self.prompts[:n]] for kw in PARAMETERS)
         base = [self.base(asked, self.kv_types[0]) for asked in (greedy, sampled)]
         self.assertGreaterEqual(sum(a != b for a, b in zip(*base)), n - 1)
         self.assertTrue(all(len(t) == TOKENS for t in base[0] + base[1]))
 
     def test_engine_alone(self):
         for turn, axis in enumerate((dict(chunk=16, threads=2), dict(chunk=512, threads=1))):
-            asked, kv = requests(turn), self.kv_types[0]
+            asked, kv = self.requests(turn), self.kv_types[0]
             self.compare(asked, self.alone(asked, kv, **axis), kv, f"alone {axis}")
 
     def in_cluster(self, asked, together, workers, isa, kv, **axis):
@@ -83,8 +86,8 @@ class OneAnswer(unittest.TestCase):
         with Cluster(model=self.model, workers=workers, isa=isa, kv=kv, kv_tokens=16384, set=UNHURRIED, **axis) as c:
             if together:
                 results = []
-                for at in range(0, len(asked), len(PROMPTS)):
-                    running = [c.start(p, **kw) for p, kw in asked[at:at + len(PROMPTS)]]
+                for at in range(0, len(asked), len(self.prompts)):
+                    running = [c.start(p, **kw) for p, kw in asked[at:at + len(self.prompts)]]
                     results += [r.result() for r in running]
                 self.assertNotIn(None, results, what)
             else:
@@ -106,7 +109,7 @@ class OneAnswer(unittest.TestCase):
         most, mixed = 0, 0
         for turn, (together, workers, isa, chunk, threads, kv) in enumerate(cells):
             with self.subTest(together=together, workers=workers, isa=isa, chunk=chunk, threads=threads, kv=kv):
-                r = self.in_cluster(requests(turn), together, workers, isa, kv, chunk=chunk, threads=threads)
+                r = self.in_cluster(self.requests(turn), together, workers, isa, kv, chunk=chunk, threads=threads)
                 most, mixed = max(most, r["sequences_max"]), mixed + r["steps_mixed"]
         # Without these the comparison above would have compared nothing.
         self.assertGreaterEqual(most, 4, "no Step carried four sequences")
@@ -115,6 +118,8 @@ class OneAnswer(unittest.TestCase):
 
 class Gemma(OneAnswer):
     model = GEMMA
+    prompts = PROMPTS
+    longest = 600
     short = [(True, 2, levels()[-1], 16, 1, "q8_0"), (True, 3, "avx2", 512, 1, "q4_0"), (False, 1, "avx2", 512, 2, "f32")]
     kv_types = TYPES_IN_TURN if LONG else ("q8_0",)
 

@@ -197,12 +197,14 @@ class HandCluster(Service):
 
     prefix = ()
 
-    def __init__(self, keys, workers=(), model=MODEL):
+    def __init__(self, keys, workers=(), model=MODEL, ports=(0, 0, 0)):
+        """ports: of clients, workers and results; 0: any."""
         self.log = tempfile.NamedTemporaryFile("w+", prefix="flotilla-log-", suffix=".txt")
         self.folder = tempfile.TemporaryDirectory(prefix="flotilla-cache-")
         self.env = {**os.environ, "XDG_CACHE_HOME": self.folder.name}
         self.processes = {}
-        text = f"model: {model}\nports: {{clients: 0, workers: 0, results: 0}}\nmetrics: false\nhttp: {{serve: false}}\n{keys}\n"
+        ports = "{{clients: {}, workers: {}, results: {}}}".format(*ports)
+        text = f"model: {model}\nports: {ports}\nmetrics: false\nhttp: {{serve: false}}\n{keys}\n"
         self.coordinator = subprocess.Popen([program("flotilla-coordinator"), "--config", "-"], stdin=subprocess.PIPE,
                                             stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.env)
         self.coordinator.stdin.write(text)

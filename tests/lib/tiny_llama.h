@@ -23,6 +23,7 @@ struct tiny_llama {
     uint32_t layers;      /* whose tensors are in the file */
     uint32_t block_count; /* what its metadata says; 0: the same */
     uint32_t vocab;       /* 0: TINY_VOCAB */
+    uint32_t context;     /* 0: 128 */
     enum qtype type;      /* of the matrices: F32 or Q8_0 */
     uint64_t seed;
     const struct buf *keys; /* the bytes of n_keys more keys; NULL: none */
@@ -87,7 +88,7 @@ static inline void tiny_llama_bytes(const struct tiny_llama *t, struct buf *ret)
     if (t->more) tiny_tensor(&table, &data, &rng, t->more, TINY_HIDDEN, 0, t->type);
     put_header(ret, 2 + 9 * t->layers + (t->more != NULL), 9 + t->n_keys);
     put_text_key(ret, "general.architecture", "llama");
-    put_number_key(ret, "llama.context_length", META_U32, 128);
+    put_number_key(ret, "llama.context_length", META_U32, t->context ? t->context : 128);
     put_number_key(ret, "llama.embedding_length", META_U32, TINY_HIDDEN);
     put_number_key(ret, "llama.block_count", META_U32, t->block_count ? t->block_count : t->layers);
     put_number_key(ret, "llama.feed_forward_length", META_U32, TINY_FFN);

@@ -9,7 +9,8 @@ from cluster import QWEN, QWEN_LARGE, Cluster, local, run
 from f32_file import write
 from logits import KV_TYPES, logits
 from machine import levels
-from quality_test import TEXT, quality
+from figures_test import quality
+from quality_test import TEXT
 from vocab_test import encode, expected
 
 MODELS = (QWEN, QWEN_LARGE)

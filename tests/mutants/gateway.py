@@ -22,7 +22,9 @@ MUTANTS = [
       "the best of several answers are chosen without their likelihood"),
     m("chat-special", ASK, "    a.request.special = kind == ASK_COMPLETION;", "    a.request.special = true;", "ask_test", "a chat's texts may name control tokens"),
     m("choices", ASK, "a->n_prompts * a->best_of > ASK_CHOICES_MAX)", "false)", "ask_test", "answers have no limit"),
-    m("bias-wraps", ASK, "errno || id < 0 || id > INT32_MAX)", "errno)", "ask_test", "a negative token id has a bias", survives="sampling_check refuses it in the coordinator"),
+    m("bias-wraps", ASK, "errno || id > INT32_MAX)", "errno)", "ask_test", "the bias of a token is another's"),
+    m("bias-twice", ASK, "        bool plain = key[0] >= '0' && key[0] <= '9' && (key[0] != '0' || !key[1]);", "        bool plain = key[0];", "ask_test",
+      "a token has two names, and a bias for each"),
     m("tools-none", ASK, "    if (a->no_tools) a->tools = NULL;\n", "", "ask_test", "tools that may not be called are shown to the model"),
     # ---- answers
     m("no-role", CHOICE, '        json_put_string(delta, "role", "assistant", 9);\n        json_put_string(delta, "content", "", 0);', '        json_put_string(delta, "content", "", 0);',
@@ -40,6 +42,8 @@ MUTANTS = [
     m("any-name", SPLIT, "    if (!s->tagged && !is_tool(s, text, n)) return is_text(s);\n", "", "ask_test", "an answer in JSON is taken for a call"),
     m("lead-lost", SPLIT, "    (void)buf_append(&s->content, s->lead.data, s->lead.len);\n", "", "ask_test", "what stood before no call is lost"),
     m("blanks", SPLIT, "    while (s->tools && end > 0 && is_blank(s->held.data[end - 1])) end--;\n", "", "ask_test", "blanks before a call are told"),
+    m("blanks-without-end", SPLIT, "at > SPLIT_BLANKS_MAX ? at - SPLIT_BLANKS_MAX : 0;", "0;", "ask_test", "a model that writes blanks for ever takes time in their square"),
+    m("long-head", SPLIT, "    if (m == MAYBE && s->held.len <= SPLIT_HEAD_MAX) return false;", "    if (m == MAYBE) return false;", "ask_test", "a call's name without an end takes time in its square"),
     m("thought-open", SPLIT, ".state = reasoning && open ? SPLIT_THINK : SPLIT_START};", ".state = SPLIT_START};", "ask_test", "reasoning that the template began is content"),
     # ---- errors, events, keys
     m("retry-floor", FAULT, "f->retry_s = (end->retry_ms + 999) / 1000;", "f->retry_s = end->retry_ms / 1000;", "ask_test", "clients come back too early"),
@@ -62,6 +66,10 @@ MUTANTS = [
     m("hangups", HTTPD, "        watch(r->k);\n", "", "gateway_test", "who leaves while a request waits is not noticed"),
     m("slow-body", HTTPD, "now < k->since_ns + h->read_ns) continue;", "true) continue;", "gateway_test", "a request may take for ever to arrive"),
     m("body-limit", HTTPD, "        r->too_large = n > r->body.max - r->body.len;\n", "        r->too_large = false;\n", "gateway_test", "a chunked body has no limit", ),
+    m("two-lengths", HTTPD, "    if (f.lengths > 1) return ", "    if (false) return ", "httpd_test", "of two lengths the first counts, elsewhere perhaps the last", short=True),
+    m("length-and-coding", HTTPD, "    if (f.lengths && f.codings) return ", "    if (false) return ", "httpd_test", "a length beside a coding does not count, elsewhere it may"),
+    m("folded", HTTPD, "    f->broken |= name[len] != 0;\n", "", "httpd_test", "a length in a second line does not count"),
+    m("space-in-name", HTTPD, "    f->broken |= !is_token(name);\n", "", "httpd_test", "a length with a space before its colon does not count"),
     m("stream-first", JOB, "    } else if (j->ask.stream && begun) {", "    } else if (j->ask.stream) {", "gateway_test", "a stream's 200 is sent before anything is known"),
     m("no-cancel", JOB, "    e->g->count.gone += gone;\n    cancel_all(j);", "    e->g->count.gone += gone;", "gateway_test", "calls of clients that left go on"),
 ]

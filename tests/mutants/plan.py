@@ -58,6 +58,8 @@ MUTANTS = [
     dict(name="planner-does-not-wait", file="coordinator/core/planner.c",
          old="           (!waits || fleet__is_measured(c, w));", new="           (!waits || w->used);", tests=PLANNER,
          why="a plan is made before workers have said how fast they are"),
+    dict(name="planner-gives-up-who-measures", file="coordinator/core/planner.c", old=" || n < n_there(c, r)) return", new=") return", tests=PLANNER,
+         why="a chain is cut for those that measured themselves sooner"),
     dict(name="planner-waits-for-nothing", file="coordinator/core/planner.c",
          old="    bool waits = c->cfg.split == PLAN_BY_SPEED && r->n_stages > 1;", new="    bool waits = r->n_stages > 1;", tests=PLANNER,
          why="an even cut waits for figures that it does not need"),

@@ -15,7 +15,7 @@ MUTANTS = [
     dict(name="nan-is-no-divergence", file="coordinator/cli/kl.c", old="    return kl != kl ? INFINITY : kl > 0.0 ? kl : 0.0;", new="    return kl > 0.0 ? kl : 0.0;",
          tests="kl_test", why="predictions that are no numbers are as good as the baseline's"),
     dict(name="position-too-few", file="coordinator/cli/quality.c", old="    uint32_t first = q->window / 2, vocab", new="    uint32_t first = q->window / 2 + 1, vocab",
-         tests="quality_test", why="a position a window less is scored"),
+         tests="figures_test", why="a position a window less is scored"),
     dict(name="models-swapped", file="coordinator/cli/quality.c", old="kl_between(b, row, vocab)", new="kl_between(row, b, vocab)",
-         tests="quality_test", why="the baseline and the judged model change places"),
+         tests="figures_test", why="the baseline and the judged model change places"),
 ]

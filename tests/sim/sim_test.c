@@ -10,15 +10,35 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static void add(struct sim_report *sum, const struct sim_report *r)
+{
+    sum->events += r->events;
+    sum->faults += r->faults;
+    sum->requests += r->requests;
+    sum->completed += r->completed;
+    sum->tokens += r->tokens;
+    sum->generations += r->generations;
+    sum->cut_shorter += r->cut_shorter;
+    sum->drained += r->drained;
+    sum->replanned += r->replanned;
+    sum->guesses += r->guesses;
+    sum->drafted += r->drafted;
+    sum->accepted += r->accepted;
+    sum->early += r->early;
+    sum->wasted += r->wasted;
+}
+
 int main(int argc, char **argv)
 {
     uint64_t first = 1;
     uint32_t seeds = 1000, long_seeds = 0;
+    bool no_drafts = false;
     const struct opt table[] = {
         {"--first", 0, OPT_U64, &first, 0, 0, NULL, "SEED  the first seed"},
         {"--seeds", 0, OPT_U32, &seeds, 1, 100000000, NULL, "N  how many"},
         {"--long-seeds", 0, OPT_U32, &long_seeds, 1, 100000000, NULL,
          "N  how many where FLOTILLA_LONG is set"},
+        {"--no-drafts", 0, OPT_FLAG, &no_drafts, 0, 0, NULL, "  no world has a drafter"},
         {0},
     };
     const struct opts_usage usage = {.line = "sim_test [options]",
@@ -37,8 +57,9 @@ int main(int argc, char **argv)
     uint64_t digest = 0;
     for (uint64_t seed = first; seed < first + seeds; seed++) {
         struct sim_report r, again;
-        bool held = sim_run(seed, &r);
-        if (held && seed % 50 == 0 && (!sim_run(seed, &again) || again.digest != r.digest)) {
+        bool held = sim_run(seed, !no_drafts, &r);
+        if (held && seed % 50 == 0 &&
+            (!sim_run(seed, !no_drafts, &again) || again.digest != r.digest)) {
             (void)printf("seed %" PRIu64 ": two runs differ\n", seed);
             return 1;
         }
@@ -48,15 +69,7 @@ int main(int argc, char **argv)
         }
         uint64_t words[] = {digest, r.digest};
         digest = hash_bytes(words, sizeof words, seed);
-        sum.events += r.events;
-        sum.faults += r.faults;
-        sum.requests += r.requests;
-        sum.completed += r.completed;
-        sum.tokens += r.tokens;
-        sum.generations += r.generations;
-        sum.cut_shorter += r.cut_shorter;
-        sum.drained += r.drained;
-        sum.replanned += r.replanned;
+        add(&sum, &r);
     }
     double n = (double)seeds;
     (void)printf("%" PRIu32 " seeds held; a seed has on average %.0f events, %.1f faults, %.1f "
@@ -66,9 +79,18 @@ int main(int argc, char **argv)
     (void)printf("in all: %" PRIu64 " workers left as ordered, %" PRIu64
                  " replicas were planned anew, %" PRIu64 " generations had fewer stages\n",
                  sum.drained, sum.replanned, sum.cut_shorter);
+    (void)printf("guesses: %" PRIu64 " issued, %" PRIu64 " verified, %" PRIu64
+                 " of them right; %" PRIu64 " runs sent before the answer to the last, %" PRIu64
+                 " rows for nothing\n",
+                 sum.guesses, sum.drafted, sum.accepted, sum.early, sum.wasted);
     (void)printf("digest of all actions: %016" PRIx64 "\n", digest);
     if ((double)sum.events / n < 500.0 || (double)sum.faults / n < 5.0) {
         (void)printf("too little happens: 500 events and 5 faults a seed are needed\n");
+        return 1;
+    }
+    if (!no_drafts && seeds >= 50 &&
+        (!sum.early || !sum.wasted || 4 * sum.accepted < sum.drafted)) {
+        (void)printf("too little is guessed, or guesses are not told apart\n");
         return 1;
     }
     return 0;

@@ -14,7 +14,9 @@ MAY = {
     "proto": ["common/base"],
     "common/client": ["common/base", "common/io", "proto"],
     "coordinator": ["common", "proto"],
-    "coordinator/core": ["common/base", "proto/msg.h", "proto/limits.h"],
+    # Of the drafts: the pure parts.
+    "coordinator/core": ["common/base", "proto/msg.h", "proto/limits.h",
+                         *(f"coordinator/draft/{n}.h" for n in ("settings", "length", "accept", "gain"))],
     "worker": ["common", "proto"],
     "tests": ["common", "proto", "coordinator", "worker"],
     "deploy": [],  # an example for those who have flotilla installed

@@ -173,6 +173,13 @@ static void test_refused(void **state)
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"stop\": [1]}", "stop", "string");
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"echo\": true}", "echo", "not supported");
     refused(ASK_COMPLETION, "[1]", "", "no JSON object");
+    static const char *const ids[] = {"-1", "+1", " 1", "01", "1 ", "", "x", "2147483648"};
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
+        char body[64];
+        (void)snprintf(body, sizeof body, "{\"prompt\": \"x\", \"logit_bias\": {\"%s\": 1}}",
+                       ids[i]);
+        refused(ASK_COMPLETION, body, "logit_bias", "is no token id");
+    }
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"top_p\": 1e999}", "top_p", "not JSON");
     refused(ASK_CHAT, "{\"messages\": {}}", "messages", "array");
     refused(ASK_CHAT, "{\"messages\": [1], \"tools\": [{\"type\": \"x\"}]}", "tools", "tool 0");
@@ -396,6 +403,59 @@ static void test_split(void **state)
         }
 }
 
+/* Of a text that comes byte by byte only so much is looked at again each time, and none of it is
+ * lost. */
+static void test_split_looks_once(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *more; /* and then again and again: */
+        const char *end, *want;  /* of which `told` bytes of `more` are */
+        size_t told;
+    } cases[] = {
+        {"", " ", "x", "x", 20000},
+        {"x", "\n", "y", "xy", 20000},
+        {"x", " ", "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>", "x|f({})",
+         20000 - SPLIT_BLANKS_MAX},
+        {"x", "<", "y", "xy", 20000},
+        {"```json", " ", "y", "```jsony", 20000},
+        {"[", " ", "1", "[1", 20000},
+        {"<tool_call>", " ", "x", "<tool_call>x", 20000},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", "\n", "", "|f({})",
+         20000 - SPLIT_BLANKS_MAX},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {}}", " ", "</tool_call>", "|f({})", 0},
+        {"<tool_call>{\"name\": \"", "f", "\", \"arguments\": {}}</tool_call>", "|({})", 20000},
+        {"<tool_call>{\"arguments\": {\"a\": \"", "b", "\"}, \"name\": \"f\"}</tool_call>",
+         "|f({\"a\":\"\"})", 20000},
+        {"{\"parameters\": {\"a\": \"", "{", "\"}, \"name\": \"f\"}", "|f({\"a\":\"\"})", 20000},
+        {"{", " ", "\"name\": \"f\", \"parameters\": {}}", "|f({})", 0},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"", "b", "\"}}</tool_call>",
+         "|f({\"a\": \"\"})", 20000},
+    };
+    struct json *tools;
+    assert_int_equal(json_read(TOOLS, strlen(TOOLS), &tools, NULL), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct split s;
+        size_t n = strlen(cases[i].text), n_end = strlen(cases[i].end);
+        split_init(&s, true, false, tools);
+        for (size_t k = 0; k < n; k++) split_push(&s, cases[i].text + k, 1);
+        for (size_t k = 0; k < 20000; k++) {
+            split_push(&s, cases[i].more, 1);
+            size_t again = s.held.len - (s.whole ? s.scanned : 0);
+            if (again > SPLIT_HEAD_MAX) fail_msg("%s: %zu bytes are held", cases[i].text, again);
+        }
+        for (size_t k = 0; k < n_end; k++) split_push(&s, cases[i].end + k, 1);
+        split_finish(&s);
+        size_t told = strlen(cases[i].want) + cases[i].told, got = s.content.len;
+        for (uint32_t k = 0; k < s.n_calls; k++)
+            got += s.calls[k].name.len + s.calls[k].arguments.len + strlen("|()");
+        if (got != told || s.n_calls != (strchr(cases[i].want, '|') != NULL))
+            fail_msg("%s: %zu bytes and %u calls, not %zu", cases[i].text, got, s.n_calls, told);
+        split_close(&s);
+    }
+    json_free(tools);
+}
+
 static void test_call_chunks(void **state)
 {
     (void)state;
@@ -491,6 +551,8 @@ static void test_translation(void **state)
         "\"content\":\"t\",\"reasoning_content\":\"h\",\"tool_calls\":[{\"id\":\"i\",\"type\":"
         "\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"a\":1}}}]},{\"role\":\"tool\","
         "\"content\":\"r\",\"tool_call_id\":\"i\"},{\"role\":\"user\",\"content\":\"ab\"}]}");
+    translated("{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":[]}]}",
+               "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"\"}]}");
     translated("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}", "'max_tokens' is missing");
     translated("{\"max_tokens\":1,\"messages\":[]}", "'messages'");
     translated(
@@ -626,6 +688,33 @@ static void test_faults(void **state)
     buf_close(&b);
 }
 
+/* A message is told wherever its limit cuts it, and whatever bytes are in it: null would say
+ * nothing. */
+static void test_fault_of_cut_text(void **state)
+{
+    (void)state;
+    for (int before = 0; before < 3; before++) {
+        char key[200] = "xx", body[256];
+        struct buf b = {0};
+        struct fault f = {0};
+        struct ask a;
+        size_t n = (size_t)before;
+        for (; n < 150; n += 3) memcpy(key + n, "\xe2\x82\xac", 4);
+        (void)snprintf(body, sizeof body, "{\"%s\": 1}", key);
+        assert_true(ask_read(ASK_CHAT, body, strlen(body), &a, &f) < 0);
+        fault_write(&f, &b);
+        if (strstr(b.data, "null")) fail_msg("%s", b.data);
+        buf_close(&b);
+        struct client_end end = {.status = STATUS_INVALID_ARGUMENT};
+        (void)snprintf(end.text, sizeof end.text, "field '%s': \xff", key);
+        fault_of_end(&f, &end);
+        f.code = "x";
+        fault_write(&f, &b);
+        if (strstr(b.data, "null")) fail_msg("%s", b.data);
+        buf_close(&b);
+    }
+}
+
 /* ---- keys ---- */
 
 static int keys_of(const char *text, mode_t mode, struct access **ret, struct errmsg *em)
@@ -684,13 +773,22 @@ static void test_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_tools),       cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_refused),     cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_logprobs),    cmocka_unit_test(test_split),
-        cmocka_unit_test(test_call_chunks), cmocka_unit_test(test_events),
-        cmocka_unit_test(test_translation), cmocka_unit_test(test_message_events),
-        cmocka_unit_test(test_faults),      cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_call_chunks),
+        cmocka_unit_test(test_split_looks_once),
+        cmocka_unit_test(test_events),
+        cmocka_unit_test(test_translation),
+        cmocka_unit_test(test_message_events),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_fault_of_cut_text),
+        cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

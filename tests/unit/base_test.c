@@ -42,6 +42,31 @@ static void test_err(void **state)
     assert_int_equal(err_set(NULL, ERR_IO, "nobody reads this"), ERR_IO);
 }
 
+/* Whatever is in it, and wherever a limit cuts it. */
+static void test_err_is_utf8(void **state)
+{
+    (void)state;
+    struct errmsg em;
+    char euros[3 * sizeof em.text];
+    size_t n = 0;
+    (void)err_set(&em, ERR_IO, "a\tb\x7f \xc3\xa9 \xc2\x85 \xff \xc3 \xed\xa0\x80 %.2s",
+                  "\xe2\x82\xac");
+    assert_string_equal(em.text, "a?b? \xc3\xa9 ?? ? ? ??? ??");
+    while (n + 3 < sizeof euros) {
+        memcpy(euros + n, "\xe2\x82\xac", 4);
+        n += 3;
+    }
+    for (int before = 0; before < 3; before++) {
+        (void)err_set(&em, ERR_IO, "%.*s%s", before, "xx", euros);
+        assert_int_equal(strlen(em.text), sizeof em.text - 1);
+        (void)err_wrap(&em, ERR_IO, "y");
+        for (size_t i = 0, len; i < strlen(em.text); i += len) {
+            len = utf8_char(em.text + i, strlen(em.text) - i, NULL);
+            assert_true(len > 0);
+        }
+    }
+}
+
 static void test_cursor(void **state)
 {
     (void)state;
@@ -588,6 +613,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_err),
+        cmocka_unit_test(test_err_is_utf8),
         cmocka_unit_test(test_cursor),
         cmocka_unit_test(test_arena),
         cmocka_unit_test(test_buf),

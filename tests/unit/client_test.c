@@ -404,6 +404,19 @@ static void test_deadline_in_the_past(void **state)
     assert_int_equal(server.deadline_ms, 1);
 }
 
+/* As long as there is no end to it, and not at once because it overflows. */
+static void test_longest_deadlines(void **state)
+{
+    static struct seen s[3];
+    static const uint64_t deadlines[] = {LIMIT_DEADLINE_MS + UINT64_C(1), UINT64_MAX / 1000000 + 1,
+                                         UINT64_MAX};
+    server.stop_after = 5;
+    for (size_t i = 0; i < 3; i++) {
+        start(*state, &s[i], deadlines[i]);
+        assert_in_range(server.deadline_ms, LIMIT_DEADLINE_MS, LIMIT_DEADLINE_MS + 1);
+    }
+}
+
 static void test_slow_server(void **state)
 {
     const char *name;
@@ -900,8 +913,7 @@ static void test_calls_are_asked_in_order(void **state)
     fake.full = false;
     turn_for(*state, 1);
     assert_int_equal(server.n_generates, 8);
-    for (int i = 1; i < 8; i++)
-        assert_true(server.generate_call[i] > server.generate_call[i - 1]);
+    for (int i = 1; i < 8; i++) assert_true(server.generate_call[i] > server.generate_call[i - 1]);
 }
 
 int main(void)
@@ -921,6 +933,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_seed_is_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(test_all_calls_are_pinged, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deadline_in_the_past, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_longest_deadlines, setup, teardown),
         cmocka_unit_test_setup_teardown(test_slow_server, setup, teardown),
         cmocka_unit_test_setup_teardown(test_silent_server, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_turn_is_bounded, setup, teardown),

@@ -56,6 +56,8 @@ static void test_defaults(void **state)
     assert_true(c.metrics && !c.plaintext && !c.name && c.hwm == 64 && c.client_stall_s == 60);
     assert_true(k.n_replicas == 1 && k.n_wanted == 1 && k.policy == ROUTE_AUTO);
     assert_true(k.replan_after_ns == 60 * NS_PER_S);
+    assert_true(k.draft.kind == DRAFT_OFF && k.draft.adaptive && k.draft.pipelined);
+    assert_true(c.drafts.threads == 0 && c.drafts.memory_bytes == DRAFT_MEMORY_BYTES);
     assert_true(k.n_stages == 2 && k.n_layers == 12 && k.width == 64 && k.vocab == 1000);
     assert_true(k.model_digest == 9 && k.incarnation == 5 && k.hash_seed == 5);
     assert_string_equal(k.results_endpoint, "tcp://:9");
@@ -232,6 +234,32 @@ static void refused(const char *text, const char *key)
 }
 
 /* The keys that say who serves, and with which layers. */
+/* What is guessed ahead, and how much of it. */
+static void test_drafts(void **state)
+{
+    (void)state;
+    struct config c;
+    struct core_config k = core_with("draft: ngram\ndraft_len: 32\ndraft_pipelined: false\n"
+                                     "draft_threads: 3\ndraft_memory_mib: 5\n",
+                                     &c);
+    assert_true(k.draft.kind == DRAFT_NGRAM && !k.draft.adaptive && !k.draft.pipelined);
+    assert_true(k.draft.length == 32 && c.drafts.threads == 3 && c.drafts.memory_bytes == 5 << 20);
+    setup_close(&k, &nothing);
+    config_close(&c);
+    k = core_with("draft: recorded:/a b.ids\ndraft_len: 1\n", &c);
+    assert_true(k.draft.kind == DRAFT_RECORDED && k.draft.length == 1);
+    assert_string_equal(c.drafts.path, "/a b.ids");
+    setup_close(&k, &nothing);
+    config_close(&c);
+    refused(GIVEN "draft: clever\n", "key 'draft': 'clever'");
+    refused(GIVEN "draft: 'recorded:'\n", "key 'draft'");
+    refused(GIVEN "draft_len: 0\n", "key 'draft_len': draft length 0");
+    refused(GIVEN "draft_len: 33\n", "key 'draft_len': draft length 33");
+    refused(GIVEN "draft_len: some\n", "key 'draft_len': draft length 'some'");
+    refused(GIVEN "draft_threads: 65\n", "draft_threads");
+    refused(GIVEN "draft_memory_mib: 0\n", "draft_memory_mib");
+}
+
 static void test_refused_workers(void **state)
 {
     (void)state;
@@ -422,6 +450,7 @@ int main(void)
                                        cmocka_unit_test(test_refused),
                                        cmocka_unit_test(test_elastic_refused),
                                        cmocka_unit_test(test_refused_workers),
+                                       cmocka_unit_test(test_drafts),
                                        cmocka_unit_test(test_http_refused),
                                        cmocka_unit_test(test_example)};
     return cmocka_run_group_tests(tests, NULL, NULL);

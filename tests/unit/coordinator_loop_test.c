@@ -126,6 +126,44 @@ void calls__close(struct shell *s)
     (void)s;
 }
 
+int drafts__open(struct shell *s, const int32_t *ends, uint32_t n_ends, struct errmsg *em)
+{
+    (void)s, (void)ends, (void)n_ends, (void)em;
+    return 0;
+}
+
+void drafts__close(struct shell *s)
+{
+    (void)s;
+}
+
+struct net_sock *drafts__socket(const struct shell *s)
+{
+    (void)s;
+    return NULL;
+}
+
+void drafts__take(struct shell *s)
+{
+    (void)s;
+}
+
+void drafts__tokens(struct shell *s, const struct action *a)
+{
+    (void)s, (void)a;
+}
+
+void drafts__end(struct shell *s, const struct action *a)
+{
+    (void)s, (void)a;
+}
+
+bool drafts__ask(struct shell *s, const struct action *a)
+{
+    (void)s, (void)a;
+    return false;
+}
+
 void methods__take(struct shell *s)
 {
     struct net_msg m;

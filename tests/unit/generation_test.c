@@ -273,6 +273,37 @@ static void test_the_latest_names_are_remembered(void **state)
     assert_non_null(strstr(first(a, ACT_NOTE)->note, "than workers a, b6, b7, b8"));
 }
 
+/* The second worker is another one now, which computes this digest; until a generation has done so.
+ */
+static struct actions computed_by(struct fixture *f, const char *name, uint64_t digest)
+{
+    (void)from(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE});
+    f->now_ns += 200 * MS;
+    struct actions a = hello(f, 2, name);
+    for (int waits = 0; waits < 600 && !first(a, ACT_TO_WORKER); waits++) { /* it is held down */
+        for (uint64_t w = 1; w <= 2; w++)
+            (void)from(f, w, (struct msg_from_worker){.type = FROM_HEARTBEAT});
+        a = tick(f, 200);
+    }
+    return probed(f, a, digest);
+}
+
+/* A digest is agreed on when it comes again, although a worker that computes another each time was
+ * tried 14 times in between: with these and the one that stands, VERDICTS digests are known. */
+static void test_a_digest_is_not_forgotten_among_many(void **state)
+{
+    struct fixture *f = *state;
+    make_ready(f);
+    (void)computed_by(f, "c", 100);
+    assert_false(is_ready(f));
+    for (uint64_t i = 0; i < 14; i++) {
+        (void)computed_by(f, "d", 200 + i);
+        assert_false(is_ready(f));
+    }
+    (void)computed_by(f, "e", 100);
+    assert_true(is_ready(f));
+}
+
 /* ---- limits ---- */
 
 /* Six Steps of one row, each of which takes a second; then one of 64 rows, which is returned. Valid
@@ -464,6 +495,7 @@ int main(void)
         TEST(test_plaintext),
         TEST(test_keys),
         TEST(test_the_latest_names_are_remembered),
+        TEST(test_a_digest_is_not_forgotten_among_many),
         TEST(test_a_step_that_does_not_arrive),
         TEST(test_large_steps),
         TEST(test_lost_time_counts_for_nobody),

@@ -114,6 +114,72 @@ static void test_limits_are_met_exactly(void **state)
     assert_int_equal(r.rc, ERR_LIMIT);
 }
 
+/* What looks through a text takes steps for it, whatever comes out: 200 times 100 KB here. */
+static void test_looking_takes_steps(void **state)
+{
+    (void)state;
+    static const char *const looks[] = {"b is lower",
+                                        "b is upper",
+                                        "b.isupper()",
+                                        "b.isalpha()",
+                                        "b.center(3)",
+                                        "b | wordcount",
+                                        "b is sameas c",
+                                        "b == c",
+                                        "b in c",
+                                        "b | length",
+                                        "b.find('x')",
+                                        "b.rfind('y')",
+                                        "b[1:2]",
+                                        "b.split() | length",
+                                        "b.splitlines() | length",
+                                        "b | trim | length",
+                                        "b.strip('y')",
+                                        "[{}] | map(attribute=b) | list | length",
+                                        "b | int",
+                                        "b.startswith('y', 1)"};
+    for (size_t i = 0; i < sizeof looks / sizeof looks[0]; i++) {
+        char text[300];
+        (void)snprintf(text, sizeof text,
+                       "{%% set b = 'x' * 100000 %%}{%% set c = 'x' * 100000 %%}"
+                       "{%% for i in range(200) %%}{%% set q = %s %%}{%% endfor %%}",
+                       looks[i]);
+        expect_error_with(text, HELLO, (struct template_limits){.steps = 400000}, ERR_LIMIT,
+                          "line 1: the template takes more than 400000 steps");
+    }
+    static const char strip[] = "{{ ('x' * 20000).strip('y' * 10000 + 'x') }}";
+    expect_error_with(strip, HELLO, (struct template_limits){.steps = 1000000}, ERR_LIMIT,
+                      "line 1: the template takes more than 1000000 steps");
+    static const char rfind[] = "{{ ('x' * 20000).rfind('x' * 10000 + 'y') }}";
+    expect_error_with(rfind, HELLO, (struct template_limits){.steps = 1000000}, ERR_LIMIT,
+                      "line 1: the template takes more than 1000000 steps");
+}
+
+/* Names are looked for one by one. */
+static void test_many_names_take_steps(void **state)
+{
+    (void)state;
+    char *text = mem_alloc(100000);
+    size_t n = 0;
+    for (int i = 0; i < 4000; i++) n += (size_t)sprintf(text + n, "{%% set v%d = 1 %%}", i);
+    (void)sprintf(text + n, "{%% for i in range(1000) %%}{{ nobody }}{%% endfor %%}");
+    expect_error_with(text, HELLO, (struct template_limits){.steps = 100000}, ERR_LIMIT,
+                      "line 1: the template takes more than 100000 steps");
+    mem_free(text);
+}
+
+/* The largest integers are arguments like others. */
+static void test_extreme_integers(void **state)
+{
+    (void)state;
+    expect_text("{{ 'a b c'.rsplit(none, 9223372036854775807) }}", HELLO, "['a', 'b', 'c']");
+    expect_text("{{ 'a b c'.split(none, -9223372036854775807 - 1) }}", HELLO, "['a', 'b', 'c']");
+    expect_text("{{ 'abc def' | truncate(9223372036854775807) }}", HELLO, "abc def");
+    expect_text("{{ '-5'.zfill(-9223372036854775807 - 1) }}", HELLO, "-5");
+    expect_error("{{ '%99999999999999999999d' % 5 }}", ERR_RANGE,
+                 "line 1: a format: a field is too wide");
+}
+
 static char *repeated(const char *what, size_t n, const char *behind)
 {
     size_t len = strlen(what);
@@ -156,6 +222,8 @@ static void test_nesting(void **state)
     memcpy(text, "{{  ", 4);
     expect_error(text, ERR_LIMIT, "line 1: it nests more than 200 deep");
     mem_free(text);
+    expect_error("\n{{ 'a' | map(*(['map'] * 100000)) | list }}", ERR_LIMIT,
+                 "line 2: calls or values nest more than 128 deep");
     char *json = repeated("[", 300, ""), *all = mem_alloc(1000);
     (void)snprintf(all, 1000, "{\"messages\": [{\"role\": \"user\", \"content\": %s", json);
     mem_free(json);
@@ -254,6 +322,15 @@ static void test_errors(void **state)
         {"\n{{ 'x' | wordwrap }}", ERR_UNSUPPORTED,
          "line 2: the filter 'wordwrap' is not supported"},
         {"\n{{ 'x'.encode() }}", ERR_UNSUPPORTED, "line 2: the method 'encode' is not supported"},
+        {"{% macro m(a,\na) %}{% endmacro %}", ERR_FORMAT,
+         "line 2: two parameters have the same name"},
+        {"{{ '{:.3}'.format(2.0) }}", ERR_RANGE,
+         "line 1: a format: digits behind the point without a type"},
+        {"{{ '%#.3g' % 1.0 }}", ERR_RANGE, "line 1: a format: '#' of a number with a point"},
+        {"{{ '%a' % 'x' }}", ERR_RANGE, "line 1: a format: an unknown type"},
+        {"{{ '{:010,}'.format(1234) }}", ERR_RANGE,
+         "line 1: a format: commas among zeros that fill"},
+        {"{{ '\u0663' | int }}", ERR_UNSUPPORTED, "line 1: digits of another script in a number"},
         {"{{ [1] | tojson(x=1) }}", ERR_RANGE,
          "line 1: tojson takes no argument 'x', or got it twice"},
     };
@@ -402,6 +479,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_limits_are_met_exactly),
+        cmocka_unit_test(test_looking_takes_steps),
+        cmocka_unit_test(test_many_names_take_steps),
+        cmocka_unit_test(test_extreme_integers),
         cmocka_unit_test(test_nesting),
         cmocka_unit_test(test_size),
         cmocka_unit_test(test_appending_is_linear),

@@ -159,6 +159,25 @@ static void test_silence(void **state)
     expect_layers(2, 5, 9);
 }
 
+/* A chain that is to be cut for fewer workers waits for those that are there and still measure. */
+static void test_fewer_wait_for_who_measures(void **state)
+{
+    (void)state;
+    struct core_config k = measured();
+    k.n_stages = 3;
+    k.replan_after_ns = 10 * NS_PER_S;
+    open(k);
+    join(1);
+    join(2);
+    say_speed(1, MS, 0, 0);
+    pass(20000, 1, 2);
+    assert_false(told[1].assigned); /* the second would have no layers */
+    say_speed(2, MS, 0, 0);
+    pass(250, 1, 2);
+    expect_layers(1, 0, 4);
+    expect_layers(2, 5, 9);
+}
+
 /* Where the cut does not depend on it, nobody waits. What is said of another model, or with other
  * threads, does not count. */
 static void test_no_need(void **state)
@@ -348,6 +367,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_speeds, close),
         cmocka_unit_test_teardown(test_silence, close),
+        cmocka_unit_test_teardown(test_fewer_wait_for_who_measures, close),
         cmocka_unit_test_teardown(test_no_need, close),
         cmocka_unit_test_teardown(test_predicted, close),
         cmocka_unit_test_teardown(test_wishes, close),

@@ -503,40 +503,35 @@ static void break_link(struct fixture *f, uint64_t ms)
     begin_generation(f, feed(f, (struct event){.type = EV_TICK}));
 }
 
-static void open_for_broken_links(struct fixture *f)
+/* Two requests, and then so many links that break, each for ms: how many of them compute next. One
+ * that does so alone is on trial. */
+static uint32_t runs_after_broken_links(struct fixture *f, int times, uint64_t ms)
 {
     struct core_config k = config();
+    struct msg_step s;
+    struct msg_run r[8];
     k.window = 1;
     k.rows_max = 64;
     k.replica_wait_ns = 60 * NS_PER_S;
     reopen(f, k);
     (void)submit(f, 1, 3, 40);
     (void)submit(f, 2, 4, 40);
+    for (int i = 0; i < times; i++) break_link(f, ms);
+    assert_true(turn(f, &s, r));
+    return s.n_runs;
 }
 
 /* The process behind a broken link is heard of again: it did not die, and no request has killed
  * it, however often that comes. */
 static void test_who_lives_was_not_killed(void **state)
 {
-    struct fixture *f = *state;
-    struct msg_step s;
-    struct msg_run r[8];
-    open_for_broken_links(f);
-    for (int i = 0; i < 4; i++) break_link(f, 600);
-    assert_true(turn(f, &s, r));
-    assert_int_equal(s.n_runs, 2);
+    assert_int_equal(runs_after_broken_links(*state, 4, 600), 2);
 }
 
 /* What a worker said just before its end may come after its link broke, and proves nothing. */
 static void test_last_words_prove_nothing(void **state)
 {
-    struct fixture *f = *state;
-    struct msg_step s;
-    struct msg_run r[8];
-    open_for_broken_links(f);
-    for (int i = 0; i < 2; i++) break_link(f, 100);
-    assert_true(turn(f, &s, r));
-    assert_int_equal(s.n_runs, 1);
+    assert_int_equal(runs_after_broken_links(*state, 2, 100), 1);
 }
 
 /* A worker that leaves in order makes no request a suspect. */

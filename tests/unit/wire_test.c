@@ -93,6 +93,13 @@ static void test_step(void **state)
     open.grammar = s.runs[0].open.grammar;
     assert_memory_equal(&open, &s.runs[0].open, sizeof open);
     assert_false(r.runs[1].has_open);
+    assert_true(r.runs[0].n_guesses == 0 && r.runs[1].n_guesses == 0);
+    runs[0].kind = RUN_VERIFY;
+    runs[0].n_logits = 3;
+    runs[0].n_guesses = 2;
+    wire_put_step(&s, &out);
+    assert_int_equal(wire_get_step(out.data, out.len, &arena, &r, &em), 0);
+    assert_true(r.runs[0].kind == RUN_VERIFY && r.runs[0].n_guesses == 2);
     assert_memory_equal(r.closed, closed, sizeof closed);
     assert_int_equal(r.timings[0].compute_ns, 1000);
 }
@@ -156,6 +163,7 @@ static void test_step_rules(void **state)
     WITH(runs[0].n_pages, 3, "pages");
     WITH(runs[0].first_pos, LIMIT_CONTEXT, "first_pos");
     WITH(runs[1].n_logits, 2, "n_logits");
+    WITH(runs[0].n_guesses, 2, "guesses"); /* of which one has no logits */
     WITH(runs[0].open.sampling.temp, NAN, "temp");
     WITH(runs[0].open.sampling.top_p, 1.5f, "top_p");
     WITH(runs[0].open.sampling.repetition, 0, "repetition_penalty");
@@ -799,6 +807,14 @@ static void test_generate(void **state)
     wire_put_generate(&g, &out);
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
     assert_false(r.has_seed);
+    assert_true(!r.draft[0] && !r.has_draft_length);
+    g.draft = "ngram";
+    g.has_draft_length = true;
+    g.draft_length = 33; /* who serves it says what is wrong with that */
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.draft, "ngram");
+    assert_true(r.has_draft_length && r.draft_length == 33);
     g.sampling.temp = -1.0f;
     wire_put_generate(&g, &out);
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), ERR_PROTO);

@@ -255,6 +255,76 @@ static void test_boundary_of_a_replay(void **state)
     stage_work_close(w);
 }
 
+#define SAID 60u
+
+/* Guesses behind a known token, and a run of nothing but guesses behind those: a token for each row
+ * that continues what was chosen, up to the first that does not, bit for bit as one by one, with
+ * penalties and log-probabilities by the right history; and nothing for rows behind a wrong one. */
+static void test_verify(void **state)
+{
+    (void)state;
+    struct msg_assign a = assign_of(0, LAYERS - 1);
+    struct stage_work *w = open_work(&a);
+    struct stage_output out;
+    struct errmsg em = {0};
+    int32_t list[SAID + 16] = {3, 3, 3, 9, 9, 40};
+    float chosen[SAID + 16] = {0};
+    uint32_t n, n_dead = 0, n_live = 0;
+    for (uint32_t request = 1; request <= 2; request++) { /* the second: its prompt only */
+        uint32_t end = request == 1 ? SAID + 16 : 7;
+        for (uint32_t at = 6; at < end; at++) {
+            struct msg_run r = run_of(request, at == 6 ? 0 : at - 1, at == 6 ? 6 : 1,
+                                      at == 6 ? list : &list[at - 1]);
+            r.has_open = at == 6;
+            r.open.sampling.temp = 0.8f;
+            r.open.sampling.presence = r.open.sampling.frequency = 2;
+            r.open.sampling.logprobs = true;
+            r.open.sampling.top_logprobs = 2;
+            r.open.boundary = 6;
+            step(w, &r, 1, &out);
+            list[at] = out.result.runs[0].tokens[0];
+            chosen[at] = out.result.runs[0].logprobs.chosen[0];
+        }
+    }
+    n = 7;
+    for (uint32_t turn = 0; n + 10 < SAID; turn++) {
+        uint32_t k = 1 + turn % 6, wrong = turn % (k + 1), got = 0;
+        int32_t fed[8];
+        for (uint32_t i = 0; i <= k; i++) fed[i] = list[n - 1 + i];
+        if (wrong < k) fed[1 + wrong] = (fed[1 + wrong] + 1) % (int32_t)TINY_VOCAB;
+        struct msg_run runs[2] = {run_of(2, n - 1, k + 1, fed), run_of(2, n + k, 2, &list[n + k])};
+        for (uint32_t i = 0; i < 2; i++) {
+            runs[i].kind = RUN_VERIFY;
+            runs[i].has_open = false;
+            runs[i].n_logits = runs[i].n_rows;
+            runs[i].n_guesses = runs[i].n_rows - (i == 0);
+            struct msg_step s = {.number = 1,
+                                 .width = TINY_HIDDEN,
+                                 .rows = runs[i].n_rows,
+                                 .n_runs = 1,
+                                 .runs = &runs[i]};
+            if (stage_work_step(w, &s, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+            const struct msg_run_result *x = &out.result.runs[0];
+            uint32_t want = i == 0 ? wrong + 1 : wrong == k ? 2 : 0;
+            assert_int_equal(x->n_tokens, want);
+            assert_int_equal(x->first_pos, n + (i ? k + 1 : 0));
+            assert_int_equal(x->dead, want == 0);
+            assert_true((x->logprobs.chosen != NULL) == (want > 0));
+            for (uint32_t t = 0; t < want; t++) {
+                assert_int_equal(x->tokens[t], list[x->first_pos + t]);
+                assert_memory_equal(&x->logprobs.chosen[t], &chosen[x->first_pos + t],
+                                    sizeof *chosen);
+            }
+            got += want;
+            n_dead += want == 0;
+            n_live += want > 0;
+        }
+        n += got;
+    }
+    assert_true(n_dead >= 5 && n_live > n_dead);
+    stage_work_close(w);
+}
+
 /* Each sample of a call has noise of its own, whatever else is in the Step. */
 static void test_noise_of_samples(void **state)
 {
@@ -900,6 +970,7 @@ int main(void)
         cmocka_unit_test(test_slots_come_back),
         cmocka_unit_test(test_wrong_grammar),
         cmocka_unit_test(test_boundary_of_a_replay),
+        cmocka_unit_test(test_verify),
         cmocka_unit_test(test_noise_of_samples),
         cmocka_unit_test(test_fits),
         cmocka_unit_test(test_failing_loads),

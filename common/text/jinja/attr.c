@@ -171,6 +171,7 @@ struct value attr_path(struct interp *in, struct value v, struct value path, str
     const struct value dot = value_text(".", 1);
     bool has_default = missing.type != V_NONE && missing.type != V_MISSING;
     if (path.type == V_NONE || path.type == V_MISSING) return v;
+    if (path.type == V_STRING && !interp_bytes(in, path.len)) return v;
     for (size_t at = 0, end; in->rc == 0; at = end + 1) {
         int64_t i;
         struct value part = path;

@@ -117,9 +117,11 @@ struct value cases_swap(struct interp *in, struct value s)
     return end_like(&b, s);
 }
 
-static bool all_of_case(struct value s, bool (*right)(int32_t), bool (*wrong)(int32_t))
+static bool all_of_case(struct interp *in, struct value s, bool (*right)(int32_t),
+                        bool (*wrong)(int32_t))
 {
     bool some = false;
+    if (!interp_kinds(in, s.len)) return false;
     for (size_t i = 0, n; i < s.len; i += n) {
         int32_t c = str_char(s, i, &n);
         if (wrong(c) || unicode_title(c)) return false;
@@ -128,14 +130,14 @@ static bool all_of_case(struct value s, bool (*right)(int32_t), bool (*wrong)(in
     return some;
 }
 
-bool cases_is_lower(struct value s)
+bool cases_is_lower(struct interp *in, struct value s)
 {
-    return all_of_case(s, unicode_lower, unicode_upper);
+    return all_of_case(in, s, unicode_lower, unicode_upper);
 }
 
-bool cases_is_upper(struct value s)
+bool cases_is_upper(struct interp *in, struct value s)
 {
-    return all_of_case(s, unicode_upper, unicode_lower);
+    return all_of_case(in, s, unicode_upper, unicode_lower);
 }
 
 /* An empty `old` is found before every character and at the end. */
@@ -166,6 +168,7 @@ struct list *cases_lines(struct interp *in, struct value s, bool keep_ends)
 {
     struct list *l = list_new(in, 0);
     size_t from = 0;
+    if (!interp_kinds(in, s.len)) return l;
     for (size_t i = 0, n; i < s.len && in->rc == 0; i += n) {
         int32_t c = str_char(s, i, &n);
         if (!unicode_line_end(c)) continue;
@@ -175,7 +178,6 @@ struct list *cases_lines(struct interp *in, struct value s, bool keep_ends)
         from = i + n;
     }
     if (from < s.len) list_add(in, l, str_part(s, from, s.len));
-    (void)interp_bytes(in, s.len);
     return l;
 }
 
@@ -183,8 +185,9 @@ struct value cases_pad(struct interp *in, struct value s, int64_t n, struct valu
                        bool right)
 {
     struct str_builder b;
+    if (!interp_bytes(in, s.len)) return s;
     int64_t have = (int64_t)str_chars(s);
-    if (n <= have || in->rc < 0) return s;
+    if (n <= have) return s;
     int64_t pad = n - have, before = left ? pad : 0;
     if (left && right) before = pad / 2 + (pad & n & 1); /* as Python's center */
     str_begin(&b, in);
@@ -199,12 +202,14 @@ struct value cases_pad(struct interp *in, struct value s, int64_t n, struct valu
 #define NUMBER_BYTES_MAX 400
 
 /* Without white space around it and underscores between digits, NUL-terminated. */
-static bool plain(struct value s, char to[NUMBER_BYTES_MAX + 1])
+static bool plain(struct interp *in, struct value s, char to[NUMBER_BYTES_MAX + 1])
 {
-    size_t n = 0;
-    s = str_strip(s, value_none(), true, true);
+    size_t n = 0, len;
+    s = str_strip(in, s, value_none(), true, true);
     if (s.len == 0 || s.len > NUMBER_BYTES_MAX) return false;
     for (size_t i = 0; i < s.len; i++) {
+        if ((uint8_t)s.text[i] >= 0x80 && unicode_decimal(str_char(s, i, &len)))
+            interp_fail(in, ERR_UNSUPPORTED, "digits of another script in a number");
         if (s.text[i] == '_') {
             bool between = i > 0 && i + 1 < s.len && strchr("_+-.", s.text[i - 1]) == NULL &&
                            strchr("_+-.", s.text[i + 1]) == NULL;
@@ -221,13 +226,15 @@ static bool plain(struct value s, char to[NUMBER_BYTES_MAX + 1])
 bool cases_to_int(struct interp *in, struct value s, int base, int64_t *ret)
 {
     char text[NUMBER_BYTES_MAX + 1], *end, *digits = text;
-    if (!plain(s, text)) return false;
+    if (!plain(in, s, text)) return false;
     bool minus = text[0] == '-';
     if (text[0] == '-' || text[0] == '+') digits++;
     char kind = digits[0] == '0' ? (char)(digits[1] | 0x20) : 0;
     if ((base == 16 && kind == 'x') || (base == 8 && kind == 'o') || (base == 2 && kind == 'b'))
         digits += 2;
+    /* strtoll takes a sign or prefix of its own, Python none behind the first */
     if (*digits == '-' || *digits == '+' || *digits == 0) return false;
+    if (digits[0] == '0' && base == 16 && (digits[1] | 0x20) == 'x') return false;
     errno = 0;
     int64_t v = strtoll(digits, &end, base);
     if (*end || end == digits) return false;
@@ -236,10 +243,11 @@ bool cases_to_int(struct interp *in, struct value s, int base, int64_t *ret)
     return true;
 }
 
-bool cases_to_float(struct value s, double *ret)
+bool cases_to_float(struct interp *in, struct value s, double *ret)
 {
     char text[NUMBER_BYTES_MAX + 1], *end;
-    if (!plain(s, text) || strpbrk(text, "xX(")) return false; /* strtod takes more than Python */
+    if (!plain(in, s, text) || strpbrk(text, "xX("))
+        return false; /* strtod takes more than Python */
     *ret = strtod(text, &end);
     return *end == 0 && end != text;
 }

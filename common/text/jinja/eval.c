@@ -5,7 +5,7 @@
 
 static struct value eval_name(struct interp *in, const struct node *n)
 {
-    const struct value *v = scope_get(in->scope, n->name);
+    const struct value *v = scope_get(in, in->scope, n->name);
     if (v) return *v;
     struct value u = value_of(V_UNDEFINED);
     u.of = V_MISSING;

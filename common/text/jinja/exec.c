@@ -49,7 +49,7 @@ static void assign(struct interp *in, struct scope *s, const struct node *target
     if (target->kind == NODE_NAME) {
         scope_set(in, s, target->name, v);
     } else if (target->kind == NODE_NSREF) {
-        const struct value *ns = scope_get(s, target->name);
+        const struct value *ns = scope_get(in, s, target->name);
         if (ns && ns->type == V_NAMESPACE && target->constant.text[0] != '_')
             dict_put(in, ns->dict, target->constant, v);
         else if (ns && ns->type == V_NAMESPACE)

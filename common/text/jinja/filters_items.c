@@ -141,11 +141,13 @@ FILTER(map)
         rest.n_pos--;
     }
     const struct list *from = list_walk(in, v);
-    for (size_t i = 0; from && i < from->n && interp_step(in, 1); i++) {
+    bool entered = interp_enter(in); /* the filter may be map again, with one argument less */
+    for (size_t i = 0; entered && from && i < from->n && interp_step(in, 1); i++) {
         struct value x = from->items[i];
         x = f ? filter_run(in, f, x, &rest) : attr_path(in, x, to[0], to[1]);
         list_add(in, l, x);
     }
+    interp_leave(in);
     return iter_value(in, l);
 }
 

@@ -76,8 +76,7 @@ FILTER(trim)
     UNUSED;
     struct value s = repr_str(in, v);
     if (given(p[0]) && p[0].type != V_STRING) interp_fail(in, ERR_RANGE, "trim() wants a string");
-    return interp_bytes(in, s.len) ? str_strip(s, given(p[0]) ? p[0] : value_none(), true, true)
-                                   : s;
+    return str_strip(in, s, given(p[0]) ? p[0] : value_none(), true, true);
 }
 
 FILTER(string)
@@ -178,10 +177,10 @@ FILTER(truncate)
     if (!value_length(in, v, &n) || end.type != V_STRING || length < (int64_t)str_chars(end) ||
         leeway < 0)
         interp_fail(in, ERR_RANGE, "truncate() cannot shorten this so");
-    if (in->rc < 0 || (int64_t)n <= length + leeway) return v;
+    if (in->rc < 0 || (int64_t)n - leeway <= length) return v;
     struct value s = attr_slice(in, v, none, value_int(length - (int64_t)str_chars(end)), none);
     if (!truth(in, p[1]) && s.type == V_STRING) {
-        size_t space = str_rfind(s, value_text(" ", 1));
+        size_t space = str_rfind(in, s, value_text(" ", 1));
         if (space != SIZE_MAX) s = str_part(s, 0, space);
     }
     return joined(in, s, end);
@@ -193,12 +192,13 @@ FILTER(wordcount)
     int64_t words = 0;
     bool inside = false;
     struct value s = repr_str(in, v);
+    if (!interp_kinds(in, s.len)) return v;
     for (size_t i = 0, n; i < s.len; i += n) {
         bool word = unicode_word(str_char(s, i, &n));
         words += word && !inside;
         inside = word;
     }
-    return value_int(interp_bytes(in, s.len) ? words : 0);
+    return value_int(words);
 }
 
 FILTER(format)
@@ -275,7 +275,7 @@ FILTER(to_int)
         if (in->rc < 0) return none;
         if (cases_to_int(in, v, (int)base, &i))
             return value_foreign(value_int(i), str_any_foreign(v));
-        is_float = cases_to_float(v, &d);
+        is_float = cases_to_float(in, v, &d);
     } else {
         is_float = value_number(v, &d);
         if (is_float && isinf(d)) interp_fail(in, ERR_RANGE, "infinity is no integer");
@@ -292,7 +292,7 @@ FILTER(to_float)
     double d;
     if (v.type == V_UNDEFINED || v.type == V_UNSAFE) interp_undefined(in, v);
     if (value_number(v, &d)) return value_foreign(value_float(d), v.foreign);
-    if (v.type == V_STRING && cases_to_float(v, &d))
+    if (v.type == V_STRING && cases_to_float(in, v, &d))
         return value_foreign(value_float(d), str_any_foreign(v));
     return p[0].type == V_MISSING ? value_float(0.0) : p[0];
 }

@@ -14,6 +14,7 @@ struct spec {
     char fill[4];
     size_t fill_len;
     char align; /* < > ^ = or 0 */
+    bool zeros; /* a 0 before the width: the fill, and without an align '=' of numbers */
     char sign;  /* + - space or 0 */
     bool alternate, comma;
     int64_t width, precision; /* -1: not given */
@@ -61,10 +62,13 @@ static void put_sign(char *text, char sign)
     text[0] = sign;
 }
 
+#define DIGITS_MAX 70 /* of an integer: 64 in binary, and a few zeros before them */
+
 static struct value format_int(struct interp *in, int64_t i, const struct spec *f, bool foreign)
 {
-    char text[128], digits[72];
+    char text[128], digits[DIGITS_MAX];
     size_t n = 0;
+    if (f->precision > DIGITS_MAX) return bad(in, "too many digits");
     uint64_t rest = i < 0 ? 0 - (uint64_t)i : (uint64_t)i;
     unsigned base = f->type == 'x' || f->type == 'X' ? 16
                     : f->type == 'o'                 ? 8
@@ -73,6 +77,7 @@ static struct value format_int(struct interp *in, int64_t i, const struct spec *
     const char *set = f->type == 'X' ? "0123456789ABCDEF" : "0123456789abcdef";
     do digits[n++] = set[rest % base];
     while ((rest /= base) > 0);
+    while ((int64_t)n < f->precision) digits[n++] = '0';
     size_t at = 0;
     if (i < 0) text[at++] = '-';
     if (f->alternate && base != 10) {
@@ -86,26 +91,25 @@ static struct value format_int(struct interp *in, int64_t i, const struct spec *
     return pad(in, str_copy(in, text, strlen(text), foreign), f, '>');
 }
 
-/* 'g' of Python is that of C; without a type it is repr's digits, or 'g' that keeps a point. */
+#define FLOAT_BYTES (WIDTH_MAX + 500) /* 309 digits, 102 commas, and those behind the point */
+
+/* 'g' of Python is that of C; without a type it is repr's digits. */
 static struct value format_float(struct interp *in, double d, const struct spec *f, bool foreign)
 {
-    static char none[] = "";
-    size_t size = (size_t)f->precision + 400;
-    char *text = f->precision > WIDTH_MAX ? NULL : interp_alloc(in, size < 400 ? 800 : size);
-    char c[8] = "%.*";
+    char text[FLOAT_BYTES], c[8] = "%.*";
     int precision = f->precision < 0 ? 6 : (int)f->precision;
-    if (!text) return bad(in, "too many digits"), value_text(none, 0);
     bool percent = f->type == '%';
+    if (f->alternate) return bad(in, "'#' of a number with a point");
+    if (f->type == 0 && f->precision >= 0) return bad(in, "digits behind the point without a type");
+    if (f->precision > WIDTH_MAX) return bad(in, "too many digits");
     c[3] = percent ? 'f' : f->type;
     c[4] = 0;
-    if (f->type == 0 && f->precision < 0) {
+    if (f->type == 0)
         text[repr_double(d, text)] = 0;
-    } else {
-        if (f->type == 0) c[3] = 'g';
-        (void)snprintf(text, size < 400 ? 800 : size, c, precision, percent ? d * 100.0 : d);
-    }
+    else
+        (void)snprintf(text, sizeof text, c, precision, percent ? d * 100.0 : d);
     if (percent) strcat(text, "%");
-    if (f->comma) add_commas(text, size < 400 ? 800 : size);
+    if (f->comma) add_commas(text, sizeof text);
     put_sign(text, f->sign);
     return pad(in, str_copy(in, text, strlen(text), foreign), f, '>');
 }
@@ -119,10 +123,20 @@ static struct value format_text(struct interp *in, struct value s, const struct 
 
 /* ---- % ---- */
 
+/* A number that is as good as any other beyond WIDTH_MAX. False: there is none at *at. */
+static bool number_at(struct value s, size_t *at, int64_t *ret)
+{
+    size_t begin = *at;
+    for (*ret = 0; *at < s.len && s.text[*at] >= '0' && s.text[*at] <= '9'; ++*at)
+        *ret = *ret > WIDTH_MAX ? *ret : *ret * 10 + (s.text[*at] - '0');
+    return *at > begin;
+}
+
 /* Flags, width and precision behind a %; *at is left at the type. */
 static void percent_spec(struct value s, size_t *at, struct spec *f)
 {
     bool left = false, zero = false;
+    int64_t n;
     for (; *at < s.len && s.text[*at] && strchr("-+ #0", s.text[*at]); ++*at) {
         char c = s.text[*at];
         left = left || c == '-';
@@ -130,15 +144,11 @@ static void percent_spec(struct value s, size_t *at, struct spec *f)
         f->alternate = f->alternate || c == '#';
         if (c == '+' || (c == ' ' && f->sign != '+')) f->sign = c;
     }
-    for (; *at < s.len && s.text[*at] >= '0' && s.text[*at] <= '9'; ++*at)
-        f->width = (f->width < 0 ? 0 : f->width * 10) + (s.text[*at] - '0');
+    if (number_at(s, at, &n)) f->width = n;
     if (*at < s.len && s.text[*at] == '.') {
-        f->precision = 0;
-        for (++*at; *at < s.len && s.text[*at] >= '0' && s.text[*at] <= '9'; ++*at)
-            f->precision = f->precision * 10 + (s.text[*at] - '0');
+        ++*at;
+        (void)number_at(s, at, &f->precision); /* none is 0 */
     }
-    if (f->width > WIDTH_MAX) f->width = WIDTH_MAX + 1;
-    if (f->precision > WIDTH_MAX) f->precision = WIDTH_MAX + 1;
     while (*at < s.len && s.text[*at] && strchr("hlL", s.text[*at])) ++*at;
     f->align = left ? '<' : '>';
     if (zero && !left) {
@@ -153,7 +163,7 @@ static struct value percent_one(struct interp *in, char type, struct value v, st
     double d;
     int64_t i;
     if (f->width > WIDTH_MAX || f->precision > WIDTH_MAX) return bad(in, "a field is too wide");
-    if (type == 's' || type == 'r' || type == 'a') {
+    if (type == 's' || type == 'r') {
         struct value s = type == 's' ? repr_str(in, v) : repr_repr(in, v);
         f->fill[0] = ' ';
         if (f->align == '=') f->align = '>';
@@ -206,15 +216,16 @@ struct value format_percent(struct interp *in, struct value s, struct value what
         struct spec f = no_spec;
         str_add_part(&b, s, plain, from);
         at = from + 1;
+        if (at < s.len && s.text[at] == '%') { /* with anything between them Python fails */
+            str_add_part(&b, s, at, at + 1);
+            plain = ++at;
+            continue;
+        }
         struct value v = percent_value(in, s, &at, what, &used);
         percent_spec(s, &at, &f);
         if (at >= s.len) return bad(in, "it ends within a field");
         char type = s.text[at++];
         plain = at;
-        if (type == '%') {
-            str_add_part(&b, s, at - 1, at);
-            continue;
-        }
         if (v.type == V_MISSING && used < all->n)
             v = all->items[used++];
         else if (v.type == V_MISSING)
@@ -232,34 +243,27 @@ struct value format_percent(struct interp *in, struct value s, struct value what
 
 /* ---- format() ---- */
 
-static bool number_at(struct value s, size_t *at, int64_t *ret)
-{
-    size_t begin = *at;
-    for (*ret = 0; *at < s.len && s.text[*at] >= '0' && s.text[*at] <= '9'; ++*at)
-        *ret = *ret > WIDTH_MAX ? *ret : *ret * 10 + (s.text[*at] - '0');
-    return *at > begin;
-}
-
 /* [[fill]align][sign][#][0][width][,][.precision][type] */
 static bool brace_spec(struct value s, struct spec *f)
 {
     size_t at = 0, n = 0;
     int64_t v;
+    bool filled = false;
     if (s.len) (void)str_char(s, 0, &n);
     if (s.len > n && strchr("<>^=", s.text[n]) && s.text[n]) {
         memcpy(f->fill, s.text, n);
         f->fill_len = n;
         f->align = s.text[n];
+        filled = true;
         at = n + 1;
     } else if (s.len && s.text[0] && strchr("<>^=", s.text[0])) {
         f->align = s.text[at++];
     }
     if (at < s.len && s.text[at] && strchr("+- ", s.text[at])) f->sign = s.text[at++];
     if (at < s.len && s.text[at] == '#') f->alternate = ++at;
-    if (at < s.len && s.text[at] == '0' && !f->align) {
+    if (at < s.len && s.text[at] == '0' && !filled) {
         f->fill[0] = '0';
-        f->align = '=';
-        at++;
+        f->zeros = ++at;
     }
     if (number_at(s, &at, &v)) f->width = v;
     if (at < s.len && s.text[at] == ',') f->comma = ++at;
@@ -279,13 +283,21 @@ static struct value brace_value(struct interp *in, struct value v, struct value 
     if (!brace_spec(spec, &f)) return bad(in, "a field's format is not understood");
     if (v.type == V_STRING) {
         if (f.type && f.type != 's') return bad(in, "a number is wanted");
+        if (f.sign || f.alternate || f.comma || f.align == '=')
+            return bad(in, "what a text takes no part in");
         return format_text(in, v, &f);
     }
     if (spec.len == 0) return repr_str(in, v);
     if (!value_number(v, &d)) return bad(in, "this value takes no format");
-    if (f.type && strchr("dxXob", f.type) && value_integer(v, &i))
+    if (f.zeros && !f.align) f.align = '=';
+    if (f.comma && f.align == '=' && f.fill[0] == '0')
+        return bad(in, "commas among zeros that fill");
+    if (f.comma && f.type && strchr("xXob", f.type)) return bad(in, "commas in this type");
+    if ((f.type ? strchr("dxXob", f.type) && value_integer(v, &i)
+                : v.type == V_INT && value_integer(v, &i))) {
+        if (f.precision >= 0) return bad(in, "an integer has no digits behind the point");
         return format_int(in, i, &f, v.foreign);
-    if (f.type == 0 && v.type == V_INT) return format_int(in, v.integer, &f, v.foreign);
+    }
     if ((f.type && strchr("fFeEgG%", f.type)) || (f.type == 0 && v.type == V_FLOAT))
         return format_float(in, d, &f, v.foreign);
     return bad(in, "a type that does not go with this value");
@@ -301,6 +313,7 @@ static struct value brace_lookup(struct interp *in, struct value field, const st
     while (end < field.len && field.text[end] != '.' && field.text[end] != '[') end++;
     struct value name = str_part(field, 0, end);
     if (name.len == 0 || (number_at(name, &at, &i) && at == name.len)) {
+        if (name.len && i > WIDTH_MAX) return bad(in, "there is no value for a field");
         if ((name.len == 0) != (*next >= 0) && *next != 0)
             return bad(in, "fields with numbers and without");
         if (name.len == 0) i = (*next)++;
@@ -320,6 +333,7 @@ static struct value brace_lookup(struct interp *in, struct value field, const st
         struct value part = str_part(field, at, end);
         size_t k = 0;
         bool number = item && number_at(part, &k, &i) && k == part.len;
+        if (number && i > WIDTH_MAX) return bad(in, "a number of an item that is too large");
         v = item ? attr_item(in, v, number ? value_int(i) : part) : attr_get(in, v, part);
         end += item && end < field.len;
     }

@@ -127,10 +127,11 @@ static struct value strftime_now(struct interp *in, const struct call_args *a)
         if (strchr("-_0^#EO", c) && i + 2 < to[0].len) directive[n++] = to[0].text[++i];
         directive[n] = to[0].text[++i];
         directive[n + 1] = 0;
+        bool foreign = str_foreign_at(to[0], i); /* what is no directive stays as it is written */
         if (n == 1 && c == 'f')
-            str_add(&b, "000000", 6, false);
+            str_add(&b, "000000", 6, foreign);
         else if (n > 1 || (c != 'z' && c != 'Z'))
-            str_add(&b, text, strftime(text, sizeof text, directive, &tm), false);
+            str_add(&b, text, strftime(text, sizeof text, directive, &tm), foreign);
     }
     return str_end(&b);
 }

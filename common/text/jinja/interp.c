@@ -53,6 +53,11 @@ bool interp_bytes(struct interp *in, size_t n)
     return interp_step(in, n / 64);
 }
 
+bool interp_kinds(struct interp *in, size_t n)
+{
+    return interp_step(in, n / 8);
+}
+
 bool interp_enter(struct interp *in)
 {
     if (++in->depth > in->depth_max)
@@ -109,10 +114,12 @@ void scope_set(struct interp *in, struct scope *s, uint32_t name, struct value v
     s->variables[s->n++] = (struct variable){name, v};
 }
 
-const struct value *scope_get(const struct scope *s, uint32_t name)
+const struct value *scope_get(struct interp *in, const struct scope *s, uint32_t name)
 {
-    for (; s; s = s->outer)
+    for (; s; s = s->outer) {
+        if (!interp_step(in, s->n / 16)) return NULL;
         for (uint32_t i = 0; i < s->n; i++)
             if (s->variables[i].name == name) return &s->variables[i].value;
+    }
     return NULL;
 }

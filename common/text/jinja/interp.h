@@ -65,6 +65,8 @@ void interp_refuse(struct interp *in, struct value words);
 bool interp_step(struct interp *in, uint64_t n);
 /* Steps for n bytes of text that are looked through or made. */
 bool interp_bytes(struct interp *in, size_t n);
+/* The same for text of which it is asked what kind of character each one is. */
+bool interp_kinds(struct interp *in, size_t n);
 /* One level deeper; false: an error. interp_leave() in both cases. */
 bool interp_enter(struct interp *in);
 void interp_leave(struct interp *in);
@@ -77,7 +79,7 @@ void interp_undefined(struct interp *in, struct value v);
 
 void scope_set(struct interp *in, struct scope *s, uint32_t name, struct value v);
 /* NULL: there is none of this name. */
-const struct value *scope_get(const struct scope *s, uint32_t name);
+const struct value *scope_get(struct interp *in, const struct scope *s, uint32_t name);
 
 /* ---- eval.c ---- */
 
@@ -173,8 +175,8 @@ struct value cases_lower(struct interp *in, struct value s);
 struct value cases_capitalize(struct interp *in, struct value s);
 struct value cases_title(struct interp *in, struct value s);
 struct value cases_swap(struct interp *in, struct value s);
-bool cases_is_lower(struct value s);
-bool cases_is_upper(struct value s);
+bool cases_is_lower(struct interp *in, struct value s);
+bool cases_is_upper(struct interp *in, struct value s);
 /* most below 0: all. */
 struct value cases_replace(struct interp *in, struct value s, struct value old, struct value new,
                            int64_t most);
@@ -182,9 +184,10 @@ struct list *cases_lines(struct interp *in, struct value s, bool keep_ends);
 /* n characters long, `fill` being added on the sides. */
 struct value cases_pad(struct interp *in, struct value s, int64_t n, struct value fill, bool left,
                        bool right);
-/* Text on its way to a number, as int() and float() take it. False: it is none. */
+/* Text on its way to a number, as int() and float() take it. False: it is none. Digits that are not
+ * ASCII's are an error, where Python knows their values. */
 bool cases_to_int(struct interp *in, struct value s, int base, int64_t *ret);
-bool cases_to_float(struct value s, double *ret);
+bool cases_to_float(struct interp *in, struct value s, double *ret);
 
 /* ---- globals.c ---- */
 

@@ -103,13 +103,13 @@ TEST(is_float)
 TEST(is_lower)
 {
     UNUSED;
-    return cases_is_lower(repr_str(in, v));
+    return cases_is_lower(in, repr_str(in, v));
 }
 
 TEST(is_upper)
 {
     UNUSED;
-    return cases_is_upper(repr_str(in, v));
+    return cases_is_upper(in, repr_str(in, v));
 }
 
 TEST(is_string)
@@ -154,7 +154,7 @@ TEST(is_callable)
 TEST(is_same)
 {
     UNUSED;
-    return value_same(v, p);
+    return interp_bytes(in, v.type == V_STRING ? v.len : 0) && value_same(v, p);
 }
 
 TEST(is_escaped)

@@ -74,8 +74,7 @@ static struct value strip_ends(struct interp *in, struct value s, const struct v
                                bool right)
 {
     if (given(p[0]) && !want_string(in, p[0])) return s;
-    if (!interp_bytes(in, s.len)) return s;
-    return str_strip(s, given(p[0]) ? p[0] : value_none(), left, right);
+    return str_strip(in, s, given(p[0]) ? p[0] : value_none(), left, right);
 }
 
 METHOD(strip)
@@ -164,7 +163,7 @@ static int64_t found_at(struct interp *in, struct value s, const struct value *p
     size_t from;
     if (!want_string(in, p[0]) || !interp_bytes(in, s.len) || !range_of(in, &s, p, &from))
         return -1;
-    size_t at = right ? str_rfind(s, p[0]) : str_find(s, p[0], 0);
+    size_t at = right ? str_rfind(in, s, p[0]) : str_find(s, p[0], 0);
     return at == SIZE_MAX ? -1 : (int64_t)(from + str_chars(str_part(s, 0, at)));
 }
 
@@ -234,10 +233,10 @@ static struct list *reversed(struct interp *in, const struct list *l)
 static struct list *split_space(struct interp *in, struct value s, int64_t most)
 {
     struct list *l = list_new(in, 0);
-    s = str_strip(s, value_none(), true, false);
+    s = str_strip(in, s, value_none(), true, false);
     for (size_t at = 0, n; at < s.len && interp_step(in, 1);) {
         if (most-- == 0) {
-            list_add(in, l, str_strip(str_part(s, at, s.len), value_none(), false, true));
+            list_add(in, l, str_part(s, at, s.len));
             break;
         }
         size_t end = at;
@@ -252,7 +251,7 @@ static struct list *split_space(struct interp *in, struct value s, int64_t most)
 static struct list *rsplit_space(struct interp *in, struct value s, int64_t most)
 {
     struct list *words = split_space(in, s, -1), *l = list_new(in, 0);
-    if (most < 0 || (int64_t)words->n <= most + 1) return words;
+    if (most < 0 || (int64_t)words->n - 1 <= most) return words;
     size_t keep = words->n - (size_t)most; /* the words of the first piece */
     struct value last = words->items[keep - 1];
     list_add(in, l, str_part(s, 0, (size_t)(last.text + last.len - s.text)));
@@ -265,7 +264,7 @@ static struct list *split_at(struct interp *in, struct value s, struct value sep
 {
     struct list *l = list_new(in, 0);
     while (most != 0 && interp_step(in, 1)) {
-        size_t at = right ? str_rfind(s, sep) : str_find(s, sep, 0);
+        size_t at = right ? str_rfind(in, s, sep) : str_find(s, sep, 0);
         if (at == SIZE_MAX) break;
         most--;
         list_add(in, l, right ? str_part(s, at + sep.len, s.len) : str_part(s, 0, at));
@@ -280,7 +279,8 @@ static struct value split_either(struct interp *in, struct value s, const struct
 {
     int64_t most;
     struct list *l;
-    if (!want_int(in, p[1], -1, &most) || !interp_bytes(in, s.len)) return s;
+    if (!want_int(in, p[1], -1, &most) || !interp_kinds(in, s.len)) return s;
+    if (most < 0) most = -1; /* counting down from the least integer would overflow */
     if (!given(p[0])) {
         l = right ? rsplit_space(in, s, most) : split_space(in, s, most);
         return list_value(V_LIST, l);
@@ -317,7 +317,7 @@ static struct value part_in_three(struct interp *in, struct value s, struct valu
     struct value empty = value_text("", 0);
     if (!want_string(in, sep) || !interp_bytes(in, s.len)) return s;
     if (sep.len == 0) interp_fail(in, ERR_RANGE, "the separator is empty");
-    size_t at = right ? str_rfind(s, sep) : str_find(s, sep, 0);
+    size_t at = right ? str_rfind(in, s, sep) : str_find(s, sep, 0);
     if (at == SIZE_MAX) {
         list_add(in, l, right ? empty : s);
         list_add(in, l, empty);
@@ -393,6 +393,7 @@ METHOD(zfill)
     struct value zero = value_text("0", 1);
     bool sign = s.len && (s.text[0] == '+' || s.text[0] == '-');
     if (!want_int(in, p[0], 0, &n)) return s;
+    if (n < 0) n = 0;
     if (!sign) return cases_pad(in, s, n, zero, true, false);
     return str_concat(in, str_part(s, 0, 1),
                       cases_pad(in, str_part(s, 1, s.len), n - 1, zero, true, false));
@@ -412,9 +413,9 @@ static bool ascii(int32_t c)
 
 static struct value all_are(struct interp *in, struct value s, bool (*is)(int32_t), bool of_none)
 {
-    bool right = s.len > 0 || of_none;
+    bool right = interp_kinds(in, s.len) && (s.len > 0 || of_none);
     for (size_t i = 0, n; i < s.len && right; i += n) right = is(str_char(s, i, &n));
-    return value_bool(interp_bytes(in, s.len) && right);
+    return value_bool(right);
 }
 
 METHOD(isalnum_)
@@ -462,13 +463,13 @@ METHOD(isspace_)
 METHOD(islower_)
 {
     UNUSED;
-    return value_bool(cases_is_lower(s));
+    return value_bool(cases_is_lower(in, s));
 }
 
 METHOD(isupper_)
 {
     UNUSED;
-    return value_bool(cases_is_upper(s));
+    return value_bool(cases_is_upper(in, s));
 }
 
 METHOD(format)

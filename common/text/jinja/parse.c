@@ -262,6 +262,9 @@ static void signature(struct parser *p, struct node *n)
         struct node *param = parse__node(p, NODE_NAME, t->line);
         param->name = parse__intern(p, t->text, t->len);
         param->constant = parse__string(t);
+        for (uint32_t i = 0; i < params.n; i++)
+            if (params.at[i]->name == param->name)
+                parse__fail(p, ERR_FORMAT, "two parameters have the same name");
         parse__add(p, &params, param);
         if (parse__skip(p, T_ASSIGN))
             parse__add(p, &defaults, parse__expression(p, true));

@@ -186,7 +186,7 @@ static void json_text(struct str_builder *b, struct value s, bool ascii)
     for (size_t i = 0, n; i < s.len && b->in->rc == 0; i += n) {
         int32_t c = str_char(s, i, &n);
         const char *p = c > 0 && c < 0x80 ? strchr(what, c) : NULL;
-        if (!p && c >= 0x20 && !(ascii && c >= 0x7f && c != 0x7f)) continue;
+        if (!p && c >= 0x20 && !(ascii && c >= 0x7f)) continue;
         str_add(b, s.text + plain, i - plain, true);
         plain = i + n;
         if (p) {

@@ -218,11 +218,15 @@ size_t str_find(struct value s, struct value what, size_t from)
     return p ? (size_t)(p - s.text) : SIZE_MAX;
 }
 
-size_t str_rfind(struct value s, struct value what)
+size_t str_rfind(struct interp *in, struct value s, struct value what)
 {
     if (what.len > s.len) return SIZE_MAX;
-    for (size_t at = s.len - what.len + 1; at-- > 0;)
+    if (what.len == 0) return s.len;
+    for (size_t at = s.len - what.len + 1; at-- > 0;) {
+        if (s.text[at] != what.text[0]) continue;
+        if (!interp_bytes(in, what.len)) break;
         if (str_begins(s, at, what)) return at;
+    }
     return SIZE_MAX;
 }
 
@@ -234,9 +238,10 @@ static bool is_in(int32_t c, struct value chars)
     return false;
 }
 
-struct value str_strip(struct value s, struct value chars, bool left, bool right)
+struct value str_strip(struct interp *in, struct value s, struct value chars, bool left, bool right)
 {
-    size_t from = 0, to = s.len, n;
+    size_t from = 0, to = s.len, n, looks = chars.type == V_STRING ? chars.len : 1;
+    if (!interp_bytes(in, s.len * looks)) return s;
     while (left && from < to && is_in(str_char(s, from, &n), chars)) from += n;
     while (right && to > from) {
         size_t at = to - 1;

@@ -38,11 +38,12 @@ size_t str_chars(struct value s); /* how many it has */
 size_t str_byte_of(struct value s, size_t i);
 /* Where `what` begins in s from byte `from` on; SIZE_MAX: nowhere. */
 size_t str_find(struct value s, struct value what, size_t from);
-size_t str_rfind(struct value s, struct value what);
+size_t str_rfind(struct interp *in, struct value s, struct value what);
 bool str_begins(struct value s, size_t at, struct value what);
 
 /* Without white space, or the characters of `chars` (a string, or V_NONE), at its ends. */
-struct value str_strip(struct value s, struct value chars, bool left, bool right);
+struct value str_strip(struct interp *in, struct value s, struct value chars, bool left,
+                       bool right);
 /* `&`, `<`, `>` and quotes as HTML writes them; what is markup stays. */
 struct value str_escape(struct interp *in, struct value s);
 

@@ -169,7 +169,8 @@ bool value_contains(struct interp *in, struct value in_what, struct value v)
 {
     if (in_what.type == V_STRING) {
         if (v.type == V_STRING)
-            return interp_bytes(in, in_what.len) && str_find(in_what, v, 0) != SIZE_MAX;
+            return interp_bytes(in, (size_t)in_what.len + v.len) &&
+                   str_find(in_what, v, 0) != SIZE_MAX;
         if (v.type == V_UNDEFINED || v.type == V_UNSAFE) interp_undefined(in, v);
         interp_fail(in, ERR_RANGE, "only a string can be in a string, not a '%s'",
                     value_type_name(v));
