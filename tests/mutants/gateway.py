@@ -64,7 +64,7 @@ MUTANTS = [
     m("user-length", WIRE, '    if (g->user && strlen(g->user) >= LIMIT_USER_BYTES) return wire__bad(em, "user");\n', "", "wire_test", "a user's name has no limit"),
     m("thought", TALK, "    if (rc == 0) *ret_open_thought = ends_in_thought(&prompt);\n", "", "calls_test", "nobody hears that the prompt began the reasoning"),
     # ---- HTTP
-    m("hangups", HTTPD, "        watch(r->k);\n", "", "gateway_test", "who leaves while a request waits is not noticed"),
+    m("hangups", HTTPD, "    watch(k);\n", "", "httpd_test", "who leaves while a request waits, or comes, is not noticed"),
     m("slow-body", HTTPD, "now < k->since_ns + h->read_ns) continue;", "true) continue;", "gateway_test", "a request may take for ever to arrive"),
     m("body-limit", HTTPD, "        r->too_large = n > r->body.max - r->body.len;\n", "        r->too_large = false;\n", "gateway_test", "a chunked body has no limit", ),
     m("unwanted-kept", HTTPD, "    if (!r->too_large && !r->unwanted) {", "    if (!r->too_large) {", "httpd_test", "who has no key takes memory all the same"),
