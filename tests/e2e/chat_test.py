@@ -1,5 +1,5 @@
 """`flotilla chat` at a terminal and from a pipe, and `generate --chat`: what they say is what the API says of the same messages."""
-import fcntl, json, os, pty, re, select, struct, sys, tempfile, termios, unittest
+import fcntl, json, os, pty, re, select, struct, sys, tempfile, termios, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
@@ -36,12 +36,15 @@ class Terminal:
 
     def until(self, pattern, seconds=60):
         """Takes what was shown up to the pattern's end; returns the match and what was before."""
+        end = time.monotonic() + seconds
         while True:
             m = re.search(pattern, self.text)
+            if time.monotonic() > end:
+                raise AssertionError(f"not within {seconds} s: {self.text[-2000:]!r}")
             if m:
                 before, self.text = self.text[:m.start()], self.text[m.end():]
                 return m, before
-            if not self.read(seconds):
+            if not self.read(max(end - time.monotonic(), 0.1)):
                 raise AssertionError(f"ended: {self.text!r}")
 
     def type(self, text):
@@ -180,6 +183,34 @@ class Chat(unittest.TestCase):
             self.assertIn(why, r.stderr.decode())
         r = run("chat", "--temp", "0")
         self.assertEqual((r.returncode, b"--cluster" in r.stderr), (2, True))
+
+    def test_engine_alone(self):
+        """The same conversation in this process; what was computed is not computed again, and ^C ends an answer."""
+        words = ["chat", "--model", MODEL, "--temp", "0"]
+        first, one = self.api("Hello")
+        second, two = self.api("Hello", first, "And then?")
+        r = run(*words, "--tokens", "40", input=b"Hello\nAnd then?\n/reset\nHello\n")
+        self.assertEqual((r.returncode, r.stdout.decode()), (0, f"{first}\n{second}\n{first}\n"), r.stderr)
+        figures = [tuple(map(int, x[:3])) for x in FIGURES.findall(r.stderr.decode())]
+        self.assertEqual([x[2] for x in figures], [one["prompt_tokens"], two["prompt_tokens"], one["prompt_tokens"]])
+        self.assertEqual((figures[0][1], figures[2][1]), (0, one["prompt_tokens"] - 1))
+        self.assertGreaterEqual(figures[1][1], one["prompt_tokens"])
+        t = Terminal(*words)
+        t.ready()
+        t.type("Write a very long story about a ship.\r")
+        t.until(re.escape(ANSWERS))
+        while len(t.text) < 40:
+            t.read(60)
+        t.type("\x03")
+        self.assertEqual(t.until(FIGURES)[0][4], "; interrupted")
+        t.ready()
+        t.type("\x04")
+        self.assertEqual(t.end(), 0)
+        for more, why in ((["--cluster", self.c.address], "or --model"), (["--key", "x"], "--key")):
+            r = run(*words, *more)
+            self.assertEqual((r.returncode, why in r.stderr.decode()), (2, True), r.stderr)
+        r = run(*words, "--ctx", "64", input=b"7" * 400)
+        self.assertEqual((r.returncode, b"fit the context of 64" in r.stderr), (1, True), r.stderr)
 
     def test_generate(self):
         """One message through the model's template, by the cluster and by the engine alone."""
