@@ -145,6 +145,7 @@ static void close_call(struct call *c)
     mem_free(c->received.ids);
     buf_close(&c->bias_ids);
     buf_close(&c->bias);
+    blob_drop(c->grammar);
 }
 
 void calls__free(struct shell *s, struct call *c)

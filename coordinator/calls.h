@@ -51,6 +51,7 @@ struct call {
     uint64_t tenant;          /* a hash of its name; 0: none */
     struct sampling sampling; /* its arrays: */
     struct buf bias_ids, bias;
+    struct blob *grammar; /* of the answers, or NULL */
     bool ignore_eos, pieces, open_thought;
     struct tokens prompt, received; /* received: tokens of the answer from an earlier call */
     enum status status;             /* once ended */
@@ -123,7 +124,7 @@ void methods__text_done(struct shell *s, struct text *t);
 /* A Generate came. */
 void generate__call(struct shell *s, const struct msg_call *h, const struct route *from,
                     struct net_frame body);
-/* Its prompt is tokenised; moved. */
-void generate__prompt(struct shell *s, struct call *c, struct tokens *prompt);
+/* Its prompt is tokenised, unless it came so, and its format compiled; both are moved. */
+void generate__prompt(struct shell *s, struct call *c, struct text *t);
 
 #endif

@@ -9,14 +9,17 @@
 #define KEY_TEMPLATE "tokenizer.chat_template"
 #define KEY_TOOL_USE "tokenizer.chat_template.tool_use"
 
-/* The template under a key; *ret stays NULL where there is none. */
-static int open_key(const struct meta *m, const char *key, struct template **ret, struct errmsg *em)
+/* The template under a key; *ret stays NULL where there is none. The last one says how tools are
+ * called. */
+static int open_key(const struct meta *m, const char *key, struct template **ret,
+                    enum format_calls *ret_calls, struct errmsg *em)
 {
     const char *text;
     size_t bytes;
     int rc = meta_get_string(m, key, &text, &bytes, em);
     if (rc == ERR_NOTFOUND) return 0;
     if (rc == 0) rc = template_open(text, bytes, ret, em);
+    if (rc == 0) *ret_calls = format_calls_of(text, bytes);
     return rc < 0 ? err_wrap(em, rc, "key '%s'", key) : 0;
 }
 
@@ -47,8 +50,8 @@ int chat_open(const struct model_file *f, struct chat *ret, struct errmsg *em)
 {
     struct chat c = {0};
     const struct meta *m = weights_meta(f->weights);
-    int rc = open_key(m, KEY_TEMPLATE, &c.plain, em);
-    if (rc == 0) rc = open_key(m, KEY_TOOL_USE, &c.tool_use, em);
+    int rc = open_key(m, KEY_TEMPLATE, &c.plain, &c.calls, em);
+    if (rc == 0) rc = open_key(m, KEY_TOOL_USE, &c.tool_use, &c.calls, em);
     if (rc < 0) {
         chat_close(&c);
         return err_wrap(em, rc, "%s", f->path);
@@ -65,6 +68,7 @@ int chat_open_text(const struct model_file *f, const char *text, size_t bytes, s
     int rc = template_open(text, bytes, &c.plain, em);
     if (rc < 0) return rc;
     if (f) read_tokens(&c, f);
+    c.calls = format_calls_of(text, bytes);
     *ret = c;
     return 0;
 }

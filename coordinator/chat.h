@@ -5,6 +5,7 @@
 #ifndef FLOTILLA_COORDINATOR_CHAT_H
 #define FLOTILLA_COORDINATOR_CHAT_H
 
+#include "common/text/format.h"
 #include "common/text/template.h"
 #include "coordinator/model_file.h"
 
@@ -15,6 +16,7 @@ struct chat {
     struct template *tool_use; /* for conversations with tools; NULL: `plain` does for them too */
     struct template_token tokens[CHAT_TOKENS_MAX]; /* bos_token, eos_token, ...; the vocabulary's */
     size_t n_tokens;
+    enum format_calls calls; /* how the templates show tools to be called */
 };
 
 /* The templates of a model file, which stays open as long as *ret: tokenizer.chat_template, and the

@@ -38,10 +38,8 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
                                   enum status *ret_status, struct errmsg *em)
 {
     *ret_status = STATUS_INVALID_ARGUMENT;
-    if (g->unsupported) {
-        *ret_status = STATUS_UNIMPLEMENTED;
-        return g->unsupported;
-    }
+    if (g->format && g->ignore_eos)
+        return "field 'format_json': an answer with a form has an end; not with 'ignore_eos'";
     if ((g->tenant[0] || g->has_priority || g->user[0]) &&
         !(s->caller_roles & (KEY_GATEWAY | KEY_ADMIN))) {
         *ret_status = STATUS_PERMISSION_DENIED;
@@ -104,6 +102,7 @@ static void submit(struct shell *s, struct call *c)
                                      .max_new = c->max_new,
                                      .sample = i,
                                      .sampling = c->sampling,
+                                     .grammar = c->grammar,
                                      .ignore_eos = c->ignore_eos,
                                      .drafts = drafts__begin(s, c, i, &all),
                                      .draft_length = c->draft_length,
@@ -148,9 +147,10 @@ static void begin(struct shell *s, struct call *c, const struct msg_generate *g)
     if (c->answers[0].detok.stopped) {
         answer_end(&c->answers[0], FINISH_STOP);
         calls__finish(s, c, STATUS_OK, "", 0);
-    } else if (g->n_prompt_tokens) {
-        for (uint32_t i = 0; i < g->n_prompt_tokens; i++)
-            tokens_push(&c->prompt, g->prompt_tokens[i]);
+        return;
+    }
+    for (uint32_t i = 0; i < g->n_prompt_tokens; i++) tokens_push(&c->prompt, g->prompt_tokens[i]);
+    if (g->n_prompt_tokens && !g->format) {
         submit(s, c);
     } else {
         const char *bytes = g->chat ? g->chat : g->prompt;
@@ -159,7 +159,8 @@ static void begin(struct shell *s, struct call *c, const struct msg_generate *g)
                                .bytes = (char *)(uintptr_t)bytes,
                                .len = g->chat ? strlen(g->chat) : g->prompt_len,
                                .special = g->special,
-                               .bos = true,
+                               .bos = g->n_prompt_tokens == 0,
+                               .format = (char *)(uintptr_t)g->format,
                                .chat = g->chat ? &s->talk : NULL};
         calls__start_text(s, c, &t);
     }
@@ -181,8 +182,7 @@ void generate__call(struct shell *s, const struct msg_call *h, const struct rout
     }
     if (why) {
         char text[LIMIT_TEXT_BYTES];
-        (void)snprintf(text, sizeof text,
-                       status == STATUS_UNIMPLEMENTED ? "field '%s' is not served" : "%s", why);
+        (void)snprintf(text, sizeof text, "%s", why);
         calls__reply(s, from, h->call, status, text, NULL);
         return;
     }
@@ -203,9 +203,18 @@ void generate__call(struct shell *s, const struct msg_call *h, const struct rout
     if (c) begin(s, c, &g);
 }
 
-void generate__prompt(struct shell *s, struct call *c, struct tokens *prompt)
+void generate__prompt(struct shell *s, struct call *c, struct text *t)
 {
-    c->prompt = *prompt;
-    *prompt = (struct tokens){0};
+    if (c->prompt.n == 0) {
+        c->prompt = t->tokens;
+        t->tokens = (struct tokens){0};
+    }
+    if (t->grammar.len) {
+        c->grammar = blob_new(t->grammar.data, t->grammar.len);
+        if (!c->grammar) {
+            calls__finish(s, c, STATUS_RESOURCE_EXHAUSTED, "no memory for the answer's form", 1000);
+            return;
+        }
+    }
     submit(s, c);
 }

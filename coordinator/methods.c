@@ -98,7 +98,7 @@ void methods__text_done(struct shell *s, struct text *t)
         calls__finish(s, c, STATUS_INVALID_ARGUMENT, t->em.text, 0);
     } else if (c->n_answers) {
         c->open_thought = t->open_thought;
-        generate__prompt(s, c, &t->tokens);
+        generate__prompt(s, c, t);
     } else {
         tell_tokens(s, c, t);
     }

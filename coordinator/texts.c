@@ -21,12 +21,13 @@ void texts_free(struct text *t)
     mem_free(t->bytes);
     mem_free(t->tokens.ids);
     mem_free(t->prompt);
+    mem_free(t->format);
+    buf_close(&t->grammar);
     mem_free(t);
 }
 
-static void run(void *arg)
+static void encode(struct text *t)
 {
-    struct text *t = arg;
     if (t->chat) {
         t->rc = conversation_encode(t->chat, t->bytes, t->len, &t->tokens,
                                     t->want_prompt ? &t->prompt : NULL, &t->open_thought, &t->em);
@@ -34,6 +35,30 @@ static void run(void *arg)
     }
     if (t->bos && vocab_adds_bos(t->vocab)) tokens_push(&t->tokens, vocab_bos(t->vocab));
     t->rc = vocab_encode(t->vocab, t->bytes, t->len, t->special, &t->tokens, &t->em);
+}
+
+static bool has_end(const struct vocab *v)
+{
+    for (uint32_t i = 0; i < vocab_size(v); i++)
+        if (vocab_is_eog(v, (int32_t)i)) return true;
+    return false;
+}
+
+static void compile(struct text *t)
+{
+    enum format_calls calls = t->chat && t->chat->chat ? t->chat->chat->calls : FORMAT_PLAIN;
+    t->rc =
+        format_compile(t->format, strlen(t->format), calls, t->open_thought, &t->grammar, &t->em);
+    if (t->rc == 0 && t->grammar.len && !has_end(t->vocab))
+        t->rc = err_set(&t->em, ERR_UNSUPPORTED, "the model has no token that ends an answer");
+    if (t->rc < 0) (void)err_wrap(&t->em, t->rc, "field 'format_json'");
+}
+
+static void run(void *arg)
+{
+    struct text *t = arg;
+    encode(t);
+    if (t->rc == 0 && t->format) compile(t);
 }
 
 static void drop(void *arg)
@@ -44,15 +69,22 @@ static void drop(void *arg)
 int texts_put(struct offload *o, uint64_t client, const struct text *t, struct errmsg *em)
 {
     struct text *copy = mem_zalloc(sizeof *copy);
+    size_t format_bytes = t->format ? strlen(t->format) + 1 : 0;
     *copy = *t;
     copy->bytes = mem_try(t->len + 1);
-    if (!copy->bytes) {
-        mem_free(copy);
+    copy->format = t->format ? mem_try(format_bytes) : NULL;
+    if (!copy->bytes || (t->format && !copy->format)) {
+        texts_free(copy);
         return err_set(em, ERR_NOMEM, "no memory for a text of %zu bytes", t->len);
     }
     memcpy(copy->bytes, t->bytes, t->len);
-    const struct offload_job job = {
-        .id = t->request, .client = client, .bytes = t->len, .run = run, .drop = drop, .arg = copy};
+    if (t->format) memcpy(copy->format, t->format, format_bytes);
+    const struct offload_job job = {.id = t->request,
+                                    .client = client,
+                                    .bytes = t->len + format_bytes,
+                                    .run = run,
+                                    .drop = drop,
+                                    .arg = copy};
     int rc = offload_put(o, &job, em);
     if (rc == 0) return 0;
     texts_free(copy);

@@ -34,7 +34,10 @@
 #define LIMIT_PATH_BYTES 1024u
 #define LIMIT_SLICE_TENSORS 4096u /* whose hashes an Assign carries: 32 KiB */
 #define LIMIT_PROMPT_BYTES (16u << 20)
-#define LIMIT_CHAT_BYTES (8u << 20) /* of a conversation in JSON */
+#define LIMIT_FORMAT_BYTES (1u << 20) /* of what an answer's form is to be, in JSON */
+#define LIMIT_GRAMMAR_BYTES 32768u    /* of that as a grammar, on the way to the last stage */
+#define LIMIT_CONSTRAINED 1024u       /* live requests that have one */
+#define LIMIT_CHAT_BYTES (8u << 20)   /* of a conversation in JSON */
 #define LIMIT_MAX_TOKENS LIMIT_CONTEXT
 
 #define LIMIT_CONTROL_BYTES (64u << 10) /* a control message */

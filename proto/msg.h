@@ -48,7 +48,9 @@ struct msg_draft_status {
 /* What the last stage is told of a request before it first chooses a token for it. */
 struct msg_open {
     struct sampling sampling;
-    uint32_t boundary; /* the first position that is not the prompt's */
+    uint32_t boundary;    /* the first position that is not the prompt's */
+    const void *grammar;  /* of the answer: grammar_bytes, at most LIMIT_GRAMMAR_BYTES */
+    size_t grammar_bytes; /* 0: it is free */
 };
 
 /* Log-probabilities beside n tokens. */
@@ -232,9 +234,9 @@ struct msg_generate {
     size_t prompt_len;
     const int32_t *prompt_tokens;
     uint32_t n_prompt_tokens;
-    const char *chat;        /* a conversation in JSON, or NULL */
-    const char *unsupported; /* name of a field that was set and is not served yet, or NULL */
-    const char *model;       /* "" or a name */
+    const char *chat;   /* a conversation in JSON, or NULL */
+    const char *format; /* of the answer, in JSON, or NULL */
+    const char *model;  /* "" or a name */
     bool special, ignore_eos, has_seed, pieces;
     uint32_t max_tokens;
     struct sampling sampling;

@@ -100,6 +100,7 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
     if (m->model) g.model = (char *)(uintptr_t)m->model;
     g.prompt = (char *)(uintptr_t)m->prompt;
     g.chat_json = (char *)(uintptr_t)m->chat;
+    g.format_json = (char *)(uintptr_t)m->format;
     g.n_prompt_tokens = m->n_prompt_tokens;
     g.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
     SET(&g, special, m->special);
@@ -225,11 +226,6 @@ int wire_size_generate(const void *data, size_t n, struct msg_generate_size *ret
     return rc;
 }
 
-static const char *unsupported_field(const PbGenerate *g)
-{
-    return g->format_json ? "format_json" : NULL;
-}
-
 int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_generate *ret,
                       struct errmsg *em)
 {
@@ -239,6 +235,8 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
     if (!g) return ERR_PROTO;
     if (g->prompt && strlen(g->prompt) > LIMIT_PROMPT_BYTES) return wire__bad(em, "prompt");
     if (g->chat_json && strlen(g->chat_json) > LIMIT_CHAT_BYTES) return wire__bad(em, "chat_json");
+    if (g->format_json && strlen(g->format_json) > LIMIT_FORMAT_BYTES)
+        return wire__bad(em, "format_json");
     if (g->n_prompt_tokens > LIMIT_CONTEXT) return wire__bad(em, "prompt_tokens");
     if (g->has_max_tokens && g->max_tokens > LIMIT_MAX_TOKENS) return wire__bad(em, "max_tokens");
     if (g->n_stop > LIMIT_STOPS) return wire__bad(em, "stop");
@@ -256,7 +254,7 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         .prompt_tokens = g->prompt_tokens,
         .n_prompt_tokens = (uint32_t)g->n_prompt_tokens,
         .chat = g->chat_json,
-        .unsupported = unsupported_field(g),
+        .format = g->format_json,
         .model = text_or_empty(g->model),
         .special = g->special,
         .ignore_eos = g->ignore_eos,

@@ -91,6 +91,9 @@ static void set_run(struct step_room *room, uint32_t i, const struct msg_run *r)
     wire__set_sampling(&room->samplings[i], &r->open.sampling, true);
     open->sampling = &room->samplings[i];
     SET(open, boundary, r->open.boundary);
+    if (r->open.grammar_bytes)
+        SET(open, grammar,
+            ((ProtobufCBinaryData){r->open.grammar_bytes, (uint8_t *)(uintptr_t)r->open.grammar}));
     p->open = open;
 }
 
@@ -144,6 +147,12 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
                           .has_open = p->open != NULL};
     if (!p->open) return 0;
     r->open.boundary = p->open->boundary;
+    if (p->open->has_grammar) {
+        if (p->open->grammar.len == 0 || p->open->grammar.len > LIMIT_GRAMMAR_BYTES)
+            return wire__bad(em, "grammar");
+        r->open.grammar = p->open->grammar.data;
+        r->open.grammar_bytes = p->open->grammar.len;
+    }
     return wire__get_sampling(p->open->sampling, &r->open.sampling, em);
 }
 

@@ -103,13 +103,14 @@ static int bind_fixed(struct net_sock *s, const char *endpoint, struct errmsg *e
 }
 
 /* The most bytes that the header of a Step of this epoch can have: token and page ids, each run's
- * other fields and bias, the closed requests, the timings. */
+ * other fields, bias and grammar, the closed requests, the timings. */
 static uint64_t header_max(const struct msg_assign *a)
 {
     uint64_t runs = a->rows_max < LIMIT_STEP_RUNS ? a->rows_max : LIMIT_STEP_RUNS;
     uint64_t table = a->n_pages < LIMIT_SEQ_PAGES ? a->n_pages : LIMIT_SEQ_PAGES;
     uint64_t pages = runs * table < LIMIT_STEP_PAGES ? runs * table : LIMIT_STEP_PAGES;
     uint64_t varint = 5, run = 256 + SAMPLING_BIASES_MAX * (varint + sizeof(float));
+    run += LIMIT_GRAMMAR_BYTES;
     return a->rows_max * varint + pages * varint + runs * run + LIMIT_LIVE * sizeof(uint64_t) +
            LIMIT_STAGES * 64;
 }

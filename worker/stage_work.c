@@ -7,6 +7,7 @@
 #include "common/engine/engine.h"
 #include "common/io/ring.h"
 #include "common/text/chooser.h"
+#include "worker/constrain.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -25,6 +26,8 @@ struct sampler {
     /* What was chosen after the last live row, and where: the row there is live if it has it. */
     uint32_t next;
     int32_t token;
+    struct constraint *constraint; /* of its answer's form, or NULL */
+    const char *wrong;             /* why it cannot be constrained as it asks, or NULL */
 };
 
 /* Log-probabilities of a Step's tokens, by row of logits. A run's alternatives lie side by side
@@ -48,6 +51,7 @@ struct stage_work {
     uint32_t *free_samplers, n_free;
     struct imap by_request;
     struct chooser *chooser;
+    struct constrain *constrain; /* NULL, unless this is the last stage */
     /* Token ids by KV page, as keys and values are: the tokens before a position are found through
      * the run's own pages, whichever request wrote them. */
     int32_t *page_tokens;
@@ -94,7 +98,7 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
     return eng_open(&e, &w->engine, em);
 }
 
-static int open_tables(struct stage_work *w, struct errmsg *em)
+static int open_tables(struct stage_work *w, const struct weights *model, struct errmsg *em)
 {
     w->samplers = mem_try_zeroed(SLOTS, sizeof *w->samplers);
     w->free_samplers = mem_try_zeroed(SLOTS, sizeof *w->free_samplers);
@@ -104,7 +108,9 @@ static int open_tables(struct stage_work *w, struct errmsg *em)
         imap_reserve(&w->by_request, SLOTS) < 0)
         return err_set(em, ERR_NOMEM, "no memory for sampling state of %" PRIu32 " pages",
                        w->assign.n_pages);
-    return chooser_open(eng_dims(w->engine)->vocab, &w->chooser, em);
+    int rc = chooser_open(eng_dims(w->engine)->vocab, &w->chooser, em);
+    if (rc == 0 && stage_work_is_last(w)) rc = constrain_open(model, w->chooser, &w->constrain, em);
+    return rc;
 }
 
 int stage_work_open(const struct stage_work_options *o, struct stage_work **ret, struct errmsg *em)
@@ -118,8 +124,9 @@ int stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
     w->assign = *o->assign;
     rc = open_engine(w, o, model, em);
     w->assign.tensor_hashes = NULL; /* the caller's */
+    if (rc == 0) rc = open_tables(w, model, em);
     weights_close(model);
-    if (rc == 0) rc = open_tables(w, em);
+    mem_trim(); /* the file's header and vocabulary, and what it took to look into them */
     if (rc < 0) {
         stage_work_close(w);
         return rc;
@@ -139,6 +146,7 @@ void stage_work_close(struct stage_work *w)
     mem_free(w->page_tokens);
     mem_free(w->logprobs);
     chooser_close(w->chooser);
+    constrain_close(w->constrain);
     mem_free(w);
 }
 
@@ -154,6 +162,7 @@ bool stage_work_fits(const struct stage_work *w, const struct msg_assign *a)
 void stage_work_reset(struct stage_work *w)
 {
     imap_clear(&w->by_request);
+    if (w->constrain) constrain_reset(w->constrain);
     w->n_free = SLOTS;
     for (uint32_t i = 0; i < w->n_free; i++) w->free_samplers[i] = i;
 }
@@ -204,6 +213,7 @@ void stage_work_metrics(const struct stage_work *w, struct buf *out)
                        eng_op_name((enum eng_op)op));
         prom_histogram(out, name, labels, &v);
     }
+    if (w->constrain) constrain_metrics(w->constrain, out);
 }
 
 /* ---- sampling state ---- */
@@ -216,6 +226,13 @@ static void open_sampler(struct stage_work *w, const struct msg_run *r)
     if (!known) imap_put(&w->by_request, r->request, slot);
     const struct sampling *o = &r->open.sampling;
     struct sampler *s = &w->samplers[slot];
+    if (known) constrain_give(w->constrain, s->constraint);
+    s->constraint = NULL;
+    s->wrong = NULL;
+    if (r->open.grammar_bytes)
+        s->constraint =
+            constrain_take(w->constrain, r->open.grammar, r->open.grammar_bytes, &s->wrong);
+    if (s->constraint) s->wrong = NULL;
     for (uint32_t i = 0; i < o->n_bias; i++) { /* the decoder takes SAMPLING_BIASES_MAX at most */
         s->bias_ids[i] = o->bias_ids[i];
         s->bias[i] = o->bias[i];
@@ -275,6 +292,7 @@ static void close_samplers(struct stage_work *w, const struct msg_step *s)
     for (uint32_t i = 0; i < s->n_closed; i++) {
         const uint32_t *slot = imap_get(&w->by_request, s->closed[i]);
         if (!slot) continue;
+        constrain_give(w->constrain, w->samplers[*slot].constraint);
         w->free_samplers[w->n_free++] = *slot;
         imap_remove(&w->by_request, s->closed[i]);
     }
@@ -309,6 +327,8 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
     }
     struct sampler *s = &w->samplers[*slot];
     const struct history h = {w, r->pages};
+    ret->error = s->wrong;
+    if (s->wrong) return;
     for (uint32_t i = 0; i < r->n_logits; i++, logits += eng_logits_stride(w->engine)) {
         if (!is_live(s, r, r->n_rows - r->n_logits + i)) break;
         const struct chooser_ask ask = {.sampling = &s->sampling,
@@ -317,10 +337,12 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
                                         .boundary = s->boundary,
                                         .logits = logits,
                                         .said = said,
-                                        .said_arg = &h};
+                                        .said_arg = &h,
+                                        .constraint = s->constraint};
         struct chooser_choice c;
-        if (chooser_choose(w->chooser, &ask, &c) < 0) {
-            ret->error = CHOOSER_NOT_FINITE;
+        int rc = chooser_choose(w->chooser, &ask, &c);
+        if (rc < 0) {
+            ret->error = rc == ERR_NOTFOUND ? CHOOSER_NONE_ALLOWED : CHOOSER_NOT_FINITE;
             return;
         }
         tokens[ret->n_tokens++] = s->token = c.token;
@@ -374,6 +396,7 @@ int stage_work_step(struct stage_work *w, const struct msg_step *s, const void *
     ret->activations = out;
     if (last) {
         finish(w, s, out, &ret->result);
+        constrain_count(w->constrain, chooser_counts(w->chooser));
         close_samplers(w, s);
     }
     return 0;

@@ -1,5 +1,6 @@
 #include "common/base/mem.h"
 
+#include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,6 +76,11 @@ char *mem_strdup(const char *s)
 void mem_free(void *p)
 {
     free(p);
+}
+
+void mem_trim(void)
+{
+    (void)malloc_trim(0);
 }
 
 static size_t round_huge(size_t bytes)

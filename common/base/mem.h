@@ -27,6 +27,10 @@ char *mem_strdup(const char *s);
 _Noreturn void mem_none(void);
 void mem_free(void *p);
 
+/* Gives what was freed back to the system, as far as it is whole pages: after work that took much
+ * for a while. Slow. */
+void mem_trim(void);
+
 /* NULL: there is no such address space. Freed with mem_pages_free and the same size. */
 void *mem_pages(size_t bytes);
 void mem_pages_free(void *p, size_t bytes);

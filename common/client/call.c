@@ -44,6 +44,7 @@ static struct msg_generate message_of(const struct client_request *q, struct cop
         .prompt_tokens = keep(to, q->prompt_tokens, q->n_prompt_tokens * sizeof *q->prompt_tokens),
         .n_prompt_tokens = q->n_prompt_tokens,
         .chat = keep_text(to, q->chat),
+        .format = keep_text(to, q->format),
         .model = keep_text(to, q->model),
         .tenant = keep_text(to, q->tenant),
         .user = keep_text(to, q->user),

@@ -82,6 +82,8 @@ struct client_request {
     uint32_t n_prompt_tokens;
     /* A conversation, instead of the prompt: JSON, as client.proto says under Chat. */
     const char *chat;
+    /* The form that the answer must have: JSON, as client.proto says under Formats; NULL: any. */
+    const char *format;
     bool special;        /* names of control tokens in the prompt are those tokens */
     bool ignore_eos;     /* go on to max_tokens */
     bool has_seed;       /* otherwise the server draws sampling.seed, and tells it */

@@ -2,6 +2,7 @@
 
 #include "common/base/check.h"
 #include "common/base/mem.h"
+#include "common/text/constraint.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -11,7 +12,11 @@ struct chooser {
     struct sample_candidate *candidates; /* one for each token, like the next */
     float *adjusted;                     /* logits that bias and penalties have changed */
     struct sample_seen seen;             /* empty between choices */
+    struct masks *masks;                 /* NULL: nothing is constrained */
 };
+
+/* Tokens of one choice that are looked at one by one; then all are. */
+#define TRIES_MAX 8u
 
 int chooser_open(uint32_t vocab, struct chooser **ret, struct errmsg *em)
 {
@@ -29,9 +34,15 @@ int chooser_open(uint32_t vocab, struct chooser **ret, struct errmsg *em)
     return err_set(em, ERR_NOMEM, "no memory to choose among %" PRIu32 " tokens", vocab);
 }
 
+int chooser_learn(struct chooser *c, const struct vocab *v, struct errmsg *em)
+{
+    return masks_open(v, c->vocab, &c->masks, em);
+}
+
 void chooser_close(struct chooser *c)
 {
     if (!c) return;
+    masks_close(c->masks);
     mem_free(c->candidates);
     mem_free(c->adjusted);
     mem_free(c->seen.count);
@@ -67,14 +78,58 @@ static const float *adjust(struct chooser *c, const struct chooser_ask *a)
     return c->adjusted;
 }
 
+struct allowance {
+    struct masks *masks;
+    const struct grammar *grammar;
+    const struct grammar_state *state;
+    const uint64_t *mask; /* NULL: not asked for yet */
+    uint32_t tries;
+};
+
+static const uint64_t *allow_all(void *arg)
+{
+    struct allowance *a = arg;
+    if (!a->mask) a->mask = masks_all(a->masks, a->grammar, a->state);
+    return a->mask;
+}
+
+static bool allow_one(void *arg, int32_t id)
+{
+    struct allowance *a = arg;
+    if (!a->mask && a->tries++ < TRIES_MAX) return masks_allow(a->masks, a->grammar, a->state, id);
+    return allow_all(a)[id / 64] >> id % 64 & 1;
+}
+
+/* A token behind guesses that the answer's form refuses is never used: it is chosen as if it were
+ * free. */
+static int32_t choose(struct chooser *c, const struct chooser_ask *a)
+{
+    const float *logits = adjust(c, a);
+    const struct grammar_state *state = NULL;
+    if (a->constraint)
+        state = constraint_seek(a->constraint, c->masks, a->boundary, a->pos, a->said, a->said_arg);
+    if (!state || grammar_is_dead(state))
+        return sample_choose(a->sampling, a->sample, a->pos, logits, c->vocab, c->candidates);
+    struct allowance x = {c->masks, &a->constraint->grammar, state, NULL, 0};
+    const struct sample_allowed allowed = {allow_one, allow_all, &x};
+    return sample_choose_allowed(a->sampling, a->sample, a->pos, logits, c->vocab, &allowed,
+                                 c->candidates);
+}
+
 int chooser_choose(struct chooser *c, const struct chooser_ask *a, struct chooser_choice *ret)
 {
-    ret->token =
-        sample_choose(a->sampling, a->sample, a->pos, adjust(c, a), c->vocab, c->candidates);
+    CHECK(!a->constraint || c->masks);
+    ret->token = choose(c, a);
+    if (ret->token == SAMPLE_NONE_ALLOWED) return ERR_NOTFOUND;
     if (ret->token < 0) return ERR_FORMAT;
     if (!a->sampling->logprobs) return 0;
     /* The model's own: of the row as it came. */
     ret->n_top = chooser_n_top(c, a->sampling);
     ret->logprob = sample_logprobs(a->logits, c->vocab, ret->token, ret->n_top, ret->top);
     return 0;
+}
+
+struct masks_counts chooser_counts(const struct chooser *c)
+{
+    return c->masks ? masks_counts(c->masks) : (struct masks_counts){0};
 }

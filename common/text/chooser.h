@@ -9,15 +9,20 @@
 
 #include "common/base/err.h"
 #include "common/base/sampling.h"
+#include "common/text/masks.h"
 #include "common/text/sample.h"
 
 /* Why chooser_choose chose nothing, for a request's end. */
 #define CHOOSER_NOT_FINITE "the model gave logits that are not finite"
+#define CHOOSER_NONE_ALLOWED "the vocabulary has no token that the answer's form allows here"
 
 struct chooser;
+struct constraint; /* constraint.h */
 
 /* vocab: tokens, as the model's file says (at least 1). ERR_NOMEM. */
 int chooser_open(uint32_t vocab, struct chooser **ret, struct errmsg *em);
+/* From now on answers may be constrained. The vocabulary is read once. ERR_NOMEM. */
+int chooser_learn(struct chooser *c, const struct vocab *v, struct errmsg *em);
 /* May be NULL. */
 void chooser_close(struct chooser *c);
 
@@ -31,8 +36,10 @@ struct chooser_ask {
     uint32_t pos;                    /* of the token that is chosen */
     uint32_t boundary;               /* the first position that is not the prompt's */
     const float *logits;             /* one for each token of the vocabulary */
-    chooser_said_fn said;            /* gives the tokens before `pos`; called only for penalties */
+    chooser_said_fn said;            /* gives the tokens before `pos`; called only for penalties and
+                                        constraints */
     const void *said_arg;
+    struct constraint *constraint; /* on the answer's form; NULL: none. Needs chooser_learn */
 };
 
 struct chooser_choice {
@@ -44,9 +51,11 @@ struct chooser_choice {
     struct sample_candidate top[SAMPLING_TOP_MAX];
 };
 
-/* ERR_FORMAT: a logit is not finite. Allocates nothing. */
+/* ERR_FORMAT: a logit is not finite; ERR_NOTFOUND: no token is allowed. Allocates nothing. */
 int chooser_choose(struct chooser *c, const struct chooser_ask *a, struct chooser_choice *ret);
 /* How many alternatives to each token are told: what was asked for, at most the vocabulary. */
 uint32_t chooser_n_top(const struct chooser *c, const struct sampling *s);
+/* What constraints cost so far. */
+struct masks_counts chooser_counts(const struct chooser *c);
 
 #endif

@@ -124,6 +124,12 @@ void json_write(const struct json *j, struct buf *to)
                              JSON_COMPACT | JSON_REAL_PRECISION(9));
 }
 
+void json_write_exact(const struct json *j, struct buf *to)
+{
+    (void)json_dump_callback((const json_t *)(const void *)j, append, to,
+                             JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+}
+
 /* ---- reading ---- */
 
 static const json_t *inner_const(const struct json *j)

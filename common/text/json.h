@@ -42,6 +42,8 @@ struct json *json_tokens(const int32_t *ids, size_t n);
 void json_print(const struct json *j, FILE *to);
 /* Appends it on one line, without a newline. */
 void json_write(const struct json *j, struct buf *to);
+/* The same of any value, also one that is no object or array, and with all digits of numbers. */
+void json_write_exact(const struct json *j, struct buf *to);
 
 /* ---- reading ---- */
 

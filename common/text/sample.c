@@ -76,18 +76,19 @@ static int32_t largest(const float *logits, uint32_t n)
     return (int32_t)best;
 }
 
-/* Best score plus noise among c[0..n); a candidate that even the largest noise cannot lift above
- * the best so far is skipped. The order of the candidates does not matter. */
+/* Best score plus noise among those of c[0..n) that are allowed (NULL: all), as start is; a
+ * candidate that even the largest noise cannot lift above the best so far is skipped. The order of
+ * the candidates does not matter. */
 static int32_t noisy_argmax(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
                             const struct sample_candidate *c, uint32_t n,
-                            struct sample_candidate start)
+                            struct sample_candidate start, const struct sample_allowed *allowed)
 {
     struct sample_candidate best = start;
     best.score += gumbel(p, sample_idx, pos, start.id);
     for (uint32_t i = 0; i < n; i++) {
         if (c[i].score + GUMBEL_MAX < best.score) continue;
         struct sample_candidate x = {c[i].score + gumbel(p, sample_idx, pos, c[i].id), c[i].id};
-        if (before(x, best)) best = x;
+        if (before(x, best) && (!allowed || allowed->one(allowed->arg, x.id))) best = x;
     }
     return best.id;
 }
@@ -156,18 +157,64 @@ float sample_logprobs(const float *logits, uint32_t n, int32_t chosen, uint32_t 
     return logits[chosen] - lse;
 }
 
+/* From the largest on, so that no score can overflow upwards: -Inf is below all others, but among
+ * two +Inf, filters and noise could not choose. */
+static struct sample_candidate scored(const struct sampling *p, const float *logits, uint32_t top,
+                                      uint32_t i)
+{
+    return (struct sample_candidate){(logits[i] - logits[top]) / p->temp, (int32_t)i};
+}
+
 int32_t sample_choose(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
                       const float *logits, uint32_t n, struct sample_candidate *scratch)
 {
     int32_t top = largest(logits, n);
     if (top < 0 || p->temp < SAMPLE_TEMP_MIN) return top;
-    /* From the largest on, so that no score can overflow upwards: -Inf is below all others, but
-     * among two +Inf, filters and noise could not choose. */
-    for (uint32_t i = 0; i < n; i++)
-        scratch[i] = (struct sample_candidate){(logits[i] - logits[top]) / p->temp, (int32_t)i};
+    for (uint32_t i = 0; i < n; i++) scratch[i] = scored(p, logits, (uint32_t)top, i);
     struct sample_candidate start = scratch[top];
     if (!p->top_k && p->top_p >= 1.0f && p->min_p <= 0.0f)
-        return noisy_argmax(p, sample_idx, pos, scratch, n, start);
+        return noisy_argmax(p, sample_idx, pos, scratch, n, start, NULL);
     uint32_t kept = filter(p, scratch, n);
-    return noisy_argmax(p, sample_idx, pos, scratch + (n - kept), kept, start);
+    return noisy_argmax(p, sample_idx, pos, scratch + (n - kept), kept, start, NULL);
+}
+
+static bool in(const uint64_t *mask, uint32_t id)
+{
+    return mask[id / 64] >> id % 64 & 1;
+}
+
+static int32_t largest_in(const float *logits, uint32_t n, const uint64_t *mask)
+{
+    int32_t best = SAMPLE_NONE_ALLOWED;
+    for (uint32_t i = 0; i < n; i++)
+        if (in(mask, i) && (best < 0 || logits[i] > logits[best])) best = (int32_t)i;
+    return best;
+}
+
+/* Filters need to know all that is allowed. So does whoever finds that the likeliest token is not:
+ * what is left is then often far below. Else tokens are asked for only when they would be chosen.
+ */
+int32_t sample_choose_allowed(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
+                              const float *logits, uint32_t n, const struct sample_allowed *allowed,
+                              struct sample_candidate *scratch)
+{
+    const uint64_t *mask = NULL;
+    int32_t top = largest(logits, n);
+    if (top < 0) return SAMPLE_NOT_FINITE;
+    bool filters = p->top_k || p->top_p < 1.0f || p->min_p > 0.0f,
+         greedy = p->temp < SAMPLE_TEMP_MIN;
+    if ((filters && !greedy) || !allowed->one(allowed->arg, top)) {
+        mask = allowed->all(allowed->arg);
+        top = largest_in(logits, n, mask);
+    }
+    if (top < 0 || greedy) return top;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (!mask || in(mask, i)) scratch[kept++] = scored(p, logits, (uint32_t)top, i);
+    const struct sample_candidate start = {0.0f, top};
+    if (!filters)
+        return noisy_argmax(p, sample_idx, pos, scratch, kept, start, mask ? NULL : allowed);
+    n = kept;
+    kept = filter(p, scratch, n);
+    return noisy_argmax(p, sample_idx, pos, scratch + (n - kept), kept, start, NULL);
 }

@@ -2,7 +2,8 @@
  * logits, the parameters, the seed, the sample's index, the position and the token ids: noise comes
  * from a counter, not from a stream (the Gumbel-max trick; Gumbel 1954, Maddison et al. 2014), so
  * batch, chunk, replica and speculation cannot change it. Order: bias, penalties, temperature,
- * top-k, top-p, min-p, noise, argmax.
+ * top-k, top-p, min-p, noise, argmax. Where only some tokens are allowed, all from the temperature
+ * on is done among those, as if the others were not in the vocabulary.
  *
  * Programs choose through common/text/chooser.h, which puts these steps together. */
 #ifndef FLOTILLA_TEXT_SAMPLE_H
@@ -47,9 +48,23 @@ struct sample_candidate {
 float sample_logprobs(const float *logits, uint32_t n, int32_t chosen, uint32_t n_top,
                       struct sample_candidate *ret_top);
 
+/* Which tokens may be chosen, asked as seldom as the choice allows. */
+struct sample_allowed {
+    bool (*one)(void *arg, int32_t id);
+    const uint64_t *(*all)(void *arg); /* a bit for each token; valid until the choice is made */
+    void *arg;
+};
+
+#define SAMPLE_NOT_FINITE (-1)
+#define SAMPLE_NONE_ALLOWED (-2)
+
 /* Returns the token, or -1 when a logit is not finite. scratch: n candidates. Ties go to the lowest
  * id. Allocates nothing. */
 int32_t sample_choose(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
                       const float *logits, uint32_t n, struct sample_candidate *scratch);
+/* The same among the tokens that are allowed; SAMPLE_NOT_FINITE, SAMPLE_NONE_ALLOWED. */
+int32_t sample_choose_allowed(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
+                              const float *logits, uint32_t n, const struct sample_allowed *allowed,
+                              struct sample_candidate *scratch);
 
 #endif

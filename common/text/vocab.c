@@ -158,7 +158,7 @@ int vocab_open(const struct vocab_spec *spec, struct vocab **ret_vocab, struct e
         v->spm = spm__new();
     rc = store_pieces(v, spec, em);
     if (rc == 0) rc = store_specials(v, spec, em);
-    if (rc == 0) rc = (v->bpe ? bpe__open : spm__open)(v, spec, em);
+    if (rc == 0 && !spec->decodes_only) rc = (v->bpe ? bpe__open : spm__open)(v, spec, em);
     if (rc < 0) {
         vocab_close(v);
         return rc;

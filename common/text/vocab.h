@@ -43,6 +43,7 @@ struct vocab_spec {
     bool space_prefix;                   /* SentencePiece: a text begins with a space of its own */
     int32_t bos, eos, eot, eom, unknown; /* -1: none */
     bool add_bos;
+    bool decodes_only; /* nothing will be encoded: merges, patterns and scores are not looked at */
 };
 
 struct vocab;

@@ -104,6 +104,7 @@ void core_close(struct core *c)
         mem_free(c->requests[i].pages);
         mem_free((void *)(uintptr_t)c->requests[i].sampling.bias_ids);
         mem_free((void *)(uintptr_t)c->requests[i].sampling.bias);
+        blob_drop(c->requests[i].grammar);
     }
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) replica__close(&c->replicas[i]);
     index_close(c->index);

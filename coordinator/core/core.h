@@ -12,6 +12,7 @@
 #ifndef FLOTILLA_CORE_CORE_H
 #define FLOTILLA_CORE_CORE_H
 
+#include "common/base/blob.h"
 #include "coordinator/core/pages.h"
 #include "coordinator/core/plan.h"
 #include "coordinator/core/room.h"
@@ -122,6 +123,7 @@ struct event {
             uint32_t max_new;              /* beyond the prompt; 0: no token is generated */
             uint32_t sample;               /* which of several answers to one prompt */
             struct sampling sampling;
+            struct blob *grammar; /* of the answer, or NULL: it is free. Shared */
             bool ignore_eos;
             bool drafts;           /* its tokens are guessed, where the configuration has drafts */
             uint32_t draft_length; /* of its drafts, constant; 0: as configured */

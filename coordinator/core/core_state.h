@@ -260,6 +260,7 @@ struct request {
     struct gain_rate rate; /* of guesses that were right, issued or not */
     struct accept_stats accept;
     uint64_t spoke_ns; /* when its last token came; 0: none has since its admission */
+    struct blob *grammar; /* of the answer, or NULL */
 };
 
 struct core {
@@ -291,6 +292,7 @@ struct core {
     uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */
     uint32_t n_waiting;         /* requests in the queues of all replicas */
     uint32_t n_trials;          /* live requests that are on trial */
+    uint32_t n_constrained;     /* live requests with a grammar */
     /* ---- routing ---- */
     struct route_load *loads; /* of each replica */
     uint32_t *held;           /* of each replica: pages of the prompt that is being routed, */

@@ -35,7 +35,7 @@ static const char *check(struct core *c, uint32_t n_prompt, uint32_t n_received)
 }
 
 /* Why one more request of this client is too many, or NULL. */
-static const char *too_many(struct core *c, uint64_t client)
+static const char *too_many(struct core *c, uint64_t client, bool constrained)
 {
     const uint32_t *live = imap_get(&c->n_live, client);
     uint32_t n = live ? *live : 0;
@@ -43,6 +43,8 @@ static const char *too_many(struct core *c, uint64_t client)
         return core__text(c, "%" PRIu32 " requests are live, the limit", c->cfg.max_live);
     if (n >= c->cfg.max_per_client)
         return core__text(c, "%" PRIu32 " requests of this client are live, the limit", n);
+    if (constrained && c->n_constrained == LIMIT_CONSTRAINED)
+        return core__text(c, "%u requests with a format are live, the limit", LIMIT_CONSTRAINED);
     return NULL;
 }
 
@@ -83,7 +85,7 @@ void request__submit(struct core *c, const struct event *e)
         refuse(c, id, STATUS_INVALID_ARGUMENT, why);
         return;
     }
-    why = too_many(c, e->submit.client);
+    why = too_many(c, e->submit.client, e->submit.grammar != NULL);
     if (why) {
         refuse(c, id, STATUS_RESOURCE_EXHAUSTED, why);
         return;
@@ -122,7 +124,9 @@ void request__submit(struct core *c, const struct event *e)
                           .n_tokens = n_prompt + n_received,
                           .n_guessed = n_prompt + n_received,
                           .max_new = max_new,
-                          .sampling = sampling};
+                          .sampling = sampling,
+                          .grammar = blob_share(e->submit.grammar)};
+    c->n_constrained += r->grammar != NULL;
     spec__submit(c, r, e);
     queue__enter(c, r);
     imap_put(&c->by_id, id, slot);
@@ -175,6 +179,8 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
     mem_free(r->pages);
     mem_free((void *)(uintptr_t)r->sampling.bias_ids);
     mem_free((void *)(uintptr_t)r->sampling.bias);
+    c->n_constrained -= r->grammar != NULL;
+    blob_drop(r->grammar);
     *r = (struct request){0};
 }
 

@@ -248,7 +248,11 @@ static void add_run(struct core *c, struct step_build *b, struct request *r, uin
     if (run->n_logits && !r->opened) {
         run->has_open = true;
         r->opened = r->replica;
-        run->open = (struct msg_open){r->sampling, r->n_prompt};
+        run->open = (struct msg_open){.sampling = r->sampling, .boundary = r->n_prompt};
+        if (r->grammar) {
+            run->open.grammar = r->grammar->data;
+            run->open.grammar_bytes = r->grammar->bytes;
+        }
     }
     r->n_right = r->n_issued; /* no token here is a guess */
     r->anchored |= run->n_logits > 0;

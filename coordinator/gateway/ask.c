@@ -324,24 +324,29 @@ static int take_tools(struct ask *a, const char *name, const struct json *v, str
     return 0;
 }
 
-/* Nothing can make a model call a tool yet. */
 static int take_tool_choice(struct ask *a, const char *name, const struct json *v, struct fault *f)
 {
-    const char *text;
+    static const char may[] = "auto, none, required or a function of 'tools'";
+    const char *text = "";
     size_t n;
-    if (json_kind(v) == JSON_KIND_OBJECT) return unsupported(f, name, "a tool that must be called");
-    if (!json_as_string(v, &text, &n)) return wrong(f, name, "auto or none");
-    if (strcmp(text, "required") == 0) return unsupported(f, name, "required");
+    if (json_kind(v) == JSON_KIND_OBJECT) {
+        a->forces_tools = true;
+        (void)json_as_string(json_get(v, "type"), &text, &n);
+        bool named = json_as_string(json_get(json_get(v, "function"), "name"), &a->forced, &n);
+        return strcmp(text, "function") == 0 && named ? 0 : wrong(f, name, may);
+    }
+    if (!json_as_string(v, &text, &n)) return wrong(f, name, may);
     a->no_tools = strcmp(text, "none") == 0;
-    return a->no_tools || strcmp(text, "auto") == 0 ? 0 : wrong(f, name, "auto or none");
+    a->forces_tools = strcmp(text, "required") == 0;
+    return a->no_tools || a->forces_tools || strcmp(text, "auto") == 0 ? 0 : wrong(f, name, may);
 }
 
 static int take_parallel(struct ask *a, const char *name, const struct json *v, struct fault *f)
 {
     bool on;
-    (void)a;
     if (!json_as_bool(v, &on)) return wrong(f, name, "true or false");
-    return on ? 0 : unsupported(f, name, "false");
+    a->one_call = !on;
+    return 0;
 }
 
 static int take_reasoning(struct ask *a, const char *name, const struct json *v, struct fault *f)
@@ -353,16 +358,43 @@ static int take_reasoning(struct ask *a, const char *name, const struct json *v,
     return a->raw_reasoning || strcmp(text, "auto") == 0 ? 0 : wrong(f, name, "auto or none");
 }
 
+static int take_form(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    if (a->form)
+        return fault_set(f, 400, name, "'%s' and '%s' exclude each other", name, a->form_name);
+    a->form = v;
+    a->form_name = name;
+    return 0;
+}
+
 static int take_format(struct ask *a, const char *name, const struct json *v, struct fault *f)
 {
+    static const char *const types[] = {"json_object", "json_schema", "grammar"};
     const char *type;
-    size_t n;
-    (void)a;
+    size_t n, i = 0;
     if (!json_as_string(json_get(v, "type"), &type, &n))
         return wrong(f, name, "an object with a 'type'");
     if (strcmp(type, "text") == 0) return 0;
-    return fault_set(f, 400, name, "'%s': the type '%.40s' is not supported, only 'text'", name,
-                     type);
+    while (i < 3 && strcmp(types[i], type) != 0) i++;
+    if (i == 3)
+        return fault_set(f, 400, name, "'%s': the type '%.40s' is not supported", name, type);
+    return take_form(a, name, v, f);
+}
+
+static int take_schema(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    bool any;
+    if (json_kind(v) != JSON_KIND_OBJECT && !json_as_bool(v, &any))
+        return wrong(f, name, "a JSON schema");
+    return take_form(a, name, v, f);
+}
+
+static int take_grammar(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    const char *text;
+    size_t n;
+    if (!json_as_string(v, &text, &n)) return wrong(f, name, "a text");
+    return n ? take_form(a, name, v, f) : 0;
 }
 
 static int take_modalities(struct ask *a, const char *name, const struct json *v, struct fault *f)
@@ -450,7 +482,9 @@ static const struct param params[] = {
     {"tool_choice", ASK_CHAT, OTHER, 0, 0, 0, take_tool_choice},
     {"parallel_tool_calls", ASK_CHAT, OTHER, 0, 0, 0, take_parallel},
     {"reasoning_format", ASK_CHAT, OTHER, 0, 0, 0, take_reasoning},
-    {"response_format", ASK_CHAT, OTHER, 0, 0, 0, take_format},
+    {"response_format", BOTH, OTHER, 0, 0, 0, take_format},
+    {"json_schema", BOTH, OTHER, 0, 0, 0, take_schema},
+    {"grammar", BOTH, OTHER, 0, 0, 0, take_grammar},
     {"modalities", ASK_CHAT, OTHER, 0, 0, 0, take_modalities},
     {"echo", ASK_COMPLETION, OTHER, 0, 0, 0, refuse_flag},
     {"suffix", ASK_COMPLETION, OTHER, 0, 0, 0, refuse_text},
@@ -477,6 +511,19 @@ static int take_param(struct ask *a, const char *name, const struct json *v, str
     return p->take(a, name, v, f);
 }
 
+static bool has_tool(const struct ask *a, const char *name)
+{
+    size_t n = 0, len;
+    const char *text;
+    (void)json_count(a->tools, &n);
+    for (size_t i = 0; i < n; i++)
+        if (json_as_string(json_get(json_get(json_at(a->tools, i), "function"), "name"), &text,
+                           &len) &&
+            strcmp(text, name) == 0)
+            return true;
+    return false;
+}
+
 /* What several parameters have to do with each other. */
 static int check(struct ask *a, struct fault *f)
 {
@@ -495,6 +542,23 @@ static int check(struct ask *a, struct fault *f)
         return fault_set(f, 400, "stream_options", "'stream_options' is for 'stream': true");
     if (a->kind == ASK_CHAT && a->request.sampling.top_logprobs && !a->logprobs)
         return fault_set(f, 400, "top_logprobs", "'top_logprobs' needs 'logprobs': true");
+    if (a->forces_tools && !a->tools)
+        return fault_set(f, 400, "tool_choice", "'tool_choice': there are no 'tools'");
+    if (a->forced && !has_tool(a, a->forced))
+        return fault_set(f, 400, "tool_choice", "'tool_choice': there is no tool '%.64s'",
+                         a->forced);
+    if (a->forces_tools && a->form)
+        return fault_set(f, 400, a->form_name, "'%s' and 'tool_choice' exclude each other",
+                         a->form_name);
+    if (a->one_call && a->tools && !a->forces_tools)
+        return fault_set(f, 400, "parallel_tool_calls",
+                         "'parallel_tool_calls': false is not supported, but with a 'tool_choice' "
+                         "that makes a tool be called");
+    if ((a->form || a->forces_tools) && a->request.ignore_eos)
+        return fault_set(f, 400, "ignore_eos", "'ignore_eos': an answer with a form has an end");
+    if (a->format.len > LIMIT_FORMAT_BYTES)
+        return fault_set(f, 400, a->format_param, "'%s' has %zu bytes, the limit is %u",
+                         a->format_param, a->format.len, LIMIT_FORMAT_BYTES);
     if (a->best_of > 1 && a->n_prompts * a->best_of > ASK_CHOICES_MAX)
         return fault_set(f, 400, a->best_of > a->n ? "best_of" : "n",
                          "%" PRIu32 " answers to each of %" PRIu32 " prompts, the limit is %u",
@@ -531,6 +595,33 @@ static int make_chat(struct ask *a, struct fault *f)
     return 0;
 }
 
+/* As client.proto says under Formats. */
+static void make_format(struct ask *a)
+{
+    struct json *o = json_new_object(), *inner;
+    if (a->forces_tools) {
+        a->format_param = a->tools ? "tools" : "tool_choice";
+        json_put_string(o, "type", "tool_calls", 10);
+        if (a->tools) json_put(o, "tools", json_share(a->tools));
+        if (a->forced) json_put_string(o, "name", a->forced, strlen(a->forced));
+        json_put_bool(o, "parallel", !a->one_call && !a->forced);
+    } else {
+        a->format_param = a->form_name;
+        bool schema = strcmp(a->form_name, "json_schema") == 0;
+        json_put_string(o, "type", a->form_name, strlen(a->form_name));
+        if (schema) {
+            inner = json_new_object();
+            json_put(inner, "schema", json_share(a->form));
+            json_put(o, "json_schema", inner);
+        } else {
+            json_put(o, a->form_name, json_share(a->form));
+        }
+    }
+    json_write_exact(a->form && strcmp(a->form_name, "response_format") == 0 ? a->form : o,
+                     &a->format);
+    json_free(o);
+}
+
 /* What of the request follows from several parameters, or from none. */
 static void complete(struct ask *a)
 {
@@ -543,6 +634,7 @@ static void complete(struct ask *a)
     r->sampling.bias = a->bias;
     if (a->user[0]) r->user = a->user;
     if (a->kind == ASK_CHAT) r->chat = a->chat.data;
+    r->format = a->format.len ? a->format.data : NULL;
 }
 
 static int parse(const char *body, size_t bytes, struct json **ret, struct fault *f)
@@ -575,6 +667,7 @@ int ask_read(enum ask_kind kind, const char *body, size_t bytes, struct ask *ret
     for (void *at = NULL; rc == 0 && json_next(a.doc, &at, &key, &n, &value);)
         rc = take_param(&a, key, value, f);
     if (rc == 0 && kind == ASK_CHAT && a.messages) rc = make_chat(&a, f);
+    if (rc == 0 && (a.form || a.forces_tools)) make_format(&a);
     if (rc == 0) rc = check(&a, f);
     if (rc < 0) {
         ask_close(&a);
@@ -592,6 +685,7 @@ void ask_close(struct ask *a)
     mem_free(a->bias_ids);
     mem_free(a->bias);
     buf_close(&a->chat);
+    buf_close(&a->format);
     json_free(a->doc);
     *a = (struct ask){.doc = NULL};
 }

@@ -41,6 +41,13 @@ struct ask {
     bool no_generation_prompt;
     const struct json *tools; /* that may be called */
     bool no_tools;            /* tool_choice: none */
+    bool forces_tools;        /* one must be called: */
+    const char *forced;       /* the one of this name, or NULL: any */
+    bool one_call;            /* parallel_tool_calls: false */
+    const struct json *form;  /* response_format, json_schema or grammar, which stands under */
+    const char *form_name;    /* this name; NULL: not given */
+    struct buf format;        /* as the client API takes it; empty: the answer is free */
+    const char *format_param; /* which parameter it follows from */
     bool raw_reasoning;       /* it stays in the content */
     struct buf chat;          /* as the client API takes it */
     char user[256];

@@ -58,6 +58,16 @@ void fault_of_end(struct fault *f, const struct client_end *end)
     if (f->http == 503 && !f->retry_s) f->retry_s = 1;
 }
 
+void fault_rename(struct fault *f, const char *from, const char *to)
+{
+    char head[96], text[sizeof f->text];
+    int n = snprintf(head, sizeof head, "field '%s'", from);
+    if (n < 0 || strncmp(f->text, head, (size_t)n) != 0) return;
+    (void)snprintf(text, sizeof text, "'%s'%.400s", to, f->text + n);
+    (void)snprintf(f->text, sizeof f->text, "%s", text);
+    (void)snprintf(f->param, sizeof f->param, "%s", to);
+}
+
 const char *fault_type(unsigned http)
 {
     switch (http) {

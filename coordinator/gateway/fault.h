@@ -21,6 +21,8 @@ int fault_set(struct fault *f, unsigned http, const char *param, const char *for
     __attribute__((format(printf, 4, 5)));
 /* How a call ended that did not end well, as HTTP tells it. */
 void fault_of_end(struct fault *f, const struct client_end *end);
+/* A fault that the client API finds with its field `from` is one of the parameter `to`. */
+void fault_rename(struct fault *f, const char *from, const char *to);
 /* The word for a status. */
 const char *fault_type(unsigned http);
 /* Appends OpenAI's form: {"error":{"message","type","param","code"}}. */

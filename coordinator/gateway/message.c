@@ -175,15 +175,29 @@ static struct json *translate_tools(const struct json *v, struct fault *f)
 }
 
 /* {"type": "auto"} and the like. */
-static struct json *translate_choice(const struct json *v, struct fault *f)
+static bool translate_choice(const struct json *v, struct json *to, struct fault *f)
 {
-    const char *type;
+    const char *type = "";
     size_t n;
-    if (!json_as_string(json_get(v, "type"), &type, &n))
-        return wrong(f, "tool_choice", "has no type");
-    if (strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)
-        return wrong(f, "tool_choice", "may be auto or none: no tool can be made to be called");
-    return json_share(json_get(v, "type"));
+    bool one = false;
+    (void)json_as_string(json_get(v, "type"), &type, &n);
+    if (json_as_bool(json_get(v, "disable_parallel_tool_use"), &one) && one)
+        json_put_bool(to, "parallel_tool_calls", false);
+    if (strcmp(type, "auto") == 0 || strcmp(type, "none") == 0) {
+        put_text(to, "tool_choice", type);
+    } else if (strcmp(type, "any") == 0) {
+        put_text(to, "tool_choice", "required");
+    } else if (strcmp(type, "tool") == 0 && json_get(v, "name")) {
+        struct json *o = json_new_object(), *function = json_new_object();
+        json_put(function, "name", json_share(json_get(v, "name")));
+        put_text(o, "type", "function");
+        json_put(o, "function", function);
+        json_put(to, "tool_choice", o);
+    } else {
+        (void)wrong(f, "tool_choice", "may be auto, none, any, or a tool with its name");
+        return false;
+    }
+    return true;
 }
 
 /* Thinking is the template's and the model's affair: it can be left as it is. */
@@ -218,8 +232,7 @@ static bool translate_one(struct json *to, const char *key, const struct json *v
         if ((x = translate_tools(v, f))) json_put(to, "tools", x);
         return x != NULL;
     } else if (strcmp(key, "tool_choice") == 0) {
-        if ((x = translate_choice(v, f))) json_put(to, "tool_choice", x);
-        return x != NULL;
+        return translate_choice(v, to, f);
     } else if (strcmp(key, "thinking") == 0) {
         x = translate_thinking(v, f);
         json_free(x);
@@ -366,17 +379,23 @@ static void put_delta(const struct message_stream *s, const char *type, const ch
     buf_close(text);
 }
 
+/* What is new of the call that was begun last, which is the present block. */
+static void put_arguments(const struct message_stream *s, struct choice *c, struct buf *to)
+{
+    struct buf *arguments =
+        s->block == BLOCK_TOOL ? &c->split.calls[c->told_calls - 1].arguments : NULL;
+    if (arguments && arguments->len)
+        put_delta(s, "input_json_delta", "partial_json", arguments, to);
+}
+
 static void put_calls(struct message_stream *s, struct choice *c, struct buf *to)
 {
     struct split *p = &c->split;
-    for (uint32_t i = c->told_calls ? c->told_calls - 1 : 0; i < p->n_calls; i++) {
-        if (i >= c->told_calls) {
-            begin_block(s, tool_json(c, i, false), to);
-            s->block = BLOCK_TOOL;
-            c->told_calls++;
-        }
-        struct buf *arguments = &p->calls[i].arguments;
-        if (arguments->len) put_delta(s, "input_json_delta", "partial_json", arguments, to);
+    while (c->told_calls < p->n_calls) {
+        begin_block(s, tool_json(c, c->told_calls, false), to);
+        s->block = BLOCK_TOOL;
+        c->told_calls++;
+        put_arguments(s, c, to);
     }
 }
 
@@ -389,6 +408,7 @@ void message_events(struct message_stream *s, const struct message_head *h, stru
         put_event(to, "message_start", o);
         s->begun = true;
     }
+    put_arguments(s, c, to); /* before text that came together with them, and stands behind */
     if (c->reasoning.len) {
         if (s->block != BLOCK_THINKING) {
             struct json *block = block_json("thinking", "thinking", "", 0);

@@ -60,7 +60,8 @@ class Client(unittest.TestCase):
 
     def test_errors(self):
         for kw, kind in ((dict(model="other"), anthropic.NotFoundError), (dict(extra_body={"temperature": -1}), anthropic.BadRequestError),
-                         (dict(tool_choice={"type": "any"}), anthropic.BadRequestError),
+                         (dict(tool_choice={"type": "any"}), anthropic.BadRequestError),  # there are no tools
+                        
                          (dict(extra_body={"nonsense": 1}), anthropic.BadRequestError)):
             for stream in (False, True):
                 with self.assertRaises(kind) as e:

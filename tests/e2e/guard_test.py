@@ -1,5 +1,5 @@
 """A worker's compute path, from a decoded Step to its result, allocates nothing; and the guard that shows it works."""
-import os, signal, subprocess, sys, unittest
+import os, signal, subprocess, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 from cluster import BIN, Cluster, local
@@ -27,9 +27,14 @@ class Guard(unittest.TestCase):
             self.assertGreaterEqual(c.text().count("guard_malloc: watching"), 2)
             pids = c.pids()
             running = [c.start(f"Number {i}:", tokens=64, temp=0.8) for i in range(5)]
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+                f.write('{"type": "object", "properties": {"a": {"type": "string", "maxLength": 40}, "b": {}}, "required": ["a", "b"]}')
+                f.flush()
+                running += [c.start("An object:", tokens=64, temp=1, top_k=k, json_schema=f.name) for k in (0, 20)]
+                self.assertNotIn(None, [g.result() for g in running[-2:]])
             got = c.generate("Once upon a time", tokens=200, temp=0.9, top_k=40, top_p=0.9, seed=4)["tokens"]
             self.assertEqual(got, want)
-            self.assertNotIn(None, [g.result() for g in running])
+            self.assertNotIn(None, [g.result() for g in running[:-2]])
             self.assertEqual(c.pids(), pids)  # an allocation would have aborted a worker
 
 

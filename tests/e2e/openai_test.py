@@ -1,12 +1,12 @@
 """The official Python client of OpenAI's API, from PyPI, against two workers: what people point at a cluster without a change."""
-import asyncio, json, os, subprocess, sys, tempfile, unittest
+import asyncio, json, os, subprocess, sys, tempfile, typing, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 from cluster import MODEL, Cluster
 
 try:
-    import openai
+    import openai, pydantic
 except ImportError:
     print("skipped: no package openai")
     sys.exit(77)
@@ -43,6 +43,38 @@ class Client(unittest.TestCase):
         self.assertEqual((r.object, r.model, r.choices[0].finish_reason), ("text_completion", NAME, "length"))
         self.assertEqual((r.usage.prompt_tokens, r.usage.completion_tokens, r.usage.total_tokens), (4, 8, 12))
         self.assertTrue(r.choices[0].text)
+
+    def test_schema(self):
+        """The client's own helper: a class becomes a schema, and the answer an object of it."""
+        class Animal(pydantic.BaseModel):
+            name: typing.Annotated[str, pydantic.Field(max_length=12)]
+            kind: typing.Literal["cat", "dog", "bird"]
+            legs: typing.Annotated[int, pydantic.Field(ge=0, le=8)]
+            colors: typing.Annotated[list[typing.Annotated[str, pydantic.Field(max_length=8)]], pydantic.Field(max_length=2)]
+            owner: typing.Optional[typing.Annotated[str, pydantic.Field(max_length=8)]]
+
+        ask = dict(model=NAME, messages=[{"role": "user", "content": "Describe an animal."}], response_format=Animal, temperature=1, max_tokens=200)
+        for seed in range(3):
+            a = self.client.chat.completions.parse(**ask, seed=seed).choices[0]
+            self.assertEqual(a.finish_reason, "stop")
+            self.assertIsInstance(a.message.parsed, Animal)
+            with self.client.chat.completions.stream(**ask, seed=seed) as s:
+                self.assertEqual(s.get_final_completion().choices[0].message.parsed, a.message.parsed)
+        with self.assertRaises(openai.LengthFinishReasonError):
+            self.client.chat.completions.parse(**dict(ask, max_tokens=5))
+
+    def test_forced_tool(self):
+        class Weather(pydantic.BaseModel):
+            city: typing.Annotated[str, pydantic.Field(max_length=12)]
+            unit: typing.Literal["C", "F"]
+
+        ask = dict(model=NAME, messages=[{"role": "user", "content": "How warm is it in Rome?"}], tools=[openai.pydantic_function_tool(Weather)],
+                   temperature=1, max_tokens=100)
+        for choice in ("required", {"type": "function", "function": {"name": "Weather"}}):
+            for seed in range(2):
+                (call, *_) = self.client.chat.completions.parse(**ask, seed=seed, tool_choice=choice).choices[0].message.tool_calls
+                self.assertEqual(call.function.name, "Weather")
+                self.assertIsInstance(call.function.parsed_arguments, Weather)
 
     def test_stream(self):
         whole = self.complete()
@@ -170,7 +202,7 @@ class Tools(unittest.TestCase):
                 self.assertEqual((raw.finish_reason, raw.message.tool_calls), ("stop", None))
                 self.assertEqual(chat(tool_choice="none").choices[0].message.tool_calls, None)
                 with self.assertRaises(openai.BadRequestError) as e:
-                    chat(tool_choice="required")
+                    chat(tool_choice={"type": "function", "function": {"name": "other"}})
                 self.assertEqual(e.exception.param, "tool_choice")
 
 

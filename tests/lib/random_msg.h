@@ -49,6 +49,8 @@ static inline void random_step(struct rng *r, struct buf *to)
         x->open.sampling = SAMPLING_PLAIN;
         x->open.sampling.temp = 1;
         x->open.sampling.seed = rng_u64(r);
+        x->open.grammar = "FG\1\0\2\0a\7";
+        x->open.grammar_bytes = rng_below(r, 2) * 8;
         s.rows += x->n_rows;
     }
     wire_put_step(&s, to);

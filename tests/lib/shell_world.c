@@ -289,6 +289,7 @@ static void choose(const struct msg_run *r, struct msg_run_result *ret)
     at = (at + 1) % LIMIT_STEP_RUNS;
     if (r->has_open) {
         the_world->n_open++;
+        the_world->n_opened_grammars += r->open.grammar_bytes > 0;
         asked[slot].request = r->request;
         asked[slot].logprobs = r->open.sampling.logprobs;
         asked[slot].top = r->open.sampling.top_logprobs;

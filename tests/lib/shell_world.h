@@ -60,9 +60,10 @@ struct world {
     size_t n_waiting;              /* messages that the shell has not taken yet */
     bool paused;                   /* the stage keeps its results */
     bool silent;                   /* the worker sends nothing */
-    int32_t always;        /* the token that the stage chooses, or -1: letters in their order */
-    uint32_t n_open;       /* sampler slots of the stage that are taken */
-    const char *run_error; /* the error of the next run, or NULL */
+    int32_t always;  /* the token that the stage chooses, or -1: letters in their order */
+    uint32_t n_open; /* sampler slots of the stage that are taken */
+    uint32_t n_opened_grammars; /* requests that came to it with a grammar */
+    const char *run_error;      /* the error of the next run, or NULL */
     struct seen *seen;
     size_t n_seen;
 };

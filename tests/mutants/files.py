@@ -118,9 +118,9 @@ MUTANTS = [
          tests="manifest_test", why="a damaged cache makes right workers wrong"),
     dict(name="manifests-for-ever", file="coordinator/manifest.c", old="        if (n <= KEPT_MAX || unlink(oldest) != 0) return;",
          new="        return;", tests="manifest_test", why="the cache folder grows with every model"),
-    dict(name="missing-is-an-error", file="coordinator/model_file.c", old="    return rc == ERR_NOTFOUND ? 0 : rc;", new="    return rc;",
+    dict(name="missing-is-an-error", file="common/model/vocab_file.c", old="    return rc == ERR_NOTFOUND ? 0 : rc;", new="    return rc;",
          tests="model_file_test", why="keys that may be missing are asked for"),
-    dict(name="wrong-kind-is-missing", file="coordinator/model_file.c", old="    return rc == ERR_NOTFOUND ? 0 : rc;",
+    dict(name="wrong-kind-is-missing", file="common/model/vocab_file.c", old="    return rc == ERR_NOTFOUND ? 0 : rc;",
          new="    return rc < 0 ? 0 : 0;", tests="model_file_test", why="a key of another kind is silently ignored"),
     # ---- common/io/ring.c
     dict(name="short-read-goes-on-unaligned", file="common/io/ring.c", old="    if (s->direct && s->have % ALIGN) {", new="    if (false) {",

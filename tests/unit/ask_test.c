@@ -97,6 +97,10 @@ static void test_parameters(void **state)
     ask_close(&a);
 }
 
+#define TOOLS                                                                                      \
+    "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"                                      \
+    "{\"type\":\"function\",\"function\":{\"name\":\"g_2\"}}]"
+
 /* Tools are shown to the model, unless none may be called. */
 static void test_tools(void **state)
 {
@@ -114,6 +118,46 @@ static void test_tools(void **state)
     struct ask a = taken(ASK_CHAT, "{\"messages\":[7],\"tools\":[]}");
     assert_null(a.tools);
     ask_close(&a);
+}
+
+static void has_format(enum ask_kind kind, const char *body, const char *format)
+{
+    struct ask a = taken(kind, body);
+    if (format)
+        assert_string_equal(a.request.format, format);
+    else
+        assert_null(a.request.format);
+    ask_close(&a);
+}
+
+/* Whatever asks for a form becomes a format of the client API; numbers keep their digits. */
+static void test_formats(void **state)
+{
+    (void)state;
+    has_format(ASK_CHAT, "{\"messages\": [7], \"response_format\": {\"type\": \"text\"}}", NULL);
+    has_format(ASK_CHAT, "{\"messages\": [7], \"response_format\": {\"type\": \"json_object\"}}",
+               "{\"type\":\"json_object\"}");
+    has_format(ASK_CHAT,
+               "{\"messages\": [7], \"response_format\": {\"type\": \"json_schema\", "
+               "\"json_schema\": {\"name\": \"x\", \"schema\": {\"minimum\": 0.12345678901234}}}}",
+               "{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"x\",\"schema\":{\"minimum\":"
+               "0.12345678901234}}}");
+    has_format(ASK_COMPLETION, "{\"prompt\": \"x\", \"json_schema\": {\"type\": \"null\"}}",
+               "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":\"null\"}}}");
+    has_format(ASK_COMPLETION, "{\"prompt\": \"x\", \"grammar\": \"root ::= \\\"a\\\"\"}",
+               "{\"type\":\"grammar\",\"grammar\":\"root ::= \\\"a\\\"\"}");
+    has_format(ASK_COMPLETION, "{\"prompt\": \"x\", \"grammar\": \"\"}", NULL);
+    has_format(ASK_CHAT, "{\"messages\": [7], \"tools\": " TOOLS "}", NULL);
+    has_format(ASK_CHAT, "{\"messages\": [7], \"tool_choice\": \"required\", \"tools\": " TOOLS "}",
+               "{\"type\":\"tool_calls\",\"tools\":" TOOLS ",\"parallel\":true}");
+    has_format(ASK_CHAT,
+               "{\"messages\": [7], \"tool_choice\": \"required\", \"parallel_tool_calls\": false, "
+               "\"tools\": " TOOLS "}",
+               "{\"type\":\"tool_calls\",\"tools\":" TOOLS ",\"parallel\":false}");
+    has_format(ASK_CHAT,
+               "{\"messages\": [7], \"tool_choice\": {\"type\": \"function\", \"function\": "
+               "{\"name\": \"f\"}}, \"tools\": " TOOLS "}",
+               "{\"type\":\"tool_calls\",\"tools\":" TOOLS ",\"name\":\"f\",\"parallel\":false}");
 }
 
 static void test_refused(void **state)
@@ -142,13 +186,29 @@ static void test_refused(void **state)
     refused(ASK_CHAT, "{\"messages\": [1], \"tools\": [{\"type\": \"function\"}]}", "tools",
             "name");
     refused(ASK_CHAT, "{\"messages\": [1], \"tool_choice\": \"required\"}", "tool_choice",
-            "not supported");
+            "no 'tools'");
     refused(ASK_CHAT, "{\"messages\": [1], \"tool_choice\": {\"type\": \"function\"}}",
-            "tool_choice", "not supported");
-    refused(ASK_CHAT, "{\"messages\": [1], \"parallel_tool_calls\": false}", "parallel_tool_calls",
-            "not supported");
-    refused(ASK_CHAT, "{\"messages\": [1], \"response_format\": {\"type\": \"json_object\"}}",
-            "response_format", "json_object");
+            "tool_choice", "a function of 'tools'");
+    refused(ASK_CHAT,
+            "{\"messages\": [1], \"tool_choice\": {\"type\": \"function\", \"function\": "
+            "{\"name\": \"g\"}}, \"tools\": " TOOLS "}",
+            "tool_choice", "no tool 'g'");
+    refused(ASK_CHAT, "{\"messages\": [1], \"parallel_tool_calls\": false, \"tools\": " TOOLS "}",
+            "parallel_tool_calls", "not supported");
+    refused(ASK_CHAT, "{\"messages\": [1], \"response_format\": {\"type\": \"xml\"}}",
+            "response_format", "xml");
+    refused(ASK_CHAT, "{\"messages\": [1], \"response_format\": []}", "response_format", "'type'");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"json_schema\": 7}", "json_schema", "schema");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"grammar\": 7}", "grammar", "text");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"json_schema\": {}, \"grammar\": \"x\"}",
+            "grammar", "exclude");
+    refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"json_schema\": {}, \"ignore_eos\": true}",
+            "ignore_eos", "has an end");
+    refused(
+        ASK_CHAT,
+        "{\"messages\": [1], \"grammar\": \"x\", \"tool_choice\": \"required\", \"tools\": " TOOLS
+        "}",
+        "grammar", "exclude");
     char many[4096] = "{\"prompt\": [";
     for (int i = 0; i < 65; i++) (void)strcat(many, i ? ", \"x\"" : "\"x\"");
     (void)strcat(many, "]}");
@@ -252,10 +312,6 @@ static void test_logprobs(void **state)
 
 /* ---- reasoning and calls of tools ---- */
 
-#define TOOLS                                                                                      \
-    "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"                                      \
-    "{\"type\":\"function\",\"function\":{\"name\":\"g_2\"}}]"
-
 /* What an answer becomes: "reasoning|content|name(arguments)...". `step` bytes come at a time. */
 static void said(const char *text, size_t step, bool open, const char *tools, char *ret)
 {
@@ -275,75 +331,79 @@ static void said(const char *text, size_t step, bool open, const char *tools, ch
     json_free(j);
 }
 
+static const struct {
+    const char *text, *want;
+    bool tools, open;
+} split_cases[] = {
+    {"Hello <tool_call> {x", "|Hello <tool_call> {x", false, false},
+    {"<think>\nwhy\n</think>\n\nso", "why\n|so", false, false},
+    {"<think></think>so", "|so", false, false},
+    {"\n<think>\n\n</think>\n\nso\n", "|so\n", false, false},
+    {"why</think>so", "why|so", false, true},
+    {"\nwhy <think> </think>so</think>", "why <think> |so</think>", false, true},
+    {"<think>cut </thi", "cut </thi|", false, false},
+    {"so <think>x</think>", "|so <think>x</think>", false, false},
+    {"<thin", "|<thin", false, false},
+    {"", "|", true, false},
+    {" \n", "| \n", true, false},
+    {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
+     "||f({\"a\": [1, \"}\\\"\"]})", true, false},
+    {"Let me see. \n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n"
+     "{\"name\": \"other\", \"arguments\": {\"b\": {}}, \"x\": \"}\"}</tool_call>\n",
+     "|Let me see.|f({})|other({\"b\": {}})", true, false},
+    {"<think>x</think>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call> done",
+     "x| done|f({})", true, false},
+    {"<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", "||f({\"a\":1})", true,
+     false},
+    {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>",
+     "||f({\"a\": 1})", true, false},
+    {"<tool_call>{\"name\": \"f\"}</tool_call>", "||f({})", true, false},
+    {"<tool_call>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": {}}]"
+     "</tool_call>",
+     "||f({})|f({})", true, false},
+    {"<tool_call>{\"name\": \"f\", \"argu", "|<tool_call>{\"name\": \"f\", \"argu", true, false},
+    {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cut", "||f({\"a\": \"cut)", true,
+     false},
+    {"<tool_call>not JSON</tool_call>", "|<tool_call>not JSON</tool_call>", true, false},
+    {"<tool_call>{oops}</tool_call>", "|<tool_call>{oops}</tool_call>", true, false},
+    {"a <tool_cal", "|a <tool_cal", true, false},
+    {"{\"name\": \"g_2\", \"parameters\": {\"x\": 1}}", "||g_2({\"x\": 1})", true, false},
+    {" {\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g_2\", \"parameters\": {}}",
+     "||f({})|g_2({})", true, false},
+    {"{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"x\": 1}}", "||f({\"x\":1})",
+     true, false},
+    {"[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g_2\", \"arguments\": {\"y\": []}}]",
+     "||f({})|g_2({\"y\": []})", true, false},
+    {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```", "||f({})", true, false},
+    {"```\n[{\"name\": \"f\", \"arguments\": {}}]\n```\n", "||f({})", true, false},
+    {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```\n```json\n{\"name\": \"g_2\", "
+     "\"arguments\": {}}\n```",
+     "||f({})|g_2({})", true, false},
+    {"{\"name\": \"f\", \"arguments\": {}}\n```j", "|\n```j|f({})", true, false},
+    /* Answers that look alike. */
+    {"{\"name\": \"h\", \"arguments\": {}}", "|{\"name\": \"h\", \"arguments\": {}}", true, false},
+    {"{\"answer\": 42}", "|{\"answer\": 42}", true, false},
+    {"[1, 2]", "|[1, 2]", true, false},
+    {"[{\"a\": 1}]", "|[{\"a\": 1}]", true, false},
+    {"```json\n{\"a\": 1}\n```", "|```json\n{\"a\": 1}\n```", true, false},
+    {"```python\nx\n```", "|```python\nx\n```", true, false},
+    {"``", "|``", true, false},
+    {"```json", "|```json", true, false},
+    {"[", "|[", true, false},
+    {"{\"name\": \"f\", \"arguments\": {}}", "|{\"name\": \"f\", \"arguments\": {}}", false, false},
+};
+
 static void test_split(void **state)
 {
     (void)state;
-    static const struct {
-        const char *text, *want;
-        bool tools, open;
-    } cases[] = {
-        {"Hello <tool_call> {x", "|Hello <tool_call> {x", false, false},
-        {"<think>\nwhy\n</think>\n\nso", "why\n|so", false, false},
-        {"<think></think>so", "|so", false, false},
-        {"\n<think>\n\n</think>\n\nso\n", "|so\n", false, false},
-        {"why</think>so", "why|so", false, true},
-        {"\nwhy <think> </think>so</think>", "why <think> |so</think>", false, true},
-        {"<think>cut </thi", "cut </thi|", false, false},
-        {"so <think>x</think>", "|so <think>x</think>", false, false},
-        {"<thin", "|<thin", false, false},
-        {"", "|", true, false},
-        {" \n", "| \n", true, false},
-        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
-         "||f({\"a\": [1, \"}\\\"\"]})", true, false},
-        {"Let me see. \n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n"
-         "{\"name\": \"other\", \"arguments\": {\"b\": {}}, \"x\": \"}\"}</tool_call>\n",
-         "|Let me see.|f({})|other({\"b\": {}})", true, false},
-        {"<think>x</think>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call> done",
-         "x| done|f({})", true, false},
-        {"<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", "||f({\"a\":1})",
-         true, false},
-        {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>",
-         "||f({\"a\": 1})", true, false},
-        {"<tool_call>{\"name\": \"f\"}</tool_call>", "||f({})", true, false},
-        {"<tool_call>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": {}}]"
-         "</tool_call>",
-         "||f({})|f({})", true, false},
-        {"<tool_call>{\"name\": \"f\", \"argu", "|<tool_call>{\"name\": \"f\", \"argu", true,
-         false},
-        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cut", "||f({\"a\": \"cut)", true,
-         false},
-        {"<tool_call>not JSON</tool_call>", "|<tool_call>not JSON</tool_call>", true, false},
-        {"<tool_call>{oops}</tool_call>", "|<tool_call>{oops}</tool_call>", true, false},
-        {"a <tool_cal", "|a <tool_cal", true, false},
-        {"{\"name\": \"g_2\", \"parameters\": {\"x\": 1}}", "||g_2({\"x\": 1})", true, false},
-        {" {\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g_2\", \"parameters\": {}}",
-         "||f({})|g_2({})", true, false},
-        {"{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"x\": 1}}", "||f({\"x\":1})",
-         true, false},
-        {"[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g_2\", \"arguments\": {\"y\": []}}]",
-         "||f({})|g_2({\"y\": []})", true, false},
-        {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```", "||f({})", true, false},
-        {"```\n[{\"name\": \"f\", \"arguments\": {}}]\n```\n", "||f({})", true, false},
-        /* Answers that look alike. */
-        {"{\"name\": \"h\", \"arguments\": {}}", "|{\"name\": \"h\", \"arguments\": {}}", true,
-         false},
-        {"{\"answer\": 42}", "|{\"answer\": 42}", true, false},
-        {"[1, 2]", "|[1, 2]", true, false},
-        {"[{\"a\": 1}]", "|[{\"a\": 1}]", true, false},
-        {"```json\n{\"a\": 1}\n```", "|```json\n{\"a\": 1}\n```", true, false},
-        {"```python\nx\n```", "|```python\nx\n```", true, false},
-        {"``", "|``", true, false},
-        {"```json", "|```json", true, false},
-        {"[", "|[", true, false},
-        {"{\"name\": \"f\", \"arguments\": {}}", "|{\"name\": \"f\", \"arguments\": {}}", false,
-         false},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < sizeof split_cases / sizeof split_cases[0]; i++)
         for (size_t step = 1; step < 200; step = step < 4 ? step + 1 : step * 3) {
             char got[1024];
-            said(cases[i].text, step, cases[i].open, cases[i].tools ? TOOLS : NULL, got);
-            if (strcmp(got, cases[i].want) != 0)
-                fail_msg("'%s' by %zu is '%s', not '%s'", cases[i].text, step, got, cases[i].want);
+            said(split_cases[i].text, step, split_cases[i].open,
+                 split_cases[i].tools ? TOOLS : NULL, got);
+            if (strcmp(got, split_cases[i].want) != 0)
+                fail_msg("'%s' by %zu is '%s', not '%s'", split_cases[i].text, step, got,
+                         split_cases[i].want);
         }
 }
 
@@ -505,8 +565,16 @@ static void test_translation(void **state)
     translated("{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":7}]}",
                "neither a text");
     translated("{\"max_tokens\":1,\"betas\":[],\"messages\":[]}", "'betas'");
-    translated("{\"max_tokens\":1,\"tool_choice\":{\"type\":\"any\"},\"messages\":[]}",
-               "auto or none");
+    translated("{\"max_tokens\":1,\"tool_choice\":{\"type\":\"x\"},\"messages\":[]}",
+               "auto, none, any");
+    translated("{\"max_tokens\":1,\"tool_choice\":{\"type\":\"any\",\"disable_parallel_tool_use\":"
+               "true},\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
+               "{\"max_tokens\":1,\"parallel_tool_calls\":false,\"tool_choice\":\"required\","
+               "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}");
+    translated("{\"max_tokens\":1,\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\"},"
+               "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
+               "{\"max_tokens\":1,\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
+               "\"f\"}},\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}");
     translated("{\"max_tokens\":1,\"thinking\":{\"type\":\"enabled\"},\"messages\":[]}",
                "disabled");
 }
@@ -712,6 +780,7 @@ int main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_parameters),
         cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_formats),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_logprobs),

@@ -415,18 +415,93 @@ static void test_no_memory(void **state)
     chooser_close(c);
 }
 
+/* ---- among allowed tokens ---- */
+
+#define LOTS 3000u
+
+struct some {
+    const bool *is;
+    uint64_t mask[(LOTS + 63) / 64];
+    uint32_t n, asked;
+};
+
+static bool some_one(void *arg, int32_t id)
+{
+    struct some *s = arg;
+    s->asked++;
+    return s->is[id];
+}
+
+static const uint64_t *some_all(void *arg)
+{
+    struct some *s = arg;
+    memset(s->mask, 0, sizeof s->mask);
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->is[i]) s->mask[i / 64] |= (uint64_t)1 << i % 64;
+    return s->mask;
+}
+
+/* The choice is the one from a vocabulary that has the allowed tokens only (the others are so
+ * unlikely that nothing chooses them), with all kinds of sampling; and few tokens are asked for. */
+static void test_allowed(void **state)
+{
+    (void)state;
+    static float logits[LOTS], only[LOTS];
+    static struct sample_candidate scratch[LOTS];
+    static bool is[LOTS];
+    struct rng r = {12};
+    uint32_t asked = 0, free_asked = 0, rounds = 0;
+    for (uint32_t pos = 0; pos < 400; pos++) {
+        const uint32_t n = LOTS;
+        uint32_t share = 1 + (uint32_t)rng_below(&r, 40);
+        int32_t top = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            logits[i] = (float)rng_below(&r, 2000) / 100.0f;
+            is[i] = rng_below(&r, share) == 0;
+        }
+        is[7] = true;
+        for (uint32_t i = 0; i < n; i++)
+            if (is[i] && (!is[top] || logits[i] > logits[top])) top = (int32_t)i;
+        /* As seen from the largest allowed one, whose score is 0, others are far below. */
+        for (uint32_t i = 0; i < n; i++) only[i] = is[i] ? logits[i] : logits[top] - 1e6f;
+        struct sampling p = {.temp = (float)(pos % 4) * 0.5f, .top_p = 1, .seed = 3};
+        if (pos % 5 == 1) p.top_k = 1 + pos % 30;
+        if (pos % 5 == 2) p.top_p = 0.7f;
+        if (pos % 5 == 3) p.min_p = 0.2f;
+        struct some some = {.is = is, .n = n};
+        const struct sample_allowed allowed = {some_one, some_all, &some};
+        int32_t got = sample_choose_allowed(&p, 1, pos, logits, n, &allowed, scratch);
+        assert_int_equal(got, sample_choose(&p, 1, pos, only, n, scratch));
+        assert_true(is[got]);
+        asked += some.asked;
+        memset(is, 1, sizeof is);
+        some.asked = 0;
+        got = sample_choose_allowed(&p, 1, pos, logits, n, &allowed, scratch);
+        assert_int_equal(got, sample_choose(&p, 1, pos, logits, n, scratch));
+        free_asked += some.asked;
+        rounds++;
+    }
+    assert_true(asked < 40 * rounds && free_asked < 20 * rounds);
+    struct sampling p = SAMPLING_PLAIN;
+    memset(is, 0, sizeof is);
+    struct some none = {.is = is, .n = N};
+    const struct sample_allowed allowed = {some_one, some_all, &none};
+    for (p.temp = 0; p.temp < 2; p.temp++)
+        assert_int_equal(sample_choose_allowed(&p, 0, 0, logits, N, &allowed, scratch),
+                         SAMPLE_NONE_ALLOWED);
+    logits[3] = NAN;
+    assert_int_equal(sample_choose_allowed(&p, 0, 0, logits, N, &allowed, scratch),
+                     SAMPLE_NOT_FINITE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adjustments),
-        cmocka_unit_test(test_choice_among_equals),
-        cmocka_unit_test(test_extreme_values),
-        cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_filters),
-        cmocka_unit_test(test_choice_is_a_function),
-        cmocka_unit_test(test_both_callers_choose_the_same),
-        cmocka_unit_test(test_what_was_said),
-        cmocka_unit_test(test_logprobs_of_a_choice),
+        cmocka_unit_test(test_adjustments),    cmocka_unit_test(test_choice_among_equals),
+        cmocka_unit_test(test_extreme_values), cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_filters),        cmocka_unit_test(test_choice_is_a_function),
+        cmocka_unit_test(test_allowed),        cmocka_unit_test(test_both_callers_choose_the_same),
+        cmocka_unit_test(test_what_was_said),  cmocka_unit_test(test_logprobs_of_a_choice),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

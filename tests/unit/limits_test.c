@@ -265,6 +265,46 @@ static void test_penalty_range(void **state)
     world_close(w);
 }
 
+/* A format is compiled where texts are tokenised; what is wrong with it ends the call. */
+static void test_formats(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *format, *why;
+        bool tokens; /* the prompt is token ids */
+        bool ignore_eos;
+    } asked[] = {
+        {"{\"type\": \"json_object\"}", NULL, true, false},
+        {"{\"type\": \"json_object\"}", NULL, false, false},
+        {"{\"type\": \"text\"}", NULL, true, false},
+        {"{\"type\": \"json_object\"}", "'ignore_eos'", true, true},
+        {"{\"type\": \"xml\"}", "field 'format_json': the type 'xml'", true, false},
+        {"{\"type\": \"json_schema\", \"json_schema\": {\"schema\": {\"not\": {}}}}", "'not'",
+         false, false},
+        {"{", "field 'format_json': byte 1: not JSON", false, false},
+    };
+    struct world *w = world_open("ctx: 64\n");
+    for (uint64_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+        struct msg_generate g = world_ask(3, 2);
+        g.format = asked[i].format;
+        g.ignore_eos = asked[i].ignore_eos;
+        if (!asked[i].tokens) {
+            g.n_prompt_tokens = 0;
+            g.prompt = "bcd";
+            g.prompt_len = 3;
+        }
+        world_generate(w, 0, CLIENT, 1 + i, 0, &g);
+        world_turn(w);
+        if (!asked[i].ignore_eos) world_wait_text(w);
+        world_run(w, 100);
+        world_expect_end(w, 1 + i, asked[i].why ? STATUS_INVALID_ARGUMENT : STATUS_OK,
+                         asked[i].why ? asked[i].why : "");
+        assert_int_equal(w->n_opened_grammars, i < 2 ? i + 1 : 2);
+    }
+    world_expect_idle(w);
+    world_close(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +319,7 @@ int main(void)
         cmocka_unit_test(test_unpack_budget),
         cmocka_unit_test(test_fields_of_sampling),
         cmocka_unit_test(test_penalty_range),
+        cmocka_unit_test(test_formats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

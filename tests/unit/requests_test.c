@@ -138,6 +138,44 @@ static void test_ended_requests_are_closed(void **state)
     assert_int_equal(s.n_closed, 0);
 }
 
+/* A grammar goes with what the last stage is told first, is shared by those that have it, and given
+ * back by each; so many requests may have one. */
+static void test_grammars(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    k.max_live = k.max_per_client = LIMIT_CONSTRAINED + 8;
+    reopen(f, k);
+    struct blob *grammar = blob_new("FG", 2);
+    struct event e = request(1, 3, 5, PRIORITY_NORMAL);
+    e.submit.grammar = grammar;
+    (void)feed(f, e);
+    const struct msg_step *s = compose(f);
+    assert_true(s->n_runs == 1 && s->runs[0].has_open);
+    assert_int_equal(s->runs[0].open.grammar_bytes, 2);
+    assert_memory_equal(s->runs[0].open.grammar, "FG", 2);
+    for (uint64_t id = 2; id <= LIMIT_CONSTRAINED; id++) {
+        e.submit.request = id;
+        assert_null(first(feed(f, e), ACT_END));
+    }
+    assert_int_equal(grammar->owners, 1 + LIMIT_CONSTRAINED);
+    e.submit.request = 5000;
+    expect_end(feed(f, e), STATUS_RESOURCE_EXHAUSTED, "1024 requests with a format are live");
+    e.submit.request = 5001;
+    e.submit.grammar = NULL;
+    assert_null(first(feed(f, e), ACT_END));
+    for (uint64_t id = 1; id <= LIMIT_CONSTRAINED; id += 2)
+        (void)feed(f, (struct event){.type = EV_CANCEL, .request = {id, "asked"}});
+    assert_int_equal(grammar->owners, 1 + LIMIT_CONSTRAINED / 2);
+    e.submit.request = 5002;
+    e.submit.grammar = grammar;
+    assert_null(first(feed(f, e), ACT_END));
+    close_fixture(state); /* with requests that are live */
+    assert_int_equal(grammar->owners, 1);
+    blob_drop(grammar);
+    open_fixture(state);
+}
+
 static void test_end_tokens(void **state)
 {
     struct fixture *f = *state;
@@ -524,6 +562,7 @@ int main(void)
         TEST(test_uninvited_logprobs),
         TEST(test_a_run_that_failed),
         TEST(test_ended_requests_are_closed),
+        TEST(test_grammars),
         TEST(test_end_tokens),
         TEST(test_queue_time),
         TEST(test_tenants_share_nothing),

@@ -48,7 +48,9 @@ static struct msg_step make_step(struct msg_run *runs)
                                                      .n_bias = 2,
                                                      .bias_ids = bias_ids,
                                                      .bias = bias},
-                                        .boundary = 23}};
+                                        .boundary = 23,
+                                        .grammar = "FG",
+                                        .grammar_bytes = 2}};
     runs[1] = (struct msg_run){.request = 4,
                                .kind = RUN_DECODE,
                                .first_pos = 0,
@@ -87,6 +89,8 @@ static void test_step(void **state)
     assert_memory_equal(open.sampling.bias, bias, sizeof bias);
     open.sampling.bias_ids = bias_ids;
     open.sampling.bias = bias;
+    assert_memory_equal(open.grammar, "FG", 2);
+    open.grammar = s.runs[0].open.grammar;
     assert_memory_equal(&open, &s.runs[0].open, sizeof open);
     assert_false(r.runs[1].has_open);
     assert_true(r.runs[0].n_guesses == 0 && r.runs[1].n_guesses == 0);
@@ -98,6 +102,35 @@ static void test_step(void **state)
     assert_true(r.runs[0].kind == RUN_VERIFY && r.runs[0].n_guesses == 2);
     assert_memory_equal(r.closed, closed, sizeof closed);
     assert_int_equal(r.timings[0].compute_ns, 1000);
+}
+
+/* All runs of a Step bring the longest grammar; a longer one is refused. */
+static void test_grammars(void **state)
+{
+    (void)state;
+    static struct msg_run runs[LIMIT_STEP_RUNS];
+    struct msg_run one[2];
+    struct msg_step s = make_step(one), r;
+    struct errmsg em = {0};
+    char *grammar = mem_zalloc(LIMIT_GRAMMAR_BYTES + 1);
+    for (uint32_t i = 0; i < LIMIT_STEP_RUNS; i++) {
+        runs[i] = one[0];
+        runs[i].n_rows = 1;
+        runs[i].open.grammar = grammar;
+        runs[i].open.grammar_bytes = LIMIT_GRAMMAR_BYTES;
+    }
+    s.runs = runs;
+    s.n_runs = s.rows = LIMIT_STEP_RUNS;
+    s.frame_bytes = 0;
+    wire_put_step(&s, &out);
+    assert_true(out.len > (size_t)LIMIT_STEP_RUNS * LIMIT_GRAMMAR_BYTES);
+    if (wire_get_step(out.data, out.len, &arena, &r, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(r.runs[LIMIT_STEP_RUNS - 1].open.grammar_bytes, LIMIT_GRAMMAR_BYTES);
+    runs[3].open.grammar_bytes++;
+    wire_put_step(&s, &out);
+    assert_int_equal(wire_get_step(out.data, out.len, &arena, &r, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "grammar"));
+    mem_free(grammar);
 }
 
 static void broken(struct msg_step s, const char *field)
@@ -740,7 +773,7 @@ static void test_generate(void **state)
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
     assert_string_equal(r.prompt, "Hi");
     assert_true(r.max_tokens == 0 && r.has_seed && r.sampling.temp == 0.0f && r.n_stops == 1);
-    assert_null(r.unsupported);
+    assert_null(r.format);
     g.from_index = 3;
     wire_put_generate(&g, &out);
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
@@ -748,7 +781,23 @@ static void test_generate(void **state)
     assert_true(r.samples == 1 && r.priority == PRIORITY_NORMAL && !r.tenant[0]);
     (void)buf_append(&out, "\x32\x01x", 3); /* field 6, format_json */
     assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
-    assert_string_equal(r.unsupported, "format_json");
+    assert_string_equal(r.format, "x");
+    g.format = "{\"type\": \"json_object\"}";
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    assert_string_equal(r.format, g.format);
+    g.format = NULL;
+    char *long_format = mem_alloc(LIMIT_FORMAT_BYTES + 2);
+    memset(long_format, ' ', LIMIT_FORMAT_BYTES + 1);
+    long_format[LIMIT_FORMAT_BYTES + 1] = 0;
+    g.format = long_format;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), ERR_PROTO);
+    long_format[LIMIT_FORMAT_BYTES] = 0;
+    wire_put_generate(&g, &out);
+    assert_int_equal(wire_get_generate(out.data, out.len, &arena, &r, &em), 0);
+    mem_free(long_format);
+    g.format = NULL;
     /* Without `sampling`: greedy, nothing filtered; and a seed is to be drawn. */
     assert_int_equal(wire_get_generate("\x12\x01x", 3, &arena, &r, &em), 0);
     assert_true(r.sampling.temp == 0.0f && r.sampling.top_p == 1.0f &&
@@ -922,27 +971,17 @@ static void test_many_small(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step),
-        cmocka_unit_test(test_step_rules),
-        cmocka_unit_test(test_step_limits),
-        cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_control),
-        cmocka_unit_test(test_status),
-        cmocka_unit_test(test_assign),
-        cmocka_unit_test(test_assign_rules),
-        cmocka_unit_test(test_connect),
-        cmocka_unit_test(test_spares),
-        cmocka_unit_test(test_orders),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_names_are_cleaned),
-        cmocka_unit_test(test_worker_status),
-        cmocka_unit_test(test_speed),
-        cmocka_unit_test(test_calibrate),
-        cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_gateway_fields),
-        cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_mutations),
-        cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_step),           cmocka_unit_test(test_grammars),
+        cmocka_unit_test(test_step_rules),     cmocka_unit_test(test_step_limits),
+        cmocka_unit_test(test_logprobs),       cmocka_unit_test(test_control),
+        cmocka_unit_test(test_status),         cmocka_unit_test(test_assign),
+        cmocka_unit_test(test_assign_rules),   cmocka_unit_test(test_connect),
+        cmocka_unit_test(test_spares),         cmocka_unit_test(test_orders),
+        cmocka_unit_test(test_memory),         cmocka_unit_test(test_names_are_cleaned),
+        cmocka_unit_test(test_worker_status),  cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_calibrate),      cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_gateway_fields), cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_mutations),      cmocka_unit_test(test_gate),
         cmocka_unit_test(test_many_small),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);

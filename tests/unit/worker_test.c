@@ -185,6 +185,28 @@ static void test_slots_come_back(void **state)
     stage_work_close(w);
 }
 
+/* What cannot be constrained as it asks ends with the reason, and the others of the Step go on. */
+static void test_wrong_grammar(void **state)
+{
+    (void)state;
+    struct msg_assign a = assign_of(0, LAYERS - 1);
+    struct stage_work *w = open_work(&a);
+    struct stage_output out;
+    struct errmsg em = {0};
+    static const int32_t token = 5;
+    struct msg_run runs[2] = {run_of(1, 0, 1, &token), run_of(2, 0, 1, &token)};
+    runs[0].open.grammar = "FG";
+    runs[0].open.grammar_bytes = 2;
+    runs[1].pages = &straight[1];
+    struct msg_step s = {.number = 1, .width = TINY_HIDDEN, .rows = 2, .n_runs = 2, .runs = runs};
+    assert_int_equal(stage_work_step(w, &s, NULL, &out, &em), 0);
+    assert_non_null(strstr(out.result.runs[0].error, "no vocabulary")); /* the model has none */
+    assert_int_equal(out.result.runs[0].n_tokens, 0);
+    assert_null(out.result.runs[1].error);
+    assert_int_equal(out.result.runs[1].n_tokens, 1);
+    stage_work_close(w);
+}
+
 /* The next token after a list, of which the first n_prompt are the prompt. */
 static int32_t next_token(struct stage_work *w, uint64_t request, const int32_t *list, uint32_t n,
                           uint32_t boundary)
@@ -946,6 +968,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slots_come_back),
+        cmocka_unit_test(test_wrong_grammar),
         cmocka_unit_test(test_boundary_of_a_replay),
         cmocka_unit_test(test_verify),
         cmocka_unit_test(test_noise_of_samples),

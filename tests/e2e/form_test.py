@@ -1,0 +1,157 @@
+"""Answers that must have a form, from a real model over a real cluster: whatever ends is valid, whatever is cut off could have become
+so, and it is the answer of the engine alone."""
+import concurrent.futures, json, os, random, sys, tempfile, unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "lib"))
+from cluster import LONG, MODEL, Cluster, Generation, HandCluster, free_ports, local, run
+from raw_http import get, post
+from schemas import Schemas, is_prefix, is_valid
+
+N = 200 if LONG else 20
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                                           "tags": {"type": "array", "items": {"type": "string", "maxLength": 10}, "maxItems": 3}},
+          "required": ["name", "age", "tags"], "additionalProperties": False}
+NODE = {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {
+    "v": {"type": "integer", "minimum": 0, "maximum": 9}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}}, "required": ["v", "next"]}}}
+CHAT = [{"role": "user", "content": "Describe somebody as JSON."}]
+
+
+def format_of(schema):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+class Form(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.c = Cluster(workers=2, threads=1, kv_tokens=16384)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.c.stop()
+
+    def chat(self, status=200, path="/v1/chat/completions", **kw):
+        r = post(self.c.http, path, dict(dict(messages=CHAT, temperature=1, max_tokens=400), **kw), timeout=600)
+        self.assertEqual(r.status, status, r.body)
+        return r.json()
+
+    def test_random_schemas(self):
+        rng = random.Random(42)
+        schemas = Schemas(rng, trees=False)  # what may nest without end need not end within the limit
+        asked = [schemas.next() for _ in range(N)]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda x: self.chat(response_format=format_of(x[1]), seed=x[0])["choices"][0], enumerate(asked)))
+        ended = 0
+        for schema, a in zip(asked, answers):
+            text = a["message"]["content"]
+            if a["finish_reason"] == "stop":
+                ended += 1
+                self.assertTrue(is_valid(schema, text), (schema, text))
+            else:
+                self.assertEqual(a["finish_reason"], "length")
+                self.assertIs(is_prefix(schema, schemas.patterns, text.rstrip("\ufffd")), True, (schema, text))
+        self.assertGreaterEqual(ended, 0.9 * N)
+        # Each cut off soon: what there is of it is the begin of the same answer.
+        for i in range(0, N, 5):
+            a = self.chat(response_format=format_of(asked[i]), seed=i, max_tokens=7)["choices"][0]
+            text = a["message"]["content"].rstrip("\ufffd")
+            self.assertTrue(answers[i]["message"]["content"].startswith(text))
+            self.assertIs(is_prefix(asked[i], schemas.patterns, text), True, (asked[i], text))
+
+    def test_one_answer(self):
+        """The engine alone and the cluster choose the same tokens, at all kinds of sampling, also with several answers and after a replay."""
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+            json.dump(NODE, f)
+            f.flush()
+            for kw in (dict(temp=0), dict(temp=1, seed=3), dict(temp=1.5, seed=4, top_k=20), dict(temp=1, seed=5, top_p=0.8, repetition_penalty=1.2),
+                       dict(temp=1, seed=6, min_p=0.1, logprobs=2)):
+                kw = dict(kw, json_schema=f.name, tokens=60)
+                alone = local("A list:", threads=2, **kw)
+                self.assertGreater(sum(alone["constrained"].values()), 0)
+                together = Generation(self.c.address, "A list:", **kw).result()
+                for key in ("tokens", "text", "finish_reason", "logprobs"):
+                    self.assertEqual(alone.get(key), together.get(key), kw)
+                self.assertIs(is_prefix(NODE, {}, alone["text"]), True)
+            chunks = [local("A list:", temp=1, seed=3, json_schema=f.name, tokens=60, chunk=k)["tokens"] for k in (1, 2, 512)]
+            self.assertEqual(chunks[0], chunks[1])
+            self.assertEqual(chunks[0], chunks[2])
+            many = Generation(self.c.address, "A list:", temp=1, seed=3, json_schema=f.name, tokens=60, samples=3).result()
+            for i, a in enumerate([many, *many["more"]]):
+                self.assertEqual(a["tokens"], local("A list:", temp=1, seed=3, json_schema=f.name, tokens=60, sample=i)["tokens"])
+
+    def test_formats(self):
+        text = self.chat(response_format={"type": "json_object"}, temperature=0, max_tokens=60)["choices"][0]["message"]["content"]
+        self.assertIs(is_prefix({"type": "object"}, {}, text), True, text)
+        a = self.chat(grammar='root ::= "yes" | "no" ("!"){1,3}', seed=1)["choices"][0]
+        self.assertIn(a["message"]["content"], ("yes", "no!", "no!!", "no!!!"))
+        self.assertEqual(a["finish_reason"], "stop")
+        r = post(self.c.http, "/v1/completions", {"prompt": "The age of the captain:", "json_schema": {"type": "integer", "minimum": 13, "maximum": 18},
+                                                  "temperature": 1, "seed": 5}, timeout=60).json()["choices"][0]
+        self.assertIn(r["text"], [str(x) for x in range(13, 19)])
+        # The same tokens by the prompt's ids.
+        ids = post(self.c.http, "/tokenize", {"content": "The age of the captain:"}, timeout=60).json()["tokens"]
+        self.assertEqual(post(self.c.http, "/v1/completions", {"prompt": ids, "json_schema": {"type": "integer", "minimum": 13, "maximum": 18},
+                                                               "temperature": 1, "seed": 5}, timeout=60).json()["choices"][0]["text"], r["text"])
+
+    def test_refused(self):
+        for kw, param, words in ((dict(response_format=format_of({"type": "object", "properties": {"a": {"uniqueItems": True}}})), "response_format", "uniqueItems"),
+                                 (dict(response_format=format_of({"enum": []})), "response_format", "enum"),
+                                 (dict(json_schema={"not": {}}), "json_schema", "'not'"), (dict(grammar="root ::= x"), "grammar", "not defined"),
+                                 (dict(response_format={"type": "json_schema"}), "response_format", "json_schema"),
+                                 (dict(response_format={"type": "json_object"}, ignore_eos=True), "ignore_eos", "end"),
+                                 (dict(tool_choice="required", tools=[{"type": "function", "function": {"name": "f", "parameters": {"oneOf": [{}, {}]}}}]),
+                                  "tools", "oneOf")):
+            for stream in (False, True):
+                e = self.chat(status=400, stream=stream, **kw)["error"]
+                self.assertEqual(e["param"], param)
+                self.assertIn(words, e["message"])
+        r = run("generate", "--model", MODEL, "--prompt", "x", "--json-schema", "/dev/null")
+        self.assertEqual(r.returncode, 2)
+        self.assertIn(b"--json-schema /dev/null", r.stderr)
+
+    def test_forced_tools(self):
+        weather = {"type": "function", "function": {"name": "weather", "parameters": {
+            "type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+            "required": ["city", "days"], "additionalProperties": False}}}
+        person = {"type": "function", "function": {"name": "person", "parameters": PERSON}}
+        for choice, names in (("required", {"weather", "person"}), ({"type": "function", "function": {"name": "person"}}, {"person"})):
+            for stream in (False, True):
+                kw = dict(tools=[weather, person], tool_choice=choice, parallel_tool_calls=False, seed=8)
+                if stream:
+                    r = post(self.c.http, "/v1/chat/completions", dict(kw, messages=CHAT, temperature=1, max_tokens=300, stream=True), timeout=600)
+                    deltas = [e["choices"][0] for e in r.chunks()]
+                    calls = [t for d in deltas for t in d["delta"].get("tool_calls") or []]
+                    name, arguments = calls[0]["function"]["name"], "".join(t["function"].get("arguments") or "" for t in calls)
+                    self.assertEqual(deltas[-1]["finish_reason"], "tool_calls")
+                else:
+                    a = self.chat(**kw)["choices"][0]
+                    (call,) = a["message"]["tool_calls"]
+                    name, arguments = call["function"]["name"], call["function"]["arguments"]
+                    self.assertEqual((a["finish_reason"], a["message"]["content"]), ("tool_calls", None))
+                self.assertIn(name, names)
+                self.assertTrue(is_valid((weather if name == "weather" else person)["function"]["parameters"], arguments), arguments)
+
+    def test_counters(self):
+        """Few tokens are looked at one by one, and masks are made once; a worker tells how many."""
+        (port,) = free_ports(1)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f, \
+                HandCluster("workers: 1\nkv_tokens: 4096", [("w", (), dict(metrics=f"127.0.0.1:{port}"))]) as c:
+            json.dump(PERSON, f)
+            f.flush()
+            tokens, counts = 0, []
+            for _ in range(2):
+                for seed in range(4):
+                    tokens += len(c.generate("Somebody as JSON: ", json_schema=f.name, temp=1, seed=seed, tokens=80)["tokens"])
+                lines = get(f"http://127.0.0.1:{port}", "/metrics").body.decode().splitlines()
+                counts.append({line.rsplit(" ", 1)[0]: int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("flotilla_grammar")})
+            tested, walk, cache = ("flotilla_grammar_tokens_tested_total", 'flotilla_grammar_masks_total{from="walk"}',
+                                   'flotilla_grammar_masks_total{from="cache"}')
+            print(tokens, counts)
+            self.assertLess(counts[1][tested], 4 * tokens)
+            self.assertGreater(counts[0][walk], 0)
+            self.assertEqual(counts[1][walk], counts[0][walk])  # the same answers again: all masks are known
+            self.assertGreater(counts[1][cache], counts[0][cache])
+
+
+if __name__ == "__main__":
+    unittest.main()
