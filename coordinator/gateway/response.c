@@ -545,6 +545,7 @@ void response_rename(struct fault *f)
         (void)snprintf(text, sizeof text, "%.*s'%s'%.*s", (int)(at - f->text), f->text, names[i][1],
                        400, at + strlen(quoted));
         (void)snprintf(f->text, sizeof f->text, "%s", text);
+        err_clean(f->text); /* the limit may have cut a character */
         return;
     }
 }
