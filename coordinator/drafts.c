@@ -130,3 +130,16 @@ void drafts__take(struct shell *s)
         shell__event(s, &e);
     }
 }
+
+void drafts__count(struct shell *s)
+{
+    struct drafter_stats d;
+    if (!s->drafter) return;
+    drafter_stats(s->drafter, &d);
+    s->count.drafts = true;
+    s->count.draft_asks = d.asks;
+    s->count.draft_failed = 0;
+    for (int k = 0; k < DRAFT_N_KINDS; k++) s->count.draft_failed += d.kinds[k].failed;
+    s->count.draft_foreign = d.foreign;
+    s->count.draft_index_bytes = d.index_bytes;
+}

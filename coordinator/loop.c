@@ -322,6 +322,7 @@ static void tell_status(struct shell *s)
     m.messages_dropped += s->dropped;
     if (s->metrics && s->now_ns >= s->published_ns + PUBLISH_NS) {
         s->published_ns = s->now_ns;
+        drafts__count(s);
         metrics_publish(s->metrics, &s->count, &m);
     }
     for (uint32_t i = 0; i < s->n_links && i < m.n_replicas; i++)

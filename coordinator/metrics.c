@@ -76,6 +76,13 @@ static void put_requests(struct buf *b, const struct counters *c, const struct m
     prom_histogram(b, "flotilla_itl_seconds", "", &v);
     one(b, "flotilla_messages_dropped_total", "counter", "Malformed or foreign messages.",
         s->messages_dropped);
+    if (!c->drafts) return;
+    one(b, "flotilla_draft_asks_total", "counter", "Drafts that were asked for.", c->draft_asks);
+    one(b, "flotilla_draft_failed_total", "counter", "Drafts that failed.", c->draft_failed);
+    one(b, "flotilla_draft_foreign_total", "counter",
+        "Matches in another tenant's text, none of which was used.", c->draft_foreign);
+    one(b, "flotilla_draft_index_bytes", "gauge", "Memory of texts that are drafted from.",
+        c->draft_index_bytes);
 }
 
 /* Of one replica: a sample's labels, which begin with its name. */

@@ -17,6 +17,8 @@ struct counters {
     uint64_t tokens;                  /* generated */
     struct stats ttft, itl; /* ns, at the coordinator: from the call's arrival to its first token;
                                between two tokens of an answer */
+    bool drafts;            /* there is a drafter, of which the next ones are */
+    uint64_t draft_asks, draft_failed, draft_foreign, draft_index_bytes;
 };
 
 struct metrics;

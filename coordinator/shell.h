@@ -96,6 +96,8 @@ void drafts__close(struct shell *s);
 struct net_sock *drafts__socket(const struct shell *s);
 /* Hands answers to the core. */
 void drafts__take(struct shell *s);
+/* Brings the counters of drafts up to date. */
+void drafts__count(struct shell *s);
 /* Actions of the core. drafts__ask returns false where there will be no answer. */
 void drafts__tokens(struct shell *s, const struct action *a);
 void drafts__end(struct shell *s, const struct action *a);

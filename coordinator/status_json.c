@@ -1,5 +1,7 @@
 #include "coordinator/status_json.h"
 
+#include "coordinator/draft/accept.h"
+
 #include <string.h>
 
 static void put(struct json *j, const char *key, const char *s)
@@ -82,6 +84,11 @@ static struct json *draft_json(const struct msg_replica_status *r)
     json_put_int(j, "accepted", (int64_t)d->accepted);
     json_put_int(j, "early", (int64_t)d->early);
     json_put_int(j, "wasted", (int64_t)d->wasted);
+    const struct accept_stats times = {.on_ns = d->on_ns,
+                                       .on_tokens = d->on_tokens,
+                                       .off_ns = d->off_ns,
+                                       .off_tokens = d->off_tokens};
+    json_put_real(j, "speedup", accept_speedup(&times)); /* 0: not both were measured */
     return j;
 }
 

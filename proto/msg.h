@@ -38,6 +38,9 @@ struct msg_draft_status {
     uint64_t drafted, accepted; /* the guesses in them; those that were right */
     uint64_t early;             /* runs that were sent before the answer to the last had come */
     uint64_t wasted;            /* rows that yielded no token */
+    /* Of a replica: time between tokens of an answer while its next ones were guessed, and while
+     * none were, and how many tokens that was. */
+    uint64_t on_ns, on_tokens, off_ns, off_tokens;
 };
 
 /* ---- data plane ---- */

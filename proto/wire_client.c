@@ -20,12 +20,17 @@ static void set_draft(Flotilla__Client__Speculation *p, const struct msg_draft_s
     SET(p, accepted, m->accepted);
     SET(p, early, m->early);
     SET(p, wasted, m->wasted);
+    SET(p, on_ns, m->on_ns);
+    SET(p, on_tokens, m->on_tokens);
+    SET(p, off_ns, m->off_ns);
+    SET(p, off_tokens, m->off_tokens);
 }
 
 static struct msg_draft_status get_draft(const Flotilla__Client__Speculation *p)
 {
     if (!p) return (struct msg_draft_status){0};
-    return (struct msg_draft_status){p->runs, p->drafted, p->accepted, p->early, p->wasted};
+    return (struct msg_draft_status){p->runs,  p->drafted,   p->accepted, p->early,     p->wasted,
+                                     p->on_ns, p->on_tokens, p->off_ns,   p->off_tokens};
 }
 
 static const char *text_or_empty(const char *s)

@@ -22,12 +22,12 @@ struct sampler {
     struct sampling sampling; /* its bias is in the arrays below */
     int32_t bias_ids[SAMPLING_BIASES_MAX];
     float bias[SAMPLING_BIASES_MAX];
-    uint32_t boundary;             /* the first position that is not the prompt's */
-    struct constraint *constraint; /* of its answer's form, or NULL */
-    const char *wrong;             /* why it cannot be constrained as it asks, or NULL */
+    uint32_t boundary; /* the first position that is not the prompt's */
     /* What was chosen after the last live row, and where: the row there is live if it has it. */
     uint32_t next;
     int32_t token;
+    struct constraint *constraint; /* of its answer's form, or NULL */
+    const char *wrong;             /* why it cannot be constrained as it asks, or NULL */
 };
 
 /* Log-probabilities of a Step's tokens, by row of logits. A run's alternatives lie side by side

@@ -2,8 +2,9 @@
  * the descriptor that the owner waits for.
  *
  * A request that waits for its reply, and a stream that has nothing to send, suspend their
- * connection, or libmicrohttpd would spin. It does not watch a suspended connection at all, so the
- * second set watches the sockets of all requests that are whole for EPOLLRDHUP. */
+ * connection, or libmicrohttpd would spin. It does not watch a suspended connection at all, and it
+ * misses an end that came together with the last bytes before it; so the second set watches the
+ * sockets of all requests whose headers are whole for EPOLLRDHUP. */
 #include "common/io/httpd.h"
 
 #include "common/base/addr.h"
@@ -61,8 +62,8 @@ struct httpd_request {
     char *path;
     const char *method;
     struct buf body;
-    bool too_large;
-    uint64_t dropped; /* bytes of a body that is too large */
+    bool too_large, unwanted;
+    uint64_t dropped; /* bytes of a body that is not kept */
     bool whole;       /* on_request was called */
     bool ended;       /* on_end was called, or is not to be */
     bool suspended, replied;
@@ -84,6 +85,7 @@ struct httpd {
     const struct httpd_field *fields;
     size_t n_fields;
     httpd_error_fn on_error;
+    httpd_wants_body_fn wants_body;
     httpd_request_fn on_request;
     httpd_end_fn on_end;
     void *arg;
@@ -422,11 +424,13 @@ static enum MHD_Result begin(struct httpd *h, struct MHD_Connection *c, const ch
     k->r = r;
     *state = r;
     set_state(k, CONN_READING);
+    watch(k);
     unsigned status;
     const char *wrong = misframed(c, version, &status);
     const char *length = httpd_header(r, "Content-Length");
     uint64_t bytes = length ? strtoull(length, NULL, 10) : 0;
     r->too_large = bytes > h->body_bytes;
+    r->unwanted = h->wants_body && !h->wants_body(h->arg, r);
     if (wrong)
         refuse(r, status, wrong, true);
     else if (r->too_large && (bytes / DROP_FACTOR > h->body_bytes || httpd_header(r, "Expect")))
@@ -439,7 +443,7 @@ static enum MHD_Result begin(struct httpd *h, struct MHD_Connection *c, const ch
 
 static enum MHD_Result take_body(struct httpd_request *r, const char *data, size_t n)
 {
-    if (!r->too_large) {
+    if (!r->too_large && !r->unwanted) {
         size_t need = r->body.len + n;
         r->too_large = n > r->body.max - r->body.len;
         if (!r->too_large && r->body.cap <= need) /* no memory: too large for this machine */
@@ -467,7 +471,6 @@ static enum MHD_Result on_access(void *arg, struct MHD_Connection *c, const char
     if (r->ended) return MHD_NO;
     if (r->k->state == CONN_READING) {
         set_state(r->k, CONN_RUNNING);
-        watch(r->k);
         if (r->too_large) {
             refuse_body(r, false);
         } else {
@@ -579,6 +582,7 @@ int httpd_open(const struct httpd_options *o, struct httpd **ret, uint32_t *ret_
                         .fields = o->fields,
                         .n_fields = o->n_fields,
                         .on_error = o->on_error,
+                        .wants_body = o->wants_body,
                         .on_request = o->on_request,
                         .on_end = o->on_end,
                         .arg = o->arg};

@@ -16,7 +16,7 @@
  * transfer coding is another than chunked, and its connection closed.
  *
  * A peer that closes its connection, or only its half of it, is gone, and is noticed at once,
- * whatever its request is doing.
+ * whatever its request is doing; but before its headers are whole perhaps only after read_s.
  *
  * Threads: one, the owner's. */
 #ifndef FLOTILLA_IO_HTTPD_H
@@ -41,6 +41,9 @@ struct httpd_field {
 
 /* The body of an error that the server itself answers: appended to `out`. */
 typedef void (*httpd_error_fn)(void *arg, unsigned status, const char *text, struct buf *out);
+/* Whether the body of a request whose headers are whole is worth its memory. One that is not is
+ * read and dropped, and the request is handed over without it. */
+typedef bool (*httpd_wants_body_fn)(void *arg, const struct httpd_request *r);
 /* A whole request. */
 typedef void (*httpd_request_fn)(void *arg, struct httpd_request *r);
 /* `context` is what httpd_set_context was given; NULL: nothing. gone: the reply was not sent whole.
@@ -58,6 +61,7 @@ struct httpd_options {
     const struct httpd_field *fields;
     size_t n_fields;
     httpd_error_fn on_error;
+    httpd_wants_body_fn wants_body; /* NULL: all are */
     httpd_request_fn on_request;
     httpd_end_fn on_end;
     void *arg;

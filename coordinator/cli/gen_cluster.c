@@ -74,7 +74,8 @@ int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, str
     int rc = client_open_keys(o->cluster, &o->keys, &c, em);
     if (rc < 0) return rc;
     struct remote r = {.ret = ret, .on_text = on_text, .arg = arg, .start_ns = clock_ns()};
-    struct client_request q = {.prompt = o->prompt,
+    struct client_request q = {.prompt = o->conversation ? NULL : o->prompt,
+                               .chat = o->conversation,
                                .prompt_tokens = ret->prompt.ids,
                                .n_prompt_tokens = (uint32_t)ret->prompt.n,
                                .format = o->format,

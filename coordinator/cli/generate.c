@@ -60,15 +60,6 @@ static struct json *json_more(const struct gen_result *r)
     return list;
 }
 
-static struct json *json_counts(const struct masks_counts *c)
-{
-    struct json *o = json_new_object();
-    json_put_u64(o, "tokens_tested", c->tested);
-    json_put_u64(o, "masks_made", c->made);
-    json_put_u64(o, "masks_known", c->kept);
-    return o;
-}
-
 static struct json *json_drafts(const struct gen_result *r)
 {
     struct json *j = json_new_object();
@@ -76,6 +67,15 @@ static struct json *json_drafts(const struct gen_result *r)
     json_put_int(j, "accepted", (int64_t)r->accepted);
     json_put_int(j, "runs", (int64_t)r->draft_runs);
     return j;
+}
+
+static struct json *json_counts(const struct masks_counts *c)
+{
+    struct json *o = json_new_object();
+    json_put_u64(o, "tokens_tested", c->tested);
+    json_put_u64(o, "masks_made", c->made);
+    json_put_u64(o, "masks_known", c->kept);
+    return o;
 }
 
 static void print_json(const struct gen_result *r)
@@ -139,6 +139,17 @@ static int check(struct gen_options *o, const char *priority, struct errmsg *em)
     if (priority && !o->priority)
         return err_set(em, ERR_CONF, "--priority: '%s' is unknown (critical, high, normal, low)",
                        priority);
+    return 0;
+}
+
+/* What a conversation has no place for is refused. */
+static int check_chat(const struct gen_options *o, struct errmsg *em)
+{
+    if (o->system && !o->chat) return err_set(em, ERR_CONF, "--system goes with --chat");
+    if (o->chat && o->prompt_tokens)
+        return err_set(em, ERR_CONF, "--chat needs a text: --prompt or --file");
+    if (o->chat && o->special)
+        return err_set(em, ERR_CONF, "--special: control tokens of a chat are the template's own");
     return 0;
 }
 
@@ -225,10 +236,11 @@ static int read_format(struct gen_options *o, struct buf *ret, struct errmsg *em
     return rc;
 }
 
-/* --prompt - and --file F. */
+/* --prompt -, --file - and --file F. */
 static int read_prompt(struct gen_options *o, struct buf *text, struct errmsg *em)
 {
-    bool from_stdin = o->prompt && strcmp(o->prompt, "-") == 0;
+    const char *given = o->prompt ? o->prompt : o->file;
+    bool from_stdin = given && strcmp(given, "-") == 0;
     const char *name = from_stdin ? "stdin" : o->file;
     if (!name) return 0;
     int rc = read_text(from_stdin ? "--prompt" : "--file", from_stdin ? NULL : o->file, text, em);
@@ -246,6 +258,7 @@ static int complete(struct gen_options *o, const char *priority, struct biases *
                     struct gen_result *r, struct errmsg *em)
 {
     int rc = check(o, priority, em);
+    if (rc == 0) rc = check_chat(o, em);
     if (!o->chunk) o->chunk = 512;
     o->sampling.bias_ids = b->ids;
     o->sampling.bias = b->values;
@@ -257,38 +270,49 @@ static int complete(struct gen_options *o, const char *priority, struct biases *
     return rc;
 }
 
+/* The prompt as a message, for the model's chat template. */
+static int make_conversation(struct gen_options *o, struct buf *ret, struct errmsg *em)
+{
+    if (!o->chat) return 0;
+    const char *const said[][2] = {{"system", o->system}, {"user", o->prompt}};
+    struct json *j = json_new_object(), *messages = json_new_array();
+    int rc = 0;
+    for (int i = 0; i < 2; i++) {
+        if (!said[i][1]) continue;
+        size_t n = strlen(said[i][1]);
+        struct json *m = json_new_object();
+        json_put_string(m, "role", said[i][0], strlen(said[i][0]));
+        json_put_string(m, "content", said[i][1], n);
+        if (json_kind(json_get(m, "content")) != JSON_KIND_STRING)
+            rc = err_set(em, ERR_CONF, "the %s's message is not UTF-8", said[i][0]);
+        json_add(messages, m);
+    }
+    json_put(j, "messages", messages);
+    json_write(j, ret);
+    json_free(j);
+    o->conversation = ret->data;
+    return rc;
+}
+
 static int run_generate(struct gen_options *o, const char *priority, bool json)
 {
     struct biases biases;
     struct errmsg em = {0};
     struct gen_result r = {0};
-    struct buf text = {.max = LIMIT_PROMPT_BYTES}, format = {0};
+    struct buf text = {.max = LIMIT_PROMPT_BYTES}, conversation = {0}, format = {0};
     int rc = complete(o, priority, &biases, &r, &em);
     if (rc == 0) rc = read_prompt(o, &text, &em);
+    if (rc == 0) rc = make_conversation(o, &conversation, &em);
     if (rc == 0) rc = read_format(o, &format, &em);
     if (rc == 0)
         rc = (o->model ? gen_local : gen_cluster)(o, json ? NULL : print_text, NULL, &r, &em);
     if (rc == 0) (json ? print_json : print_summary)(&r);
     gen_result_close(&r);
     buf_close(&text);
+    buf_close(&conversation);
     buf_close(&format);
     return rc < 0 ? cmd_fail("generate", rc, &em) : CMD_OK;
 }
-
-/* The form of the answer. */
-#define OPT_FORMS(o)                                                                               \
-    {"--json-schema",                                                                              \
-     0,                                                                                            \
-     OPT_STRING,                                                                                   \
-     &(o)->schema,                                                                                 \
-     0,                                                                                            \
-     0,                                                                                            \
-     NULL,                                                                                         \
-     "FILE  the answer is JSON that is valid by the schema in FILE"},                              \
-    {                                                                                              \
-        "--grammar", 0, OPT_STRING, &(o)->grammar, 0, 0, NULL,                                     \
-            "FILE  the answer is of the grammar in FILE, in GBNF"                                  \
-    }
 
 /* Options that go with --cluster alone. */
 #define CLUSTER_OPTIONS(o, priority)                                                               \
@@ -321,12 +345,28 @@ static int run_generate(struct gen_options *o, const char *priority, bool json)
             "K  so many at once; as the cluster does if not given (--cluster)"                     \
     }
 
+/* The form of the answer. */
+#define OPT_FORMS(o)                                                                               \
+    {"--json-schema",                                                                              \
+     0,                                                                                            \
+     OPT_STRING,                                                                                   \
+     &(o)->schema,                                                                                 \
+     0,                                                                                            \
+     0,                                                                                            \
+     NULL,                                                                                         \
+     "FILE  the answer is JSON that is valid by the schema in FILE"},                              \
+    {                                                                                              \
+        "--grammar", 0, OPT_STRING, &(o)->grammar, 0, 0, NULL,                                     \
+            "FILE  the answer is of the grammar in FILE, in GBNF"                                  \
+    }
+
 static const char usage[] =
     "flotilla generate (--model FILE | --cluster ADDR) (--prompt TEXT | --file FILE) "
     "[options]";
 static const char examples[] =
     "  flotilla generate --model smol.gguf --prompt 'Once upon a time' --tokens 64\n"
-    "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n";
+    "  flotilla generate --cluster tcp://127.0.0.1:7070 --prompt Hi --temp 0.8 --seed 7\n"
+    "  flotilla generate --model smol.gguf --chat --system 'Be brief.' --file - < question.txt\n";
 
 int cmd_generate(int argc, char **argv)
 {
@@ -342,9 +382,13 @@ int cmd_generate(int argc, char **argv)
         CMD_OPT_KEYS(&o.keys),
         {"--prompt", 'p', OPT_STRING, &o.prompt, 0, 0, NULL,
          "TEXT  what to continue; control tokens in it are text; - reads it from stdin"},
-        {"--file", 'f', OPT_STRING, &o.file, 0, 0, NULL, "FILE  holds the prompt"},
+        {"--file", 'f', OPT_STRING, &o.file, 0, 0, NULL, "FILE  holds the prompt; - is stdin"},
         {"--prompt-tokens", 0, OPT_STRING, &o.prompt_tokens, 0, 0, NULL,
          "IDS  the prompt as token ids, 1,2,3; nothing is added to it"},
+        {"--chat", 0, OPT_FLAG, &o.chat, 0, 0, NULL,
+         "the prompt is a user's message, for the model's chat template"},
+        {"--system", 0, OPT_STRING, &o.system, 0, 0, NULL,
+         "TEXT  what the system says before it (--chat)"},
         {"--special", 0, OPT_FLAG, &o.special, 0, 0, NULL,
          "names of control tokens in the prompt are those tokens"},
         {"--tokens", 'n', OPT_U32, &o.tokens, 0, LIMIT_MAX_TOKENS, NULL,

@@ -349,7 +349,11 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                                  .drafted = r->accept.drafted,
                                                  .accepted = r->accept.accepted,
                                                  .early = r->accept.early,
-                                                 .wasted = r->accept.wasted}};
+                                                 .wasted = r->accept.wasted,
+                                                 .on_ns = r->accept.on_ns,
+                                                 .on_tokens = r->accept.on_tokens,
+                                                 .off_ns = r->accept.off_ns,
+                                                 .off_tokens = r->accept.off_tokens}};
     if (r->state == REPLICA_WAITING) return;
     for (uint32_t i = 0; i < r->n_stages; i++) workers[i] = worker_status(c, replica__at(c, r, i));
     ret->n_workers = r->n_stages;

@@ -155,10 +155,11 @@ enum action_type {
                       (epoch.replica) has one link at a time */
     ACT_LINK_CLOSE,
     ACT_STEP,
-    ACT_TOKENS, /* next tokens of a request: each once, in order */ACT_END,   /* the request's one last action */
-    ACT_ANSWER, /* what follows from an order */
-    ACT_NOTE,   /* a change worth a line in the log */
-    ACT_DRAFT,  /* guesses are wanted; answer with EV_DRAFT. One ask of a request counts, the last */
+    ACT_TOKENS,
+    /* next tokens of a request: each once, in order */ ACT_END, /* the request's one last action */
+    ACT_ANSWER,                                                  /* what follows from an order */
+    ACT_NOTE,  /* a change worth a line in the log */
+    ACT_DRAFT, /* guesses are wanted; answer with EV_DRAFT. One ask of a request counts, the last */
 };
 
 struct action {

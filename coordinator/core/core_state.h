@@ -245,7 +245,6 @@ struct request {
     uint64_t chosen_in; /* step build that chose it to decode and has not come to it yet; 0: none */
     uint64_t put_in;    /* last step build that has rows of it */
     struct sampling sampling;
-    struct blob *grammar; /* of the answer, or NULL */
     /* ---- its guesses (speculate.c) ---- */
     bool drafts;
     uint32_t line;         /* counts how often guesses were given up */
@@ -253,12 +252,15 @@ struct request {
     uint64_t ask;          /* serial of the ask that has no answer yet; 0: none */
     uint64_t asked_ns;     /* when, */
     uint64_t asked_step;   /* and the number of the Step that came next */
-    bool dry;              /* the last answer brought nothing new, and no token has come since */    bool was_dry; /* the last answer brought nothing new */
+    bool dry;              /* the last answer brought nothing new, and no token has come since */
+    bool was_dry;          /* the last answer brought nothing new */
     uint32_t run;          /* guesses of its next run; 0: speculation loses */
     uint32_t rest;         /* tokens until it is looked at again, while it does */
     struct length length;  /* of its drafts */
     struct gain_rate rate; /* of guesses that were right, issued or not */
     struct accept_stats accept;
+    uint64_t spoke_ns; /* when its last token came; 0: none has since its admission */
+    struct blob *grammar; /* of the answer, or NULL */
 };
 
 struct core {
@@ -543,6 +545,8 @@ bool spec__agrees(struct core *c, const struct asked *a, const struct msg_run_re
  * has ended. */
 void spec__verified(struct core *c, struct replica *rep, struct request *r, const struct asked *a,
                     const struct msg_run_result *x);
+/* Tokens of a run were taken, and the request lives on: how long it was to them. */
+void spec__spoke(struct core *c, struct replica *rep, struct request *r, uint32_t n_tokens);
 /* A Step of n rows, by what was measured. */
 void spec__chain(const struct core *c, const struct replica *rep, struct gain_chain *ret);
 

@@ -114,6 +114,7 @@ void queue__release(struct request *r)
     while (r->n_pages) pages_drop(r->replica->pages, r->pages[--r->n_pages]);
     r->n_issued = r->n_right = r->n_walked = 0;
     r->chosen_in = r->put_in = 0;
+    r->spoke_ns = 0;
 }
 
 void queue__again(struct core *c, struct request *r)
@@ -248,14 +249,15 @@ void queue__admit(struct core *c, struct replica *rep)
     }
 }
 
-/* The pages of one request, the least urgent one, that hold nothing but guesses go back. Rows in
- * flight that write them run before any that uses them anew. */
-static bool give_back_guesses(struct core *c, struct replica *rep)
+/* The pages of one request, the least urgent one but r, that hold nothing but guesses go back. Rows
+ * in flight that write them run before any that uses them anew; the present step build has no
+ * guesses yet. */
+static bool give_back_guesses(struct core *c, struct replica *rep, const struct request *r)
 {
     for (uint32_t i = rep->n_running; i-- > 0;) {
         struct request *x = at(c, rep->running, i);
         uint32_t n = held_for_guesses(c, x);
-        if (n == 0 || x->put_in == rep->step_build) continue;
+        if (n == 0 || x == r) continue;
         spec__drop(x);
         while (n--) pages_drop(rep->pages, x->pages[--x->n_pages]);
         return true;
@@ -268,7 +270,7 @@ bool queue__page(struct core *c, struct request *r, uint32_t *ret_page)
     struct replica *rep = r->replica;
     CHECK(rep != NULL);
     while (!pages_take(rep->pages, ret_page)) {
-        if (give_back_guesses(c, rep)) continue;
+        if (give_back_guesses(c, rep, r)) continue;
         struct request *victim = NULL;
         for (uint32_t i = rep->n_running; i-- > 0 && !victim;) {
             struct request *x = at(c, rep->running, i);

@@ -272,7 +272,9 @@ static void take_run(struct core *c, struct replica *rep, const struct asked *a,
         return;
     }
     if (a->n_guesses) spec__verified(c, rep, counts ? r : NULL, a, x);
+    uint32_t before = r ? r->n_tokens : 0;
     for (uint32_t k = 0; k < x->n_tokens && counts; k++) counts = take_token(c, r, x, k);
+    if (counts && r->running) spec__spoke(c, rep, r, r->n_tokens - before);
 }
 
 void request__results(struct core *c, const struct msg_result *m)

@@ -310,3 +310,19 @@ void spec__verified(struct core *c, struct replica *rep, struct request *r, cons
         length_note(&r->length,
                     (float)more(used, a->n_tokens - a->n_guesses) / (float)a->n_guesses);
 }
+
+void spec__spoke(struct core *c, struct replica *rep, struct request *r, uint32_t n_tokens)
+{
+    if (n_tokens == 0) return;
+    uint64_t took_ns = c->now_ns - r->spoke_ns;
+    struct accept_stats more = {0};
+    if (r->drafts && r->run) {
+        more.on_ns = took_ns;
+        more.on_tokens = n_tokens;
+    } else {
+        more.off_ns = took_ns;
+        more.off_tokens = n_tokens;
+    }
+    if (r->spoke_ns) accept_add(&rep->accept, &more);
+    r->spoke_ns = c->now_ns;
+}

@@ -89,6 +89,7 @@ void choice_take(struct choice *c, const struct client_reply *r, bool keep_token
 {
     take_text(c, r);
     c->n_tokens += r->n_tokens;
+    if (c->splits && c->split.state == SPLIT_THINK) c->n_reasoning += r->n_tokens;
     for (uint32_t i = 0; r->logprobs && i < r->n_tokens; i++)
         c->sum += r->logprobs[i] > LOGPROB_LEAST ? r->logprobs[i] : LOGPROB_LEAST;
     /* Tokens of before a coordinator's restart come without. */

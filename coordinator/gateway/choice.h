@@ -25,10 +25,11 @@ struct choice {
     uint32_t told_calls; /* calls of tools whose beginning was told */
     uint64_t seed;       /* of the calls' ids */
     struct choice_tokens tokens;
-    uint32_t n_tokens;  /* of the whole answer */
-    double sum;         /* of its log-probabilities */
-    uint32_t told_text; /* characters of it, for text_offset */
-    bool begun;         /* it has a token, or an end */
+    uint32_t n_tokens;    /* of the whole answer */
+    uint32_t n_reasoning; /* of them, those of the reasoning, but for the one that ends it */
+    double sum;           /* of its log-probabilities */
+    uint32_t told_text;   /* characters of it, for text_offset */
+    bool begun;           /* it has a token, or an end */
     bool told_begin, told_end;
     enum finish_reason finish;
 };

@@ -86,6 +86,7 @@ enum route {
     ROUTE_COMPLETIONS,
     ROUTE_CHAT,
     ROUTE_MESSAGES,
+    ROUTE_RESPONSES,
     ROUTE_COUNT,
     ROUTE_TOKENIZE,
     ROUTE_DETOKENIZE,
@@ -108,6 +109,7 @@ static const struct {
     {"/v1/completions", "POST", ROUTE_COMPLETIONS, false},
     {"/v1/chat/completions", "POST", ROUTE_CHAT, false},
     {"/v1/messages", "POST", ROUTE_MESSAGES, false},
+    {"/v1/responses", "POST", ROUTE_RESPONSES, false},
     {"/v1/messages/count_tokens", "POST", ROUTE_COUNT, false},
     {"/tokenize", "POST", ROUTE_TOKENIZE, false},
     {"/detokenize", "POST", ROUTE_DETOKENIZE, false},
@@ -142,9 +144,10 @@ static void serve(struct gateway *g, struct httpd_request *r, size_t i)
     case ROUTE_METRICS: page__metrics(g, r); break;
     case ROUTE_MODELS: page__models(g, r, ""); break;
     case ROUTE_MODEL: page__models(g, r, httpd_path(r) + strlen(routes[i].path)); break;
-    case ROUTE_COMPLETIONS: job__begin(g, r, ASK_COMPLETION, false); break;
-    case ROUTE_CHAT: job__begin(g, r, ASK_CHAT, false); break;
-    case ROUTE_MESSAGES: job__begin(g, r, ASK_CHAT, true); break;
+    case ROUTE_COMPLETIONS: job__begin(g, r, ASK_COMPLETION, JOB_COMPLETIONS); break;
+    case ROUTE_CHAT: job__begin(g, r, ASK_CHAT, JOB_COMPLETIONS); break;
+    case ROUTE_MESSAGES: job__begin(g, r, ASK_CHAT, JOB_MESSAGES); break;
+    case ROUTE_RESPONSES: job__begin(g, r, ASK_CHAT, JOB_RESPONSES); break;
     case ROUTE_COUNT: tokenize__count(g, r); break;
     case ROUTE_TOKENIZE: tokenize__text(g, r); break;
     case ROUTE_DETOKENIZE: tokenize__back(g, r); break;
@@ -180,16 +183,29 @@ static bool admits(const struct gateway *g, const struct httpd_request *r, size_
            access_knows(g->keys, httpd_header(r, "X-Api-Key"));
 }
 
+static size_t route_of(const struct httpd_request *r)
+{
+    size_t i = 0;
+    while (i < N_ROUTES && !fits(httpd_path(r), i)) i++;
+    return i;
+}
+
+/* Who is not admitted takes no memory for what it sends. */
+static bool wants_body(void *arg, const struct httpd_request *r)
+{
+    size_t i = route_of(r);
+    return i < N_ROUTES && admits(arg, r, i);
+}
+
 static void on_request(void *arg, struct httpd_request *r)
 {
     struct gateway *g = arg;
     struct fault f;
-    size_t i = 0;
+    size_t i = route_of(r);
     if (g->cors && strcmp(httpd_method(r), "OPTIONS") == 0) {
         allow_origin(g, r);
         return;
     }
-    while (i < N_ROUTES && !fits(httpd_path(r), i)) i++;
     if (!admits(g, r, i)) {
         (void)fault_set(&f, 401, NULL,
                         "no API key, or one that is not known here "
@@ -331,6 +347,7 @@ static int open_all(struct gateway *g, const struct gateway_options *o, uint32_t
                                  .fields = g->fields,
                                  .n_fields = o->cors ? 2 : 0,
                                  .on_error = on_error,
+                                 .wants_body = wants_body,
                                  .on_request = on_request,
                                  .on_end = on_request_end,
                                  .arg = g};

@@ -63,7 +63,10 @@ void gateway__refuse(struct gateway *g, struct httpd_request *r, const struct fa
 
 /* ---- job.c ---- */
 
-void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind, bool anthropic);
+/* The API in whose form a request came, and is answered. */
+enum job_form { JOB_COMPLETIONS, JOB_MESSAGES, JOB_RESPONSES };
+
+void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind, enum job_form form);
 /* A body in Anthropic's form. counts: only its tokens are to be counted. */
 int job__read_anthropic(struct httpd_request *r, bool counts, struct ask *ret, struct fault *f);
 /* Streams without news for a while are told that the server lives. */

@@ -12,6 +12,7 @@
 #include "common/base/mem.h"
 #include "coordinator/gateway/choice.h"
 #include "coordinator/gateway/message.h"
+#include "coordinator/gateway/response.h"
 #include "coordinator/gateway/sse.h"
 
 #include <inttypes.h>
@@ -45,13 +46,15 @@ struct job {
     uint32_t n_live;    /* of them */
     uint32_t n_choices;
     struct choice *choices;
-    bool anthropic; /* its form, and then: */
-    struct message_stream stream;
-    bool replied;       /* the reply has begun */
-    bool beat;          /* a comment is due */
-    bool told_end;      /* the last bytes of the stream are in `out` */
-    struct fault fault; /* http is 0 as long as all is well */
-    struct buf out;     /* of a stream: bytes that the peer has not taken */
+    enum job_form form;
+    struct message_stream message;   /* of JOB_MESSAGES */
+    struct response_stream response; /* of JOB_RESPONSES, */
+    struct json *echo;               /* and what a response repeats of its request */
+    bool replied;                    /* the reply has begun */
+    bool beat;                       /* a comment is due */
+    bool told_end;                   /* the last bytes of the stream are in `out` */
+    struct fault fault;              /* http is 0 as long as all is well */
+    struct buf out;                  /* of a stream: bytes that the peer has not taken */
 };
 
 static void free_job(struct job *j)
@@ -60,6 +63,8 @@ static void free_job(struct job *j)
     for (uint32_t i = 0; i < j->n_choices; i++) choice_close(&j->choices[i]);
     mem_free(j->choices);
     mem_free(j->parts);
+    response_close(&j->response);
+    json_free(j->echo);
     buf_close(&j->out);
     ask_close(&j->ask);
     *j->at = j->next;
@@ -101,6 +106,24 @@ static const char *model_of(const struct job *j)
     return j->ask.request.model ? j->ask.request.model : j->e.g->model;
 }
 
+static struct message_head message_head_of(const struct job *j)
+{
+    return (struct message_head){j->id, model_of(j), counts_of(j)};
+}
+
+static struct response_head response_head_of(const struct job *j)
+{
+    struct message_usage n = counts_of(j);
+    return (struct response_head){.id = j->id,
+                                  .model = model_of(j),
+                                  .created_s = j->created_s,
+                                  .echo = j->echo,
+                                  .n_prompt = n.prompt,
+                                  .n_cached = n.cached,
+                                  .n_answer = n.answer,
+                                  .n_reasoning = j->choices[0].n_reasoning};
+}
+
 static struct json *usage_of(const struct job *j)
 {
     struct message_usage n = counts_of(j);
@@ -135,14 +158,8 @@ static int by_likelihood(const void *a, const void *b)
     return p > q ? -1 : p < q ? 1 : *x < *y ? -1 : 1;
 }
 
-static void reply_whole(struct job *j)
+static struct json *completions_whole(struct job *j)
 {
-    if (j->anthropic) {
-        const struct message_head h = {j->id, model_of(j), counts_of(j)};
-        j->replied = true;
-        gateway__reply(j->e.g, j->e.http, 200, message_whole(&h, &j->choices[0]));
-        return;
-    }
     uint32_t n = j->ask.n, best_of = j->ask.best_of;
     struct json *o = head_of(j, false), *choices = json_new_array();
     for (uint32_t p = 0; p < j->ask.n_prompts; p++) {
@@ -154,6 +171,17 @@ static void reply_whole(struct job *j)
     }
     json_put(o, "choices", choices);
     json_put(o, "usage", usage_of(j));
+    return o;
+}
+
+static void reply_whole(struct job *j)
+{
+    struct choice *c = &j->choices[0];
+    const struct message_head m = message_head_of(j);
+    const struct response_head r = response_head_of(j);
+    struct json *o = j->form == JOB_MESSAGES    ? message_whole(&m, c)
+                     : j->form == JOB_RESPONSES ? response_whole(&r, c)
+                                                : completions_whole(j);
     j->replied = true;
     gateway__reply(j->e.g, j->e.http, 200, o);
 }
@@ -174,34 +202,34 @@ static void put_error(struct job *j)
 {
     struct buf text = {0};
     struct json *o = NULL;
-    (j->anthropic ? message_fault : fault_write)(&j->fault, &text);
+    (j->form == JOB_MESSAGES ? message_fault : fault_write)(&j->fault, &text);
     if (json_read(text.data, text.len, &o, NULL) == 0) sse_event(&j->out, "error", o);
     buf_close(&text);
 }
 
-static void fill_anthropic(struct job *j)
+static void fill_message(struct job *j)
 {
-    const struct message_head h = {j->id, model_of(j), counts_of(j)};
+    const struct message_head h = message_head_of(j);
     bool ends = !j->n_live && !j->told_end;
-    message_events(&j->stream, &h, &j->choices[0], ends && !j->fault.http, &j->out);
+    message_events(&j->message, &h, &j->choices[0], ends && !j->fault.http, &j->out);
     if (ends && j->fault.http) put_error(j);
     j->told_end |= ends;
 }
 
-/* Makes the next events of all that is new. */
-static void fill(struct job *j)
+static void fill_response(struct job *j)
 {
-    if (j->anthropic) {
-        fill_anthropic(j);
-        if (j->beat && !j->out.len) sse_comment(&j->out);
-        j->beat = false;
-        return;
-    }
+    const struct response_head h = response_head_of(j);
+    bool ends = !j->n_live && !j->told_end;
+    response_events(&j->response, &h, &j->choices[0], ends, j->fault.http ? &j->fault : NULL,
+                    &j->out);
+    j->told_end |= ends;
+}
+
+static void fill_completions(struct job *j)
+{
     for (uint32_t i = 0; i < j->n_choices; i++)
         while (choice_has_news(&j->choices[i], j->ask.kind))
             put_chunk(j, choice_chunk(&j->choices[i], j->ask.kind, i, j->ask.logprobs), NULL);
-    if (j->beat && !j->out.len) sse_comment(&j->out);
-    j->beat = false;
     if (j->n_live || j->told_end) return;
     j->told_end = true;
     if (j->fault.http) {
@@ -210,6 +238,18 @@ static void fill(struct job *j)
     }
     if (j->ask.include_usage) put_chunk(j, NULL, usage_of(j));
     sse_done(&j->out);
+}
+
+/* Makes the next events of all that is new. */
+static void fill(struct job *j)
+{
+    switch (j->form) {
+    case JOB_COMPLETIONS: fill_completions(j); break;
+    case JOB_MESSAGES: fill_message(j); break;
+    case JOB_RESPONSES: fill_response(j); break;
+    }
+    if (j->beat && !j->out.len) sse_comment(&j->out);
+    j->beat = false;
 }
 
 static long pull(void *context, char *to, size_t room)
@@ -300,6 +340,7 @@ static void on_end(void *arg, struct client_call *call, const struct client_end 
     bool well = !end->lost && end->status == STATUS_OK;
     if (!well && !j->fault.http) {
         fault_of_end(&j->fault, end);
+        if (j->form == JOB_RESPONSES) response_rename(&j->fault);
         if (j->ask.format_param) fault_rename(&j->fault, "format_json", j->ask.format_param);
         cancel_all(j);
     }
@@ -343,13 +384,15 @@ static int read_deadline(const struct httpd_request *r, uint64_t *ret_ms, struct
 }
 
 static struct job *new_job(struct gateway *g, struct httpd_request *r, const struct ask *a,
-                           bool anthropic)
+                           enum job_form form, struct json *moved_echo)
 {
+    static const char *const chats[] = {"chatcmpl", "msg", "resp"};
     uint32_t n = a->n_prompts * a->best_of;
     struct job *j = mem_zalloc(sizeof *j);
     *j = (struct job){.e = {g, r, on_http_end},
                       .ask = *a,
-                      .anthropic = anthropic,
+                      .form = form,
+                      .echo = moved_echo,
                       .begun_ns = clock_ns(),
                       .created_s = (uint64_t)time(NULL),
                       .n_choices = n,
@@ -360,10 +403,7 @@ static struct job *new_job(struct gateway *g, struct httpd_request *r, const str
     j->ask.request.stops = j->ask.stops;
     if (j->ask.user[0]) j->ask.request.user = j->ask.user;
     (void)snprintf(j->id, sizeof j->id, "%s-%016" PRIx64,
-                   anthropic             ? "msg"
-                   : a->kind == ASK_CHAT ? "chatcmpl"
-                                         : "cmpl",
-                   g->ids++);
+                   a->kind == ASK_CHAT ? chats[form] : "cmpl", g->ids++);
     (void)snprintf(j->alone, sizeof j->alone, "uncached %.40s", j->id);
     for (uint32_t i = 0; i < n && a->kind == ASK_CHAT; i++)
         choice_split(&j->choices[i], &j->ask, g->ids * ASK_CHOICES_MAX + i);
@@ -375,7 +415,9 @@ static struct job *new_job(struct gateway *g, struct httpd_request *r, const str
     return j;
 }
 
-int job__read_anthropic(struct httpd_request *r, bool counts, struct ask *ret, struct fault *f)
+/* A body of another API: translated, then read as a chat's. echo: NULL, or what is repeated. */
+static int read_translated(struct httpd_request *r, bool counts, struct json **ret_echo,
+                           struct ask *ret, struct fault *f)
 {
     struct errmsg em = {0};
     struct json *doc, *chat;
@@ -384,36 +426,47 @@ int job__read_anthropic(struct httpd_request *r, bool counts, struct ask *ret, s
     const char *body = httpd_body(r, &n);
     if (json_read(body, n, &doc, &em) < 0)
         return fault_set(f, 400, NULL, "the body: %.400s", em.text);
-    chat = message_translate(doc, counts, f);
+    chat = ret_echo ? response_translate(doc, ret_echo, f) : message_translate(doc, counts, f);
     json_free(doc);
     if (!chat) return -1;
     json_write(chat, &text);
     json_free(chat);
     int rc = ask_read(ASK_CHAT, text.data, text.len, ret, f);
     buf_close(&text);
+    if (rc < 0 && ret_echo) {
+        json_free(*ret_echo);
+        response_rename(f);
+    }
     return rc;
 }
 
-static int read_ask(struct httpd_request *r, enum ask_kind kind, bool anthropic, struct ask *ret,
-                    struct fault *f)
+int job__read_anthropic(struct httpd_request *r, bool counts, struct ask *ret, struct fault *f)
+{
+    return read_translated(r, counts, NULL, ret, f);
+}
+
+static int read_ask(struct httpd_request *r, enum ask_kind kind, enum job_form form,
+                    struct json **ret_echo, struct ask *ret, struct fault *f)
 {
     size_t n;
     const char *body = httpd_body(r, &n);
-    return anthropic ? job__read_anthropic(r, false, ret, f) : ask_read(kind, body, n, ret, f);
+    if (form == JOB_COMPLETIONS) return ask_read(kind, body, n, ret, f);
+    return read_translated(r, false, form == JOB_RESPONSES ? ret_echo : NULL, ret, f);
 }
 
-void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind, bool anthropic)
+void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind, enum job_form form)
 {
     struct fault f = {0};
     struct ask a;
+    struct json *echo = NULL;
     uint64_t deadline_ms = 0;
-    if (read_deadline(r, &deadline_ms, &f) < 0 || read_ask(r, kind, anthropic, &a, &f) < 0) {
+    if (read_deadline(r, &deadline_ms, &f) < 0 || read_ask(r, kind, form, &echo, &a, &f) < 0) {
         gateway__refuse(g, r, &f);
         return;
     }
     a.request.deadline_ms = deadline_ms;
     httpd_drop_body(r);
-    struct job *j = new_job(g, r, &a, anthropic);
+    struct job *j = new_job(g, r, &a, form, echo);
     httpd_set_context(r, &j->e);
     for (uint32_t i = 0; i < a.n_prompts && !j->fault.http; i++) (void)start_part(j, i);
     tell(j);

@@ -379,17 +379,23 @@ static void put_delta(const struct message_stream *s, const char *type, const ch
     buf_close(text);
 }
 
+/* What is new of the call that was begun last, which is the present block. */
+static void put_arguments(const struct message_stream *s, struct choice *c, struct buf *to)
+{
+    struct buf *arguments =
+        s->block == BLOCK_TOOL ? &c->split.calls[c->told_calls - 1].arguments : NULL;
+    if (arguments && arguments->len)
+        put_delta(s, "input_json_delta", "partial_json", arguments, to);
+}
+
 static void put_calls(struct message_stream *s, struct choice *c, struct buf *to)
 {
     struct split *p = &c->split;
-    for (uint32_t i = c->told_calls ? c->told_calls - 1 : 0; i < p->n_calls; i++) {
-        if (i >= c->told_calls) {
-            begin_block(s, tool_json(c, i, false), to);
-            s->block = BLOCK_TOOL;
-            c->told_calls++;
-        }
-        struct buf *arguments = &p->calls[i].arguments;
-        if (arguments->len) put_delta(s, "input_json_delta", "partial_json", arguments, to);
+    while (c->told_calls < p->n_calls) {
+        begin_block(s, tool_json(c, c->told_calls, false), to);
+        s->block = BLOCK_TOOL;
+        c->told_calls++;
+        put_arguments(s, c, to);
     }
 }
 
@@ -402,6 +408,7 @@ void message_events(struct message_stream *s, const struct message_head *h, stru
         put_event(to, "message_start", o);
         s->begun = true;
     }
+    put_arguments(s, c, to); /* before text that came together with them, and stands behind */
     if (c->reasoning.len) {
         if (s->block != BLOCK_THINKING) {
             struct json *block = block_json("thinking", "thinking", "", 0);

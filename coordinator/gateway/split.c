@@ -266,7 +266,7 @@ static bool call(struct split *s)
 {
     size_t at = blanks(s, 0);
     if (at == s->held.len) {
-        skip(s, at);
+        if (at > SPLIT_BLANKS_MAX) skip(s, at - SPLIT_BLANKS_MAX);
         return false;
     }
     char c = s->held.data[at];
@@ -289,7 +289,9 @@ static bool call(struct split *s)
     if (m == MAYBE) return false;
     if (m == NO) return is_text(s);
     size_t n = strlen(s->tagged ? END_TAG : FENCE);
-    if (!s->tagged && match(s, at + n, "json") == YES) n += strlen("json");
+    enum match again = s->tagged ? NO : match(s, at + n, "json");
+    if (again == MAYBE && !s->ends) return false; /* an end, or another beginning */
+    if (again == YES) n += strlen("json");
     skip(s, at + n);
     if (!s->tagged) return true;
     s->tagged = false;
@@ -406,6 +408,8 @@ void split_push(struct split *s, const char *text, size_t n)
 
 void split_finish(struct split *s)
 {
+    s->ends = true;
+    while (s->held.len && s->state == SPLIT_CALL && call(s)) continue;
     bool in_call = s->state == SPLIT_VALUE || s->state == SPLIT_TAIL;
     /* A call that broke off before its arguments is text; so is a beginning of one. */
     if (s->state == SPLIT_HEAD || (s->state == SPLIT_CALL && s->n_calls == 0)) (void)is_text(s);

@@ -20,9 +20,10 @@
 #define SPLIT_CALLS_MAX 128u /* of an answer; more stay text */
 /* What may be looked at again with each piece of text that comes, so that an answer takes time in
  * proportion to its length, whatever the model was talked into. */
-#define SPLIT_BLANKS_MAX 256u /* held because a call or a thought may follow them; more are told   \
-                               */
-#define SPLIT_HEAD_MAX 4096u  /* of a call before its arguments; a longer one is read as a whole */
+#define SPLIT_BLANKS_MAX                                                                           \
+    256u                     /* held because a call or a thought may follow them; more are told    \
+                              */
+#define SPLIT_HEAD_MAX 4096u /* of a call before its arguments; a longer one is read as a whole */
 
 struct split_call {
     struct buf name;
@@ -56,6 +57,7 @@ struct split {
     size_t scanned;              /* and so much of `held` was looked at for that end */
     uint32_t depth;              /* of braces and brackets in a value, */
     bool in_string, escaped;
+    bool ends; /* nothing comes any more */
 };
 
 /* reasoning: it is split off; open: the prompt has begun it already. tools: an array in OpenAI's

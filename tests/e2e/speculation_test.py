@@ -93,6 +93,8 @@ class Draft(unittest.TestCase):
             metrics = c.metrics()
             told = sum(v for k, v in metrics.items() if k.startswith("flotilla_draft_accepted_total"))
             self.assertGreaterEqual(told, n["accepted"])
+            self.assertEqual(metrics["flotilla_draft_foreign_total"], 0)
+            self.assertGreater(f["speedup"], 0, "of requests with drafts and without")
 
     def test_exact(self):
         """Row for row the same, whatever is guessed, on one stage and on several."""

@@ -1,6 +1,7 @@
 /* Bodies of the gateway's requests: each is taken, or refused with a status and a text, and either
  * can be told in JSON. */
 #include "coordinator/gateway/message.h"
+#include "coordinator/gateway/response.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -30,16 +31,17 @@ static void check_ask(const struct ask *a)
     json_free(j);
 }
 
-/* Anthropic's bodies become OpenAI's, or are refused. */
-static void check_message(const char *body, size_t bytes)
+/* Anthropic's bodies, and those of the Responses API, become a chat's, or are refused. */
+static void check_translated(const char *body, size_t bytes, bool response)
 {
-    struct json *doc, *chat;
+    struct json *doc, *chat, *echo = NULL;
     struct fault f = {0};
     struct buf text = {0};
     struct ask a;
     if (json_read(body, bytes, &doc, NULL) < 0) return;
-    chat = message_translate(doc, bytes & 1, &f);
+    chat = response ? response_translate(doc, &echo, &f) : message_translate(doc, bytes & 1, &f);
     json_free(doc);
+    json_free(echo);
     if (!chat) {
         check_fault(&f);
         return;
@@ -47,6 +49,7 @@ static void check_message(const char *body, size_t bytes)
     json_write(chat, &text);
     json_free(chat);
     if (ask_read(ASK_CHAT, text.data, text.len, &a, &f) < 0) {
+        if (response) response_rename(&f);
         check_fault(&f);
     } else {
         check_ask(&a);
@@ -61,7 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct fault f = {0};
     if (size == 0) return 0;
     if (data[0] % 4 == 2) {
-        check_message((const char *)data + 1, size - 1);
+        check_translated((const char *)data + 1, size - 1, data[0] & 4);
         return 0;
     }
     enum ask_kind kind = data[0] & 1 ? ASK_CHAT : ASK_COMPLETION;

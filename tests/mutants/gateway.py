@@ -2,6 +2,7 @@
 
 ASK, CHOICE, SPLIT, FAULT = ("coordinator/gateway/ask.c", "coordinator/gateway/choice.c", "coordinator/gateway/split.c",
                              "coordinator/gateway/fault.c")
+RESPONSE, MESSAGE = "coordinator/gateway/response.c", "coordinator/gateway/message.c"
 ACCESS, SSE, HTTPD, JOB = ("coordinator/gateway/access.c", "coordinator/gateway/sse.c", "common/io/httpd.c",
                            "coordinator/gateway/job.c")
 CALLS, GENERATE, TALK, WIRE, SCHED = ("coordinator/calls.c", "coordinator/generate.c", "coordinator/conversation.c",
@@ -41,7 +42,7 @@ MUTANTS = [
     m("escapes", SPLIT, "        if (!s->escaped && c == '\"') s->in_string = false;", "        if (c == '\"') s->in_string = false;", "ask_test", "an escaped quote ends a string"),
     m("any-name", SPLIT, "    if (!s->tagged && !is_tool(s, text, n)) return is_text(s);\n", "", "ask_test", "an answer in JSON is taken for a call"),
     m("lead-lost", SPLIT, "    (void)buf_append(&s->content, s->lead.data, s->lead.len);\n", "", "ask_test", "what stood before no call is lost"),
-    m("blanks", SPLIT, "    while (s->tools && end > 0 && is_blank(s->held.data[end - 1])) end--;\n", "", "ask_test", "blanks before a call are told"),
+    m("blanks", SPLIT, "    while (s->tools && end > least && is_blank(s->held.data[end - 1])) end--;\n", "    if (least > at) end--;\n", "ask_test", "blanks before a call are told"),
     m("blanks-without-end", SPLIT, "at > SPLIT_BLANKS_MAX ? at - SPLIT_BLANKS_MAX : 0;", "0;", "ask_test", "a model that writes blanks for ever takes time in their square"),
     m("long-head", SPLIT, "    if (m == MAYBE && s->held.len <= SPLIT_HEAD_MAX) return false;", "    if (m == MAYBE) return false;", "ask_test", "a call's name without an end takes time in its square"),
     m("thought-open", SPLIT, ".state = reasoning && open ? SPLIT_THINK : SPLIT_START};", ".state = SPLIT_START};", "ask_test", "reasoning that the template began is content"),
@@ -63,13 +64,24 @@ MUTANTS = [
     m("user-length", WIRE, '    if (g->user && strlen(g->user) >= LIMIT_USER_BYTES) return wire__bad(em, "user");\n', "", "wire_test", "a user's name has no limit"),
     m("thought", TALK, "    if (rc == 0) *ret_open_thought = ends_in_thought(&prompt);\n", "", "calls_test", "nobody hears that the prompt began the reasoning"),
     # ---- HTTP
-    m("hangups", HTTPD, "        watch(r->k);\n", "", "gateway_test", "who leaves while a request waits is not noticed"),
+    m("hangups", HTTPD, "    watch(k);\n", "", "httpd_test", "who leaves while a request waits, or comes, is not noticed"),
     m("slow-body", HTTPD, "now < k->since_ns + h->read_ns) continue;", "true) continue;", "gateway_test", "a request may take for ever to arrive"),
     m("body-limit", HTTPD, "        r->too_large = n > r->body.max - r->body.len;\n", "        r->too_large = false;\n", "gateway_test", "a chunked body has no limit", ),
+    m("unwanted-kept", HTTPD, "    if (!r->too_large && !r->unwanted) {", "    if (!r->too_large) {", "httpd_test", "who has no key takes memory all the same"),
     m("two-lengths", HTTPD, "    if (f.lengths > 1) return ", "    if (false) return ", "httpd_test", "of two lengths the first counts, elsewhere perhaps the last", short=True),
     m("length-and-coding", HTTPD, "    if (f.lengths && f.codings) return ", "    if (false) return ", "httpd_test", "a length beside a coding does not count, elsewhere it may"),
-    m("folded", HTTPD, "    f->broken |= name[len] != 0;\n", "", "httpd_test", "a length in a second line does not count"),
-    m("space-in-name", HTTPD, "    f->broken |= !is_token(name);\n", "", "httpd_test", "a length with a space before its colon does not count"),
+    m("folded", HTTPD, "    f->broken |= name[len] != 0;\n", "    f->broken |= len == 0;\n", "httpd_test", "a length in a second line does not count"),
+    m("space-in-name", HTTPD, "    f->broken |= !is_token(name);\n", "    f->broken |= !is_token(name) && !*name;\n", "httpd_test", "a length with a space before its colon does not count"),
     m("stream-first", JOB, "    } else if (j->ask.stream && begun) {", "    } else if (j->ask.stream) {", "gateway_test", "a stream's 200 is sent before anything is known"),
     m("no-cancel", JOB, "    e->g->count.gone += gone;\n    cancel_all(j);", "    e->g->count.gone += gone;", "gateway_test", "calls of clients that left go on"),
+    # ---- the Responses API
+    m("store", RESPONSE, "    if (!on) return 0;\n    return unsupported(t, name,\n", "    if (true) return 0;\n    return unsupported(t, name,\n", "response_test",
+      "a response that cannot be stored is promised to be"),
+    m("second-thought", RESPONSE, "    if (t->said || t->calls) end_turn(t);\n    t->open = true;\n", "    t->open = true;\n", "response_test",
+      "two turns of an assistant become one"),
+    m("late-arguments", RESPONSE, "    take_arguments(s, h, c, to);\n    if (c->reasoning.len) {", "    if (c->reasoning.len) {", "response_test",
+      "text behind a call goes before its last arguments"),
+    m("late-partial", MESSAGE, "    put_arguments(s, c, to); /* before", "    /* before", "response_test", "a call's last arguments go into the text's block"),
+    m("one-status", RESPONSE, "    end_item(s, h, c, c->finish == FINISH_LENGTH, to);", "    end_item(s, h, c, false, to);", "response_test", "an item that was cut is complete"),
+    m("response-name", JOB, "        response_rename(f);", "", "responses_test", "an error names a parameter that the API has not"),
 ]

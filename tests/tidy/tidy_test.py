@@ -26,16 +26,16 @@ CORE = "coordinator/core"
 CORE_MAY_NOT = ["common/base/pool.h", "common/base/log.h", "common/base/progress.h"]
 
 ONE_MODULE = {
-    "yaml.h": "common/io/conf.c",
+    "yaml.h": "common/io/conf.c", "histedit.h": "coordinator/cli/line.c",
     "xxhash.h": "common/base/hash.c", "jansson.h": "common/text/json.c", "pcre2.h": "common/text/tok_bpe.c", "protobuf-c/protobuf-c.h": "proto/wire_pb.h",
 }
 SYSTEM = {
     "arpa/inet.h", "ctype.h", "dirent.h", "errno.h", "execinfo.h", "float.h", "fcntl.h", "ifaddrs.h", "inttypes.h", "limits.h", "linux/futex.h",
-    "linux/sockios.h", "linux/tcp.h", "math.h", "net/if.h", "netdb.h", "netinet/in.h", "poll.h", "pthread.h",
+    "linux/sockios.h", "linux/tcp.h", "locale.h", "math.h", "net/if.h", "netdb.h", "netinet/in.h", "poll.h", "pthread.h",
     "sched.h", "signal.h", "stdarg.h", "stdatomic.h", "stdbool.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h",
     "string.h", "strings.h", "sys/epoll.h", "sys/eventfd.h", "sys/ioctl.h", "sys/mman.h", "sys/prctl.h", "sys/random.h",
     "sys/resource.h", "sys/signalfd.h", "sys/socket.h", "sys/stat.h", "sys/syscall.h", "sys/time.h", "sys/un.h", "sys/wait.h", "time.h",
-    "unistd.h",
+    "unistd.h", "wchar.h",
 }
 MANY_MODULES = {"zmq.h": {"common/io/net.c", "common/io/zap.c", "common/io/keys.c",
                           "tests/lib/poison.c"},  # stands before a function of it

@@ -32,6 +32,12 @@ static void on_error(void *arg, unsigned status, const char *text, struct buf *o
     (void)buf_append(out, line, (size_t)snprintf(line, sizeof line, "%u: %s", status, text));
 }
 
+static bool wants_body(void *arg, const struct httpd_request *r)
+{
+    (void)arg;
+    return strcmp(httpd_path(r), "/unwanted") != 0;
+}
+
 /* Says what it read. */
 static void on_request(void *arg, struct httpd_request *r)
 {
@@ -64,6 +70,7 @@ static int setup(void **state)
                                     .read_s = 30,
                                     .stall_s = 30,
                                     .on_error = on_error,
+                                    .wants_body = wants_body,
                                     .on_request = on_request,
                                     .on_end = on_end,
                                     .arg = &s};
@@ -217,12 +224,64 @@ static void test_large_bodies(void **state)
     assert_int_equal(s->n_requests, 2);
 }
 
+/* It takes no memory; what comes behind it is read as ever, and a limit it has too. */
+static void test_unwanted_bodies(void **state)
+{
+    struct server *s = *state;
+    static const char *const unwanted[] = {
+        "POST /unwanted HTTP/1.1\r\n" HOST "Content-Length: 3\r\n\r\nabc" NEXT,
+        "POST /unwanted HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n" CHUNKS NEXT,
+    };
+    char reply[4096], request[1024], body[401] = {0};
+    for (size_t i = 0; i < sizeof unwanted / sizeof unwanted[0]; i++) {
+        assert_false(talk(s, unwanted[i], strlen(unwanted[i]), reply, sizeof reply));
+        if (!strstr(reply, "<POST /unwanted >") || !strstr(reply, "<GET /next >"))
+            fail_msg("%s:\n%s", unwanted[i], reply);
+    }
+    memset(body, 'x', 400);
+    (void)snprintf(request, sizeof request,
+                   "POST /unwanted HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n190\r\n%s"
+                   "\r\n0\r\n\r\n" NEXT,
+                   body);
+    assert_true(talk(s, request, strlen(request), reply, sizeof reply));
+    assert_null(strstr(reply, "<"));
+    assert_int_equal(s->n_requests, 4);
+}
+
+/* Who leaves in the middle of a body is noticed at once, also where the end comes with the bytes.
+ */
+static void test_gone_in_a_body(void **state)
+{
+    struct server *s = *state;
+    static const char *const parts[] = {POST "Content-Length: 7\r\n\r\n",
+                                        POST "Content-Length: 7\r\n\r\nabc",
+                                        POST "Transfer-Encoding: chunked\r\n\r\n7\r\nab"};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        int fd = dial(s);
+        assert_int_equal(send(fd, parts[i], strlen(parts[i]), MSG_NOSIGNAL),
+                         (ssize_t)strlen(parts[i]));
+        (void)close(fd);
+        uint64_t give_up = clock_ns() + 10 * NS_PER_S; /* a request has 30 s to come */
+        bool came = false;
+        while (!came || httpd_connections(s->h)) {
+            struct pollfd p = {.fd = httpd_fd(s->h), .events = POLLIN};
+            assert_true(clock_ns() < give_up);
+            (void)poll(&p, 1, 20);
+            httpd_turn(s->h);
+            came |= httpd_connections(s->h) > 0;
+        }
+    }
+    assert_int_equal(s->n_requests, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_framing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ambiguous_framing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_large_bodies, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_unwanted_bodies, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_gone_in_a_body, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -175,6 +175,21 @@ static void test_extreme_integers(void **state)
     expect_text("{{ 'a b c'.rsplit(none, 9223372036854775807) }}", HELLO, "['a', 'b', 'c']");
     expect_text("{{ 'a b c'.split(none, -9223372036854775807 - 1) }}", HELLO, "['a', 'b', 'c']");
     expect_text("{{ 'abc def' | truncate(9223372036854775807) }}", HELLO, "abc def");
+    static const char *const many[] = {"[1] * 9223372036854775807",
+                                       "9223372036854775807 * (1, 2)",
+                                       "'x' * 9223372036854775807",
+                                       "'x'.center(9223372036854775807)",
+                                       "['x'] | batch(9223372036854775807, 'y') | list",
+                                       "['x'] | slice(9223372036854775807, 'y') | list",
+                                       "'x' | indent(9223372036854775807)",
+                                       "[1] | tojson(indent=9223372036854775807)"};
+    for (size_t i = 0; i < sizeof many / sizeof many[0]; i++) {
+        char text[128];
+        (void)snprintf(text, sizeof text, "{{ %s }}", many[i]);
+        expect_error_with(text, HELLO, (struct template_limits){.steps = 100000}, ERR_LIMIT,
+                          "line 1: the template takes more than 100000 steps");
+    }
+    expect_text("{{ [] * 9223372036854775807 }}{{ '' * 9223372036854775807 }}", HELLO, "[]");
     expect_text("{{ '-5'.zfill(-9223372036854775807 - 1) }}", HELLO, "-5");
     expect_error("{{ '%99999999999999999999d' % 5 }}", ERR_RANGE,
                  "line 1: a format: a field is too wide");
@@ -327,6 +342,7 @@ static void test_errors(void **state)
         {"{{ '{:.3}'.format(2.0) }}", ERR_RANGE,
          "line 1: a format: digits behind the point without a type"},
         {"{{ '%#.3g' % 1.0 }}", ERR_RANGE, "line 1: a format: '#' of a number with a point"},
+        {"{{ (-8) ** 0.5 }}", ERR_UNSUPPORTED, "line 1: complex numbers are not supported"},
         {"{{ '%a' % 'x' }}", ERR_RANGE, "line 1: a format: an unknown type"},
         {"{{ '{:010,}'.format(1234) }}", ERR_RANGE,
          "line 1: a format: commas among zeros that fill"},

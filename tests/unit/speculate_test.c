@@ -28,7 +28,8 @@ struct world {
     uint32_t n_tokens;
     struct accept_stats accept; /* of the last request that ended */
     uint32_t n_ended;
-    uint64_t ignored; /* a request whose tokens are not kept */
+    uint32_t table[4]; /* the first pages of the last run */
+    uint64_t ignored;  /* a request whose tokens are not kept */
     enum status status;
     int32_t end_at; /* position at which the answer has an end token; -1: none */
 };
@@ -46,6 +47,7 @@ static void happen(struct world *w, struct event e)
             int32_t *to = kept_tokens[w->f.flight[i].number % READY_FLIGHT][k];
             memcpy(to, r->tokens, (r->n_rows < 64 ? r->n_rows : 64) * sizeof *to);
             r->tokens = to;
+            memcpy(w->table, r->pages, (r->n_pages < 4 ? r->n_pages : 4) * sizeof *w->table);
         }
     for (size_t i = 0; i < w->f.last.n; i++) {
         const struct action *a = &w->f.last.items[i];
@@ -369,6 +371,30 @@ static void test_a_guessed_page_is_not_shared(void **state)
     core_close(w.f.core);
 }
 
+/* Another request has computed the page that a known row completes: the row is written into the
+ * request's own page all the same, also where guesses go behind it in the same run, and the shared
+ * one is read from the next Step on. */
+static void test_a_page_that_another_has(void **state)
+{
+    (void)state;
+    struct world w = begun(draft_config(4), 14, 60);
+    compose(&w);
+    ask_for(&w, FIRST + 1, 17, 1); /* its prompt is what the first one will say */
+    compose(&w);
+    assert_true(last_run(&w)->request == FIRST + 1 && last_run(&w)->n_rows == 17);
+    uint32_t page = w.table[0];
+    w.ignored = FIRST + 1;
+    while (w.f.n_flight) answer(&w);
+    assert_int_equal(sequence(&w).n_tokens, 16);
+    guess(&w, 4, NONE_WRONG); /* the first of them is known by now */
+    compose(&w);
+    const struct msg_run *r = last_run(&w);
+    assert_true(r->kind == RUN_VERIFY && r->first_pos == 15 && r->n_guesses == 3);
+    assert_int_not_equal(w.table[0], page);
+    assert_int_equal(sequence(&w).pages[0], page);
+    core_close(w.f.core);
+}
+
 /* Nothing behind an end token counts, whatever is in flight behind it. */
 static void test_an_end_in_a_run(void **state)
 {
@@ -642,6 +668,7 @@ int main(void)
         cmocka_unit_test(test_the_middle_one_is_wrong),
         cmocka_unit_test(test_answers_that_count_for_nothing),
         cmocka_unit_test(test_a_guessed_page_is_not_shared),
+        cmocka_unit_test(test_a_page_that_another_has),
         cmocka_unit_test(test_an_end_in_a_run),
         cmocka_unit_test(test_a_guessed_end),
         cmocka_unit_test(test_limits),

@@ -305,6 +305,7 @@ FILTER(abs_)
         if (v.type == V_UNDEFINED || v.type == V_UNSAFE) interp_undefined(in, v);
         interp_fail(in, ERR_RANGE, "abs() wants a number, not a '%s'", value_type_name(v));
     }
+    if (v.type == V_FLOAT) return value_foreign(value_float(fabs(d)), v.foreign);
     return d < 0 && in->rc == 0 ? ops_unary(in, OP_SUB, v) : ops_unary(in, OP_ADD, v);
 }
 
@@ -326,11 +327,11 @@ FILTER(round_)
         (void)snprintf(text, sizeof text, "%.*f", (int)precision, d);
         return value_foreign(value_float(strtod(text, NULL)), v.foreign);
     }
-    double scale = pow(10.0, (double)precision);
+    double scale = pow(10.0, (double)precision); /* + 0.0: Python's integers have no -0 */
     if (value_is(how, "ceil"))
-        return value_foreign(value_float(ceil(d * scale) / scale), v.foreign);
+        return value_foreign(value_float((ceil(d * scale) + 0.0) / scale), v.foreign);
     if (!value_is(how, "floor")) interp_fail(in, ERR_RANGE, "round() is common, ceil or floor");
-    return value_foreign(value_float(floor(d * scale) / scale), v.foreign);
+    return value_foreign(value_float((floor(d * scale) + 0.0) / scale), v.foreign);
 }
 
 const struct filter_def filters_text[] = {

@@ -40,7 +40,11 @@ static struct value pad(struct interp *in, struct value s, const struct spec *f,
             in, str_part(s, 0, sign),
             cases_pad(in, str_part(s, sign, s.len), f->width - sign, fill, true, false));
     }
-    return cases_pad(in, s, f->width, fill, align != '<', align != '>');
+    if (align == '^') { /* the odd one is on the right, always, unlike in center() */
+        int64_t have = (int64_t)str_chars(s), all = f->width > have ? f->width - have : 0;
+        s = cases_pad(in, s, have + all / 2, fill, true, false);
+    }
+    return cases_pad(in, s, f->width, fill, align == '>', align != '>');
 }
 
 /* Groups of three digits before the point. */
@@ -293,8 +297,7 @@ static struct value brace_value(struct interp *in, struct value v, struct value 
     if (f.comma && f.align == '=' && f.fill[0] == '0')
         return bad(in, "commas among zeros that fill");
     if (f.comma && f.type && strchr("xXob", f.type)) return bad(in, "commas in this type");
-    if ((f.type ? strchr("dxXob", f.type) && value_integer(v, &i)
-                : v.type == V_INT && value_integer(v, &i))) {
+    if ((!f.type || strchr("dxXob", f.type)) && value_integer(v, &i)) {
         if (f.precision >= 0) return bad(in, "an integer has no digits behind the point");
         return format_int(in, i, &f, v.foreign);
     }

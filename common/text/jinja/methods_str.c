@@ -314,7 +314,7 @@ METHOD(splitlines)
 static struct value part_in_three(struct interp *in, struct value s, struct value sep, bool right)
 {
     struct list *l = list_new(in, 3);
-    struct value empty = value_text("", 0);
+    struct value empty = str_part(s, 0, 0);
     if (!want_string(in, sep) || !interp_bytes(in, s.len)) return s;
     if (sep.len == 0) interp_fail(in, ERR_RANGE, "the separator is empty");
     size_t at = right ? str_rfind(in, s, sep) : str_find(s, sep, 0);

@@ -65,6 +65,16 @@ static struct value of_ints(struct interp *in, enum op op, int64_t a, int64_t b)
     return over ? too_large(in) : value_int(r);
 }
 
+static struct value float_pow(struct interp *in, double a, double b)
+{
+    double r = pow(a, b);
+    if (a == 0.0 && b < 0.0) return by_zero(in);
+    if (isinf(r) && isfinite(a) && isfinite(b)) interp_fail(in, ERR_RANGE, "a power is too large");
+    if (a < 0.0 && isfinite(a) && isfinite(b) && b != floor(b))
+        interp_fail(in, ERR_UNSUPPORTED, "complex numbers are not supported");
+    return value_float(r);
+}
+
 static struct value of_floats(struct interp *in, enum op op, double a, double b)
 {
     double rest;
@@ -72,13 +82,14 @@ static struct value of_floats(struct interp *in, enum op op, double a, double b)
     case OP_ADD: return value_float(a + b);
     case OP_SUB: return value_float(a - b);
     case OP_MUL: return value_float(a * b);
-    case OP_POW: return a == 0.0 && b < 0.0 ? by_zero(in) : value_float(pow(a, b));
+    case OP_POW: return float_pow(in, a, b);
     default: break;
     }
     if (b == 0.0) return by_zero(in);
     if (op == OP_DIV) return value_float(a / b);
     rest = fmod(a, b);
     if (rest != 0.0 && (rest < 0.0) != (b < 0.0)) rest += b;
+    if (rest == 0.0) rest = copysign(0.0, b);
     return value_float(op == OP_MOD ? rest : round((a - rest) / b));
 }
 
@@ -113,7 +124,7 @@ static struct value repeat(struct interp *in, struct value a, int64_t times)
         return v;
     }
     struct list *l = list_new(in, 0);
-    for (int64_t i = 0; i < times && a.list->n; i++)
+    for (int64_t i = 0; i < times && a.list->n && in->rc == 0; i++)
         for (size_t k = 0; k < a.list->n && interp_step(in, 1); k++)
             list_add(in, l, a.list->items[k]);
     return list_value(a.type, l);

@@ -216,6 +216,7 @@ struct value list_value(enum value_type type, struct list *l)
 static struct list *chars_of(struct interp *in, struct value s)
 {
     struct list *l = list_new(in, str_chars(s));
+    s.markup = false; /* characters of markup are plain */
     for (size_t i = 0, n; i < s.len && interp_step(in, 1); i += n) {
         (void)str_char(s, i, &n);
         list_add(in, l, str_part(s, i, i + n));
