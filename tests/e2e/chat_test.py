@@ -1,5 +1,5 @@
 """`flotilla chat` at a terminal and from a pipe, and `generate --chat`: what they say is what the API says of the same messages."""
-import fcntl, json, os, pty, re, select, struct, sys, tempfile, termios, time, unittest
+import fcntl, json, os, pty, re, select, signal, socket, struct, sys, tempfile, termios, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
@@ -137,6 +137,15 @@ class Chat(unittest.TestCase):
         t.type("\x04")
         self.assertEqual(t.end(), 0)
 
+    def test_interrupt_of_the_start(self):
+        """Nobody has to wait for a cluster that is silent."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            t = Terminal("chat", "--cluster", "tcp://127.0.0.1:%d" % silent.getsockname()[1])
+            peer, _ = silent.accept()
+            t.type("\x03")
+            self.assertEqual(t.end(), signal.SIGINT)
+            peer.close()
+
     def test_lines_and_commands(self):
         t = self.open("--tokens", "8", "--system", "Be brief.")
         several = "One.\nTwo, ü.\nThree."
@@ -176,7 +185,7 @@ class Chat(unittest.TestCase):
         r = run(*words, input="Hello\n\nAnd then?\\\nSay it.".encode())
         self.assertEqual((r.returncode, r.stdout.decode()), (0, f"{first}\n{second}\n"), r.stderr)
         self.assertEqual(int(FIGURES.findall(r.stderr.decode())[1][2]), usage["prompt_tokens"])
-        for text, why in ((b"Hello\n" + b"7" * 9000 + b"\n", "fit the context"), (b"\xff\n", "not UTF-8"), (b"a\0b\n", "NUL"),
+        for text, why in ((b"Hello\n" + b"7" * 9000 + b"\n", "fit the context"), (b"\xff\n", "not UTF-8"), (b"a\0b\n", "or has a NUL"),
                           (b"/nonsense\n", "no command"), (b"x" * (5 << 20), "bytes")):
             r = run(*words, input=text)
             self.assertEqual(r.returncode, 1, text[:20])
