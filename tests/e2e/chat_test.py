@@ -9,7 +9,8 @@ from raw_http import post
 FIGURES = re.compile(r"\[(\d+) tokens, first after \d+ ms, [\d.]+ tokens/s; (\d+) of (\d+) prompt tokens were cached(; [a-z ]+)?\]\r?\n")
 PASTE, PASTED = "\033[200~", "\033[201~"
 ANSWERS = "\033[?2004l"  # behind what was typed: the terminal need not mark pasted blocks any more
-WAITS = "\033[?2004h"
+# The terminal is asked to mark pasted blocks; the prompt comes when it gives each key as it is pressed.
+WAITS = re.escape("\033[?2004h") + "[^>.]*[>.] "
 
 
 class Terminal:
@@ -51,7 +52,7 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def ready(self):
-        self.until(re.escape(WAITS))
+        self.until(WAITS)
 
     def answer(self):
         """Of what was typed last: its text, and its figures."""
@@ -166,9 +167,9 @@ class Chat(unittest.TestCase):
         t.ready()
         self.assertEqual(t.say("\033[A\033[A\033[A" + "\x7f!")[0], self.api(several[:-1] + "!", max_tokens=8)[0])
         t.type("/help\r")
-        self.assertIn("/reset", t.until(re.escape(WAITS))[1])
+        self.assertIn("/reset", t.until(WAITS)[1])
         t.type("/nonsense\r")
-        self.assertIn("'/nonsense' is no command", t.until(re.escape(WAITS))[1])
+        self.assertIn("'/nonsense' is no command", t.until(WAITS)[1])
         t.type("/system Answer in French.\r")
         t.ready()
         t.type("/reset\r")
