@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -326,26 +327,57 @@ static int open_interrupts(int *ret, struct errmsg *em)
     sigset_t set;
     (void)sigemptyset(&set);
     (void)sigaddset(&set, SIGINT);
-    (void)sigprocmask(SIG_BLOCK, &set, NULL);
+    (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
     *ret = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     return *ret < 0 ? err_set(em, ERR_IO, "signalfd: %s", strerror(errno)) : 0;
 }
 
-static int open_model(struct session *s, const char **ret_name, struct errmsg *em)
+struct opening {
+    struct session *s;
+    const char *name; /* of the model */
+    int rc;
+    struct errmsg *em;
+};
+
+static void *open_model(void *arg)
 {
-    *ret_name = s->o->model;
-    if (s->o->model) return gen_local_open(s->o, &s->local, em);
-    int rc = client_open_keys(s->o->cluster, &s->o->keys, &s->client, em);
-    return rc == 0 ? client_models(s->client, ret_name, em) : rc;
+    struct opening *o = arg;
+    struct session *s = o->s;
+    o->name = s->o->model;
+    if (s->o->model) {
+        o->rc = gen_local_open(s->o, &s->local, o->em);
+    } else {
+        o->rc = client_open_keys(s->o->cluster, &s->o->keys, &s->client, o->em);
+        if (o->rc == 0) o->rc = client_models(s->client, &o->name, o->em);
+    }
+    return NULL;
+}
+
+/* Loading may take long, and ^C ends it: SIGINT is blocked in the thread that loads, and in all
+ * that it starts, but meanwhile not in this one. */
+static int wait_model(struct session *s, const char **ret_name, struct errmsg *em)
+{
+    struct opening o = {.s = s, .em = em};
+    pthread_t thread;
+    sigset_t set;
+    if (pthread_create(&thread, NULL, open_model, &o) != 0)
+        return err_set(em, ERR_IO, "no thread to load in");
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGINT);
+    (void)pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    (void)pthread_join(thread, NULL);
+    (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
+    *ret_name = o.name;
+    return o.rc;
 }
 
 static int run(const struct gen_options *o, bool *ret_failed, struct errmsg *em)
 {
     struct session s = {.o = o, .interrupts = -1, .messages = json_new_array()};
-    const char *name;
+    const char *name = "";
     int rc = open_interrupts(&s.interrupts, em);
     if (rc == 0) rc = line_open(s.interrupts, LIMIT_CHAT_BYTES / 2, &s.lines, em);
-    if (rc == 0) rc = open_model(&s, &name, em);
+    if (rc == 0) rc = wait_model(&s, &name, em);
     if (rc == 0) {
         if (o->system) set_system(&s, o->system);
         if (line_is_edited(s.lines)) (void)fprintf(stderr, "%s; /help helps, ^D ends\n", name);

@@ -112,7 +112,7 @@ class Formats(unittest.TestCase):
         for grammar in ('root ::= "x" | "(y" a ")"\na ::= "[" b "]"\nb ::= root "2"', 'root ::= "x" | "(y" ("["{1,2} root "2]"){1,1} ")"'):
             format = {"type": "grammar", "grammar": grammar}
             text = ""
-            while len(text) < 400:  # as deep as it goes, then out again
+            while len(text) < 2000:  # as deep as it goes, then out again
                 states = self.states(format, [text + c for c in "([y)]2x"])
                 on = [c for c, s in zip("([y)]2x", states) if s != "no"]
                 self.assertTrue(on, text)
