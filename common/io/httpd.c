@@ -2,8 +2,9 @@
  * the descriptor that the owner waits for.
  *
  * A request that waits for its reply, and a stream that has nothing to send, suspend their
- * connection, or libmicrohttpd would spin. It does not watch a suspended connection at all, so the
- * second set watches the sockets of all requests that are whole for EPOLLRDHUP. */
+ * connection, or libmicrohttpd would spin. It does not watch a suspended connection at all, and it
+ * misses an end that came together with the last bytes before it; so the second set watches the
+ * sockets of all requests whose headers are whole for EPOLLRDHUP. */
 #include "common/io/httpd.h"
 
 #include "common/base/addr.h"
@@ -423,6 +424,7 @@ static enum MHD_Result begin(struct httpd *h, struct MHD_Connection *c, const ch
     k->r = r;
     *state = r;
     set_state(k, CONN_READING);
+    watch(k);
     unsigned status;
     const char *wrong = misframed(c, version, &status);
     const char *length = httpd_header(r, "Content-Length");
@@ -469,7 +471,6 @@ static enum MHD_Result on_access(void *arg, struct MHD_Connection *c, const char
     if (r->ended) return MHD_NO;
     if (r->k->state == CONN_READING) {
         set_state(r->k, CONN_RUNNING);
-        watch(r->k);
         if (r->too_large) {
             refuse_body(r, false);
         } else {

@@ -16,7 +16,7 @@
  * transfer coding is another than chunked, and its connection closed.
  *
  * A peer that closes its connection, or only its half of it, is gone, and is noticed at once,
- * whatever its request is doing.
+ * whatever its request is doing; but before its headers are whole perhaps only after read_s.
  *
  * Threads: one, the owner's. */
 #ifndef FLOTILLA_IO_HTTPD_H

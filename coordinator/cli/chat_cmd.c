@@ -1,4 +1,5 @@
-/* `chat`: a conversation with a cluster, at a terminal or from a pipe. */
+/* `chat`: a conversation with a cluster, or with a model in this process, at a terminal or from a
+ * pipe. */
 #include "coordinator/cli/cmd.h"
 #include "coordinator/cli/gen.h"
 #include "coordinator/cli/line.h"
@@ -12,6 +13,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,20 +21,15 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-struct options {
-    const char *cluster;
-    struct client_keys keys;
-    const char *system;
-    uint32_t tokens; /* most of an answer */
-    struct sampling sampling;
-    bool seed_given;
-};
+/* Without --ctx: keys and values of a longer one may take more memory than the model. */
+#define LOCAL_CTX 4096u
 
 struct session {
-    const struct options *o;
+    const struct gen_options *o;
     int interrupts; /* a signalfd for SIGINT */
     struct line_reader *lines;
-    struct client *client;
+    struct client *client; /* one of these two answers */
+    struct gen_local *local;
     struct buf system;     /* its message; empty: none */
     struct json *messages; /* what was said, without the system's */
     bool failed;           /* an answer did */
@@ -40,15 +37,19 @@ struct session {
 
 struct answer {
     struct gen_result r;
-    uint32_t cached; /* tokens of the prompt that were found computed */
-    uint64_t start_ns, first_ns, last_ns;
-    bool open_thought; /* the prompt began the reasoning */
-    bool interrupted;
+    uint64_t start_ns, first_ns, last_ns; /* of a cluster's, like what follows */
     bool ended;
     struct client_end end;
 };
 
 /* ---- an answer ---- */
+
+static void print_text(void *arg, const char *text, size_t n)
+{
+    (void)arg;
+    (void)fwrite(text, 1, n, stdout);
+    (void)fflush(stdout);
+}
 
 static void on_reply(void *arg, struct client_call *call, const struct client_reply *reply)
 {
@@ -58,17 +59,16 @@ static void on_reply(void *arg, struct client_call *call, const struct client_re
     if (reply->has_usage) {
         for (uint32_t i = 0; i < reply->n_prompt_tokens; i++)
             tokens_push(&a->r.prompt, reply->prompt_tokens[i]);
-        a->open_thought = reply->open_thought;
+        a->r.open_thought = reply->open_thought;
     }
     if (reply->n_tokens) {
         a->last_ns = clock_ns();
         if (!a->first_ns) a->first_ns = a->last_ns;
-        if (reply->first_index == 0) a->cached = reply->cached;
+        if (reply->first_index == 0) a->r.cached = reply->cached;
     }
     for (uint32_t i = 0; i < reply->n_tokens; i++) tokens_push(&a->r.tokens, reply->tokens[i]);
     (void)buf_append(&a->r.text, reply->text, len);
-    (void)fwrite(reply->text, 1, len, stdout);
-    (void)fflush(stdout);
+    print_text(NULL, reply->text, len);
     if (reply->finish_reason) a->r.finish_reason = reply->finish_reason;
 }
 
@@ -96,16 +96,16 @@ static void wait_answer(const struct session *s, struct client_call *call, struc
         struct pollfd fds[] = {{.fd = client_fd(s->client), .events = POLLIN},
                                {.fd = s->interrupts, .events = POLLIN}};
         (void)poll(fds, 2, client_wait_ms(s->client));
-        if (take_interrupts(s) && !a->interrupted) {
-            a->interrupted = true;
+        if (take_interrupts(s) && !a->r.interrupted) {
+            a->r.interrupted = true;
             client_cancel(call);
         }
         (void)client_turn(s->client, 0);
     }
 }
 
-static int ask(const struct session *s, const char *conversation, struct answer *a,
-               struct errmsg *em)
+static int ask_cluster(struct session *s, const char *conversation, struct answer *a,
+                       struct errmsg *em)
 {
     struct client_call *call;
     struct client_request q;
@@ -114,16 +114,36 @@ static int ask(const struct session *s, const char *conversation, struct answer 
     q.max_tokens = s->o->tokens;
     q.sampling = s->o->sampling;
     q.has_seed = s->o->seed_given;
-    (void)take_interrupts(s); /* those of before have nothing to interrupt */
     a->start_ns = clock_ns();
     int rc = client_start(s->client, &q, &call, on_reply, on_end, a, em);
     if (rc < 0) return rc;
     wait_answer(s, call, a);
     if (a->first_ns) gen_result_times(&a->r, a->start_ns, a->first_ns, a->last_ns);
-    if (a->interrupted || (!a->end.lost && a->end.status == STATUS_OK)) return 0;
+    if (a->r.interrupted || (!a->end.lost && a->end.status == STATUS_OK)) return 0;
     return err_set(em, a->end.lost ? a->end.lost : ERR_CLOSED, "%s%s%s",
                    a->end.lost ? "" : client_status_name(a->end.status), a->end.lost ? "" : ": ",
                    a->end.text);
+}
+
+static bool is_interrupted(void *arg)
+{
+    return take_interrupts(arg);
+}
+
+static int ask_local(struct session *s, const char *conversation, struct answer *a,
+                     struct errmsg *em)
+{
+    struct gen_options o = *s->o;
+    o.conversation = conversation;
+    o.interrupted = is_interrupted;
+    o.interrupted_arg = s;
+    return gen_local_next(s->local, &o, print_text, NULL, &a->r, em);
+}
+
+static int ask(struct session *s, const char *conversation, struct answer *a, struct errmsg *em)
+{
+    (void)take_interrupts(s); /* those of before have nothing to interrupt */
+    return (s->local ? ask_local : ask_cluster)(s, conversation, a, em);
 }
 
 static void print_figures(const struct answer *a)
@@ -134,8 +154,8 @@ static void print_figures(const struct answer *a)
     (void)fprintf(stderr,
                   "[%zu tokens, first after %.0f ms, %.1f tokens/s; %" PRIu32
                   " of %zu prompt tokens were cached%s]\n",
-                  r->tokens.n, r->ttft_ms, r->tokens_per_s, a->cached, r->prompt.n,
-                  a->interrupted                      ? "; interrupted"
+                  r->tokens.n, r->ttft_ms, r->tokens_per_s, r->cached, r->prompt.n,
+                  r->interrupted                      ? "; interrupted"
                   : r->finish_reason == FINISH_LENGTH ? "; cut at the limit"
                                                       : "");
 }
@@ -168,7 +188,7 @@ static struct json *answer_message(const struct answer *a)
 {
     struct split split;
     struct json *o;
-    split_init(&split, true, a->open_thought, NULL);
+    split_init(&split, true, a->r.open_thought, NULL);
     split_push(&split, a->r.text.data ? a->r.text.data : "", a->r.text.len);
     split_finish(&split);
     if (split.n_calls) { /* of tools that there are not */
@@ -198,7 +218,7 @@ static void say(struct session *s, const char *text, size_t n)
         (void)fflush(stdout);
         (void)cmd_fail("chat", rc, &em);
     }
-    if (rc == 0 && (a.r.text.len || !a.interrupted)) {
+    if (rc == 0 && (a.r.text.len || !a.r.interrupted)) {
         json_add(s->messages, json_share(message));
         json_add(s->messages, answer_message(&a));
     }
@@ -307,19 +327,57 @@ static int open_interrupts(int *ret, struct errmsg *em)
     sigset_t set;
     (void)sigemptyset(&set);
     (void)sigaddset(&set, SIGINT);
-    (void)sigprocmask(SIG_BLOCK, &set, NULL);
+    (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
     *ret = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     return *ret < 0 ? err_set(em, ERR_IO, "signalfd: %s", strerror(errno)) : 0;
 }
 
-static int run(const struct options *o, bool *ret_failed, struct errmsg *em)
+struct opening {
+    struct session *s;
+    const char *name; /* of the model */
+    int rc;
+    struct errmsg *em;
+};
+
+static void *open_model(void *arg)
+{
+    struct opening *o = arg;
+    struct session *s = o->s;
+    o->name = s->o->model;
+    if (s->o->model) {
+        o->rc = gen_local_open(s->o, &s->local, o->em);
+    } else {
+        o->rc = client_open_keys(s->o->cluster, &s->o->keys, &s->client, o->em);
+        if (o->rc == 0) o->rc = client_models(s->client, &o->name, o->em);
+    }
+    return NULL;
+}
+
+/* Loading may take long, and ^C ends it: SIGINT is blocked in the thread that loads, and in all
+ * that it starts, but meanwhile not in this one. */
+static int wait_model(struct session *s, const char **ret_name, struct errmsg *em)
+{
+    struct opening o = {.s = s, .em = em};
+    pthread_t thread;
+    sigset_t set;
+    if (pthread_create(&thread, NULL, open_model, &o) != 0)
+        return err_set(em, ERR_IO, "no thread to load in");
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGINT);
+    (void)pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    (void)pthread_join(thread, NULL);
+    (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
+    *ret_name = o.name;
+    return o.rc;
+}
+
+static int run(const struct gen_options *o, bool *ret_failed, struct errmsg *em)
 {
     struct session s = {.o = o, .interrupts = -1, .messages = json_new_array()};
-    const char *name;
+    const char *name = "";
     int rc = open_interrupts(&s.interrupts, em);
     if (rc == 0) rc = line_open(s.interrupts, LIMIT_CHAT_BYTES / 2, &s.lines, em);
-    if (rc == 0) rc = client_open_keys(o->cluster, &o->keys, &s.client, em);
-    if (rc == 0) rc = client_models(s.client, &name, em);
+    if (rc == 0) rc = wait_model(&s, &name, em);
     if (rc == 0) {
         if (o->system) set_system(&s, o->system);
         if (line_is_edited(s.lines)) (void)fprintf(stderr, "%s; /help helps, ^D ends\n", name);
@@ -327,6 +385,7 @@ static int run(const struct options *o, bool *ret_failed, struct errmsg *em)
     }
     *ret_failed = s.failed && s.lines && !line_is_edited(s.lines);
     client_close(s.client);
+    gen_local_close(s.local);
     line_close(s.lines);
     if (s.interrupts >= 0) (void)close(s.interrupts);
     buf_close(&s.system);
@@ -334,15 +393,30 @@ static int run(const struct options *o, bool *ret_failed, struct errmsg *em)
     return rc;
 }
 
+/* An option that the chosen form would not look at is refused. */
+static int check(const struct gen_options *o, struct errmsg *em)
+{
+    if (!o->model == !o->cluster) return err_set(em, ERR_CONF, "needs --cluster or --model");
+    if (o->cluster && (o->threads || o->ctx || o->isa || o->kv || o->pre))
+        return err_set(em, ERR_CONF,
+                       "--threads, --ctx, --isa, --kv and --pre are the cluster's own: they go "
+                       "with --model");
+    if (o->model && (o->keys.file || o->keys.coordinator))
+        return err_set(em, ERR_CONF, "--key and --coordinator-key go with --cluster");
+    return sampling_check(&o->sampling, em) < 0 ? ERR_CONF : 0;
+}
+
 int cmd_chat(int argc, char **argv)
 {
-    struct options o = {.tokens = LIMIT_MAX_TOKENS, .sampling = SAMPLING_PLAIN};
+    struct gen_options o = {.tokens = LIMIT_MAX_TOKENS, .sampling = SAMPLING_PLAIN, .chunk = 512};
     struct sampling *s = &o.sampling;
     s->temp = 1; /* as over HTTP */
     const struct opt table[] = {
         {"--cluster", 0, OPT_STRING, &o.cluster, 0, 0, NULL,
          "ADDR  a running cluster, e.g. tcp://127.0.0.1:7070"},
         CMD_OPT_KEYS(&o.keys),
+        {"--model", 'm', OPT_STRING, &o.model, 0, 0, NULL,
+         "FILE  a GGUF file instead: the engine alone, in this process"},
         {"--system", 0, OPT_STRING, &o.system, 0, 0, NULL,
          "TEXT  what the system says before the conversation"},
         {"--tokens", 'n', OPT_U32, &o.tokens, 1, LIMIT_MAX_TOKENS, NULL,
@@ -357,20 +431,25 @@ int cmd_chat(int argc, char **argv)
          "P  drop tokens less probable than P x the likeliest (0)"},
         {"--seed", 0, OPT_U64, &s->seed, 0, 0, &o.seed_given,
          "S  same seed, same answers; up to 2^64-1"},
+        {"--ctx", 0, OPT_U32, &o.ctx, 1, 1 << 30, NULL,
+         "N  most tokens of the conversation (4096, or the model's limit; --model)"},
+        CMD_OPT_THREADS(&o.threads),
+        CMD_OPT_ISA(&o.isa),
+        CMD_OPT_KV(&o.kv),
+        CMD_OPT_PRE(&o.pre),
         {0},
     };
     size_t n_rest;
     int status;
-    if (!cmd_options("flotilla chat --cluster ADDR [options]",
+    if (!cmd_options("flotilla chat (--cluster ADDR | --model FILE) [options]",
                      "  flotilla chat --cluster tcp://127.0.0.1:7070 --system 'Be brief.'\n"
                      "  echo 'Hello' | flotilla chat --cluster tcp://127.0.0.1:7070 --temp 0\n",
                      table, argc, argv, NULL, 0, &n_rest, &status))
         return status;
     struct errmsg em = {0};
     bool failed = false;
-    int rc = 0;
-    if (!o.cluster) rc = err_set(&em, ERR_CONF, "needs --cluster");
-    if (rc == 0 && sampling_check(s, &em) < 0) rc = ERR_CONF;
+    int rc = check(&o, &em);
+    if (o.model && !o.ctx) o.ctx = LOCAL_CTX;
     if (rc == 0) rc = run(&o, &failed, &em);
     if (rc < 0) return cmd_fail("chat", rc, &em);
     return failed ? CMD_FAILED : CMD_OK;

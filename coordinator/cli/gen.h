@@ -38,6 +38,8 @@ struct gen_options {
     /* of the engine alone */
     uint32_t threads, ctx, chunk;
     const char *isa, *kv, *pre;
+    bool (*interrupted)(void *arg); /* asked before each step: whether to end; NULL: no */
+    void *interrupted_arg;
     uint32_t sample;       /* which of several answers this is, of the engine alone */
     uint32_t deadline_s;   /* of a cluster's request, like what follows */
     uint32_t priority;     /* one more than the enum priority; 0: not given */
@@ -53,7 +55,10 @@ struct gen_result {
     struct masks_counts counts; /* what the format cost; of the engine alone */
     struct buf text;
     enum finish_reason finish_reason;
-    const char *isa; /* of the engine alone */
+    uint32_t cached;   /* of a chat: tokens of the prompt that were found computed, */
+    bool open_thought; /* the prompt ended within <think>, */
+    bool interrupted;  /* and the answer was not to go on */
+    const char *isa;   /* of the engine alone */
     uint64_t seed;
     double prompt_ms, ttft_ms, decode_ms, tokens_per_s;
     bool has_drafts; /* of a cluster: tokens were guessed, in runs of which so many were right */
@@ -71,6 +76,18 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
               struct errmsg *em);
 int gen_cluster(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
                 struct errmsg *em);
+/* The engine alone, for one generation after the other: rows of a prompt that begins as what was
+ * computed last are not computed again. One thread. */
+struct gen_local;
+
+/* Loads the model. Of *o what is the engine's is read, and ctx, up to which there is room. */
+int gen_local_open(const struct gen_options *o, struct gen_local **ret, struct errmsg *em);
+/* NULL is allowed. */
+void gen_local_close(struct gen_local *l);
+/* As gen_local, with the same settings of the engine in *o; ret->isa is not told. */
+int gen_local_next(struct gen_local *l, const struct gen_options *o, gen_text_fn on_text, void *arg,
+                   struct gen_result *ret, struct errmsg *em);
+
 /* The figures of an answer whose tokens are in r: when it was asked for, and when its first and its
  * last token came. */
 void gen_result_times(struct gen_result *r, uint64_t asked_ns, uint64_t first_ns, uint64_t last_ns);

@@ -16,10 +16,12 @@
 #include <inttypes.h>
 #include <string.h>
 
-struct local {
-    const struct gen_options *o;
+struct gen_local {
     struct model_file file;
     struct whole whole;
+    struct tokens computed; /* whose rows the engine holds, from position 0 on */
+    /* Of the present generation. */
+    const struct gen_options *o;
     struct sampling sampling;
     struct chooser *chooser;
     struct constraint *constraint; /* on the answer's form, or NULL */
@@ -29,23 +31,22 @@ struct local {
     void *arg;
 };
 
-static int encode_chat(struct local *l, struct errmsg *em)
+static int encode_chat(struct gen_local *l, struct errmsg *em)
 {
     struct chat chat;
     const struct conversation_model m = {.vocab = l->file.vocab, .chat = &chat};
     const char *conversation = l->o->conversation;
-    bool open_thought;
     int rc = chat_open(&l->file, &chat, em);
     if (rc < 0) return rc;
     if (!chat.plain) rc = err_set(em, ERR_RANGE, "%s has no chat template", l->o->model);
     if (rc == 0)
         rc = conversation_encode(&m, conversation, strlen(conversation), &l->ret->prompt, NULL,
-                                 &open_thought, em);
+                                 &l->ret->open_thought, em);
     chat_close(&chat);
     return rc;
 }
 
-static int encode_text(struct local *l, struct errmsg *em)
+static int encode_text(struct gen_local *l, struct errmsg *em)
 {
     struct tokens *t = &l->ret->prompt;
     const struct vocab *v = l->file.vocab;
@@ -53,7 +54,7 @@ static int encode_text(struct local *l, struct errmsg *em)
     return vocab_encode(v, l->o->prompt, strlen(l->o->prompt), l->o->special, t, em);
 }
 
-static int encode_prompt(struct local *l, struct errmsg *em)
+static int encode_prompt(struct gen_local *l, struct errmsg *em)
 {
     struct tokens *t = &l->ret->prompt;
     int rc = l->o->conversation ? encode_chat(l, em) : l->o->prompt ? encode_text(l, em) : 0;
@@ -71,22 +72,21 @@ static int encode_prompt(struct local *l, struct errmsg *em)
     return 0;
 }
 
-static int open_engine(struct local *l, struct errmsg *em)
+static int open_engine(struct gen_local *l, const struct gen_options *o, uint64_t positions,
+                       struct errmsg *em)
 {
-    uint64_t positions = l->ret->prompt.n + l->o->tokens;
     if (positions > l->file.dims.ctx_train) positions = l->file.dims.ctx_train;
-    struct whole_options o = {.isa = l->o->isa,
-                              .kv = l->o->kv,
-                              .threads = l->o->threads,
+    struct whole_options w = {.isa = o->isa,
+                              .kv = o->kv,
+                              .threads = o->threads,
                               .positions = (uint32_t)positions,
-                              .chunk = l->o->chunk};
-    int rc = whole_open(&l->file, &o, &l->whole, em);
+                              .chunk = o->chunk};
+    int rc = whole_open(&l->file, &w, &l->whole, em);
     if (rc < 0) return rc;
-    l->ret->isa = eng_isa(l->whole.engine);
     return chooser_open(l->file.dims.vocab, &l->chooser, em);
 }
 
-static int open_constraint(struct local *l, struct errmsg *em)
+static int open_constraint(struct gen_local *l, struct errmsg *em)
 {
     struct buf grammar = {0};
     if (!l->o->format) return 0;
@@ -103,7 +103,7 @@ static int open_constraint(struct local *l, struct errmsg *em)
 /* The prompt, and behind it the answer so far. */
 static const int32_t *said(const void *arg, uint32_t pos, uint32_t *ret_n)
 {
-    const struct local *l = arg;
+    const struct gen_local *l = arg;
     const struct tokens *prompt = &l->ret->prompt, *answer = &l->ret->tokens;
     bool in_prompt = pos < prompt->n;
     size_t at = in_prompt ? pos : pos - prompt->n;
@@ -111,7 +111,7 @@ static const int32_t *said(const void *arg, uint32_t pos, uint32_t *ret_n)
     return (in_prompt ? prompt : answer)->ids + at;
 }
 
-static void note_logprobs(struct local *l, const struct chooser_choice *c)
+static void note_logprobs(struct gen_local *l, const struct chooser_choice *c)
 {
     l->ret->n_top = c->n_top;
     (void)buf_append(&l->ret->chosen, &c->logprob, sizeof c->logprob);
@@ -119,11 +119,13 @@ static void note_logprobs(struct local *l, const struct chooser_choice *c)
 }
 
 /* Runs rows [first, first + n) and, if asked, chooses the token after them. */
-static int run_rows(struct local *l, uint32_t first, const int32_t *tokens, uint32_t n, bool choose,
-                    int32_t *ret_token, struct errmsg *em)
+static int run_rows(struct gen_local *l, uint32_t first, const int32_t *tokens, uint32_t n,
+                    bool choose, int32_t *ret_token, struct errmsg *em)
 {
     const float *logits;
+    l->computed.n = first;
     int rc = whole_step(&l->whole, first, tokens, n, choose, &logits, em);
+    for (uint32_t i = 0; rc == 0 && i < n; i++) tokens_push(&l->computed, tokens[i]);
     if (rc < 0 || !choose) return rc;
     const struct chooser_ask ask = {.sampling = &l->sampling,
                                     .sample = l->o->sample,
@@ -143,10 +145,26 @@ static int run_rows(struct local *l, uint32_t first, const int32_t *tokens, uint
     return 0;
 }
 
-static int prefill(struct local *l, int32_t *ret_token, struct errmsg *em)
+/* Tokens at the prompt's beginning that need not be computed again; never the last. */
+static uint32_t known(const struct gen_local *l)
+{
+    const struct tokens *prompt = &l->ret->prompt;
+    uint32_t n = 0;
+    while (n < l->computed.n && n + 1 < prompt->n && l->computed.ids[n] == prompt->ids[n]) n++;
+    return n;
+}
+
+static bool is_interrupted(const struct gen_local *l)
+{
+    if (l->o->interrupted && l->o->interrupted(l->o->interrupted_arg)) l->ret->interrupted = true;
+    return l->ret->interrupted;
+}
+
+static int prefill(struct gen_local *l, int32_t *ret_token, struct errmsg *em)
 {
     uint32_t n = (uint32_t)l->ret->prompt.n;
-    for (uint32_t at = 0; at < n; at += l->o->chunk) {
+    l->ret->cached = known(l);
+    for (uint32_t at = l->ret->cached; at < n && !is_interrupted(l); at += l->o->chunk) {
         uint32_t rows = n - at < l->o->chunk ? n - at : l->o->chunk;
         int rc = run_rows(l, at, l->ret->prompt.ids + at, rows, at + rows == n, ret_token, em);
         if (rc < 0) return rc;
@@ -154,7 +172,7 @@ static int prefill(struct local *l, int32_t *ret_token, struct errmsg *em)
     return 0;
 }
 
-static void show(struct local *l)
+static void show(struct gen_local *l)
 {
     struct buf *t = &l->detok.text;
     if (t->len == 0) return;
@@ -163,7 +181,7 @@ static void show(struct local *l)
     buf_drop(t, t->len);
 }
 
-static void keep(struct local *l, int32_t token)
+static void keep(struct gen_local *l, int32_t token)
 {
     tokens_push(&l->ret->tokens, token);
     struct vocab_string piece = vocab_piece(l->file.vocab, token);
@@ -171,7 +189,7 @@ static void keep(struct local *l, int32_t token)
     show(l);
 }
 
-static int decode(struct local *l, int32_t token, struct errmsg *em)
+static int decode(struct gen_local *l, int32_t token, struct errmsg *em)
 {
     struct gen_result *r = l->ret;
     uint32_t limit = l->file.dims.ctx_train - (uint32_t)r->prompt.n;
@@ -188,7 +206,7 @@ static int decode(struct local *l, int32_t token, struct errmsg *em)
             r->finish_reason = FINISH_STOP;
             break;
         }
-        if (r->tokens.n == limit) break;
+        if (r->tokens.n == limit || is_interrupted(l)) break;
         uint32_t pos = (uint32_t)(r->prompt.n + r->tokens.n - 1);
         int rc = run_rows(l, pos, &token, 1, true, &token, em);
         if (rc < 0) return rc;
@@ -198,7 +216,7 @@ static int decode(struct local *l, int32_t token, struct errmsg *em)
     return 0;
 }
 
-static int generate(struct local *l, struct errmsg *em)
+static int generate(struct gen_local *l, struct errmsg *em)
 {
     struct gen_result *r = l->ret;
     uint64_t start = clock_ns();
@@ -209,31 +227,84 @@ static int generate(struct local *l, struct errmsg *em)
     }
     int rc = prefill(l, &token, em);
     uint64_t first = clock_ns();
-    if (rc == 0) rc = decode(l, token, em);
+    if (rc == 0 && !r->interrupted) rc = decode(l, token, em);
     uint64_t end = clock_ns();
-    gen_result_times(r, start, first, end);
+    if (r->tokens.n) gen_result_times(r, start, first, end);
     return rc;
+}
+
+static void begin(struct gen_local *l, const struct gen_options *o, gen_text_fn on_text, void *arg,
+                  struct gen_result *ret)
+{
+    l->o = o;
+    l->sampling = o->sampling;
+    l->ret = ret;
+    l->on_text = on_text;
+    l->arg = arg;
+    detok_init(&l->detok, o->stops.items, o->stops.n);
+    if (!o->seed_given) l->sampling.seed = sampling_draw_seed();
+    ret->seed = l->sampling.seed;
+}
+
+static int open_file(struct gen_local *l, const struct gen_options *o, struct errmsg *em)
+{
+    int rc = model_file_open(o->model, true, o->pre, &l->file, em);
+    if (rc == 0 && l->file.warning[0]) log_warn("%s", l->file.warning);
+    return rc;
+}
+
+static void close_all(struct gen_local *l)
+{
+    whole_close(&l->whole);
+    chooser_close(l->chooser);
+    mem_free(l->constraint);
+    model_file_close(&l->file);
+    mem_free(l->computed.ids);
 }
 
 int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struct gen_result *ret,
               struct errmsg *em)
 {
-    struct local l = {.o = o, .sampling = o->sampling, .ret = ret, .on_text = on_text, .arg = arg};
-    detok_init(&l.detok, o->stops.items, o->stops.n);
-    if (!o->seed_given) l.sampling.seed = sampling_draw_seed();
-    ret->seed = l.sampling.seed;
-    int rc = model_file_open(o->model, true, o->pre, &l.file, em);
-    if (rc == 0 && l.file.warning[0]) log_warn("%s", l.file.warning);
+    struct gen_local l = {.o = o};
+    begin(&l, o, on_text, arg, ret);
+    int rc = open_file(&l, o, em);
     if (rc == 0) rc = encode_prompt(&l, em);
-    if (rc == 0) rc = open_engine(&l, em);
+    if (rc == 0) rc = open_engine(&l, o, ret->prompt.n + o->tokens, em);
     if (rc == 0) rc = open_constraint(&l, em);
+    if (rc == 0) ret->isa = eng_isa(l.whole.engine);
     if (rc == 0) rc = generate(&l, em);
     if (l.constraint) ret->counts = chooser_counts(l.chooser);
     detok_close(&l.detok);
-    whole_close(&l.whole);
-    chooser_close(l.chooser);
-    mem_free(l.constraint);
-    model_file_close(&l.file);
+    close_all(&l);
+    return rc;
+}
+
+int gen_local_open(const struct gen_options *o, struct gen_local **ret, struct errmsg *em)
+{
+    struct gen_local *l = mem_zalloc(sizeof *l);
+    int rc = open_file(l, o, em);
+    if (rc == 0) rc = open_engine(l, o, o->ctx, em);
+    if (rc < 0)
+        gen_local_close(l);
+    else
+        *ret = l;
+    return rc;
+}
+
+void gen_local_close(struct gen_local *l)
+{
+    if (!l) return;
+    close_all(l);
+    mem_free(l);
+}
+
+int gen_local_next(struct gen_local *l, const struct gen_options *o, gen_text_fn on_text, void *arg,
+                   struct gen_result *ret, struct errmsg *em)
+{
+    begin(l, o, on_text, arg, ret);
+    int rc = encode_prompt(l, em);
+    if (rc == 0) rc = generate(l, em);
+    detok_close(&l->detok);
     return rc;
 }
 

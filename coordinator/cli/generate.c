@@ -394,7 +394,8 @@ int cmd_generate(int argc, char **argv)
         {"--tokens", 'n', OPT_U32, &o.tokens, 0, LIMIT_MAX_TOKENS, NULL,
          "N  most tokens to generate (128)"},
         {"--temp", 0, OPT_F32, &s->temp, 0, 1e6, NULL, "T  temperature (0: the likeliest token)"},
-        {"--top-k", 0, OPT_U32, &s->top_k, 0, UINT32_MAX, NULL, "K  of the K likeliest (0: all)"},
+        {"--top-k", 0, OPT_U32, &s->top_k, 0, UINT32_MAX, NULL,
+         "K  choose among the K likeliest (0: all)"},
         {"--top-p", 0, OPT_F32, &s->top_p, 0, 1, NULL,
          "P  choose among the likeliest tokens that have probability P together (1)"},
         {"--min-p", 0, OPT_F32, &s->min_p, 0, 1, NULL,
@@ -418,7 +419,8 @@ int cmd_generate(int argc, char **argv)
         OPT_FORMS(&o),
         {"--ignore-eos", 0, OPT_FLAG, &o.ignore_eos, 0, 0, NULL,
          "go on after an end-of-generation token"},
-        {"--ctx", 0, OPT_U32, &o.ctx, 1, 1 << 30, NULL, "N  context limit (the model's, --model)"},
+        {"--ctx", 0, OPT_U32, &o.ctx, 1, 1 << 30, NULL,
+         "N  context limit; the model's if not given (--model)"},
         {"--chunk", 0, OPT_U32, &o.chunk, 1, 4096, NULL, "N  prompt tokens at once (512, --model)"},
         {"--threads", 't', OPT_U32, &o.threads, 1, POOL_THREADS_MAX, NULL,
          "N  threads; all cores if not given (--model)"},
@@ -435,8 +437,7 @@ int cmd_generate(int argc, char **argv)
         {0},
     };
     size_t n_rest;
-    int status = CMD_OK;
-    return cmd_options(usage, examples, table, argc, argv, NULL, 0, &n_rest, &status)
-               ? run_generate(&o, priority, json)
-               : status;
+    int status;
+    if (!cmd_options(usage, examples, table, argc, argv, NULL, 0, &n_rest, &status)) return status;
+    return run_generate(&o, priority, json);
 }

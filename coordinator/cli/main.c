@@ -14,7 +14,7 @@ static const struct {
 } commands[] = {
     {"up", cmd_up, "a whole cluster on this machine, until ^C"},
     {"generate", cmd_generate, "continue a prompt, on a cluster or with a model file alone"},
-    {"chat", cmd_chat, "a conversation with a cluster, at a terminal or from a pipe"},
+    {"chat", cmd_chat, "a conversation, at a terminal or from a pipe"},
     {"status", cmd_status, "a cluster's replicas, workers and requests"},
     {"plan", cmd_plan, "which worker has which layers, and how fast that is"},
     {"drain", cmd_drain, "have a worker leave, without losing a request"},

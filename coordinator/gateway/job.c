@@ -340,8 +340,8 @@ static void on_end(void *arg, struct client_call *call, const struct client_end 
     bool well = !end->lost && end->status == STATUS_OK;
     if (!well && !j->fault.http) {
         fault_of_end(&j->fault, end);
-        if (j->form == JOB_RESPONSES) response_rename(&j->fault);
         if (j->ask.format_param) fault_rename(&j->fault, "format_json", j->ask.format_param);
+        if (j->form == JOB_RESPONSES) response_rename(&j->fault);
         cancel_all(j);
     }
     tell(j);

@@ -279,7 +279,7 @@ static int take_tools(struct translation *t, const char *name, const struct json
             json_put(function, members[k], json_share(x));
             json_put(again, members[k], json_share(x));
         }
-        json_put_bool(again, "strict", false); /* whatever was asked for: nothing holds them */
+        json_put_bool(again, "strict", false); /* only a tool_choice can hold a call to it */
         put_text(o, "type", "function");
         json_put(o, "function", function);
         json_add(list, o);
@@ -545,6 +545,7 @@ void response_rename(struct fault *f)
         (void)snprintf(text, sizeof text, "%.*s'%s'%.*s", (int)(at - f->text), f->text, names[i][1],
                        400, at + strlen(quoted));
         (void)snprintf(f->text, sizeof f->text, "%s", text);
+        err_clean(f->text); /* the limit may have cut a character */
         return;
     }
 }

@@ -1,5 +1,5 @@
 """`flotilla chat` at a terminal and from a pipe, and `generate --chat`: what they say is what the API says of the same messages."""
-import fcntl, json, os, pty, re, select, struct, sys, tempfile, termios, unittest
+import fcntl, json, os, pty, re, select, signal, socket, struct, sys, tempfile, termios, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
@@ -9,7 +9,8 @@ from raw_http import post
 FIGURES = re.compile(r"\[(\d+) tokens, first after \d+ ms, [\d.]+ tokens/s; (\d+) of (\d+) prompt tokens were cached(; [a-z ]+)?\]\r?\n")
 PASTE, PASTED = "\033[200~", "\033[201~"
 ANSWERS = "\033[?2004l"  # behind what was typed: the terminal need not mark pasted blocks any more
-WAITS = "\033[?2004h"
+# The terminal is asked to mark pasted blocks; the prompt comes when it gives each key as it is pressed.
+WAITS = re.escape("\033[?2004h") + "[^>.]*[>.] "
 
 
 class Terminal:
@@ -36,19 +37,22 @@ class Terminal:
 
     def until(self, pattern, seconds=60):
         """Takes what was shown up to the pattern's end; returns the match and what was before."""
+        end = time.monotonic() + seconds
         while True:
             m = re.search(pattern, self.text)
+            if time.monotonic() > end:
+                raise AssertionError(f"not within {seconds} s: {self.text[-2000:]!r}")
             if m:
                 before, self.text = self.text[:m.start()], self.text[m.end():]
                 return m, before
-            if not self.read(seconds):
+            if not self.read(max(end - time.monotonic(), 0.1)):
                 raise AssertionError(f"ended: {self.text!r}")
 
     def type(self, text):
         os.write(self.fd, text.encode())
 
     def ready(self):
-        self.until(re.escape(WAITS))
+        self.until(WAITS)
 
     def answer(self):
         """Of what was typed last: its text, and its figures."""
@@ -134,6 +138,15 @@ class Chat(unittest.TestCase):
         t.type("\x04")
         self.assertEqual(t.end(), 0)
 
+    def test_interrupt_of_the_start(self):
+        """Nobody has to wait for a cluster that is silent."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            t = Terminal("chat", "--cluster", "tcp://127.0.0.1:%d" % silent.getsockname()[1])
+            peer, _ = silent.accept()
+            t.type("\x03")
+            self.assertEqual(t.end(), signal.SIGINT)
+            peer.close()
+
     def test_lines_and_commands(self):
         t = self.open("--tokens", "8", "--system", "Be brief.")
         several = "One.\nTwo, ü.\nThree."
@@ -154,9 +167,9 @@ class Chat(unittest.TestCase):
         t.ready()
         self.assertEqual(t.say("\033[A\033[A\033[A" + "\x7f!")[0], self.api(several[:-1] + "!", max_tokens=8)[0])
         t.type("/help\r")
-        self.assertIn("/reset", t.until(re.escape(WAITS))[1])
+        self.assertIn("/reset", t.until(WAITS)[1])
         t.type("/nonsense\r")
-        self.assertIn("'/nonsense' is no command", t.until(re.escape(WAITS))[1])
+        self.assertIn("'/nonsense' is no command", t.until(WAITS)[1])
         t.type("/system Answer in French.\r")
         t.ready()
         t.type("/reset\r")
@@ -173,13 +186,41 @@ class Chat(unittest.TestCase):
         r = run(*words, input="Hello\n\nAnd then?\\\nSay it.".encode())
         self.assertEqual((r.returncode, r.stdout.decode()), (0, f"{first}\n{second}\n"), r.stderr)
         self.assertEqual(int(FIGURES.findall(r.stderr.decode())[1][2]), usage["prompt_tokens"])
-        for text, why in ((b"Hello\n" + b"7" * 9000 + b"\n", "fit the context"), (b"\xff\n", "not UTF-8"), (b"a\0b\n", "NUL"),
+        for text, why in ((b"Hello\n" + b"7" * 9000 + b"\n", "fit the context"), (b"\xff\n", "not UTF-8"), (b"a\0b\n", "or has a NUL"),
                           (b"/nonsense\n", "no command"), (b"x" * (5 << 20), "bytes")):
             r = run(*words, input=text)
             self.assertEqual(r.returncode, 1, text[:20])
             self.assertIn(why, r.stderr.decode())
         r = run("chat", "--temp", "0")
         self.assertEqual((r.returncode, b"--cluster" in r.stderr), (2, True))
+
+    def test_engine_alone(self):
+        """The same conversation in this process; what was computed is not computed again, and ^C ends an answer."""
+        words = ["chat", "--model", MODEL, "--temp", "0"]
+        first, one = self.api("Hello")
+        second, two = self.api("Hello", first, "And then?")
+        r = run(*words, "--tokens", "40", input=b"Hello\nAnd then?\n/reset\nHello\n")
+        self.assertEqual((r.returncode, r.stdout.decode()), (0, f"{first}\n{second}\n{first}\n"), r.stderr)
+        figures = [tuple(map(int, x[:3])) for x in FIGURES.findall(r.stderr.decode())]
+        self.assertEqual([x[2] for x in figures], [one["prompt_tokens"], two["prompt_tokens"], one["prompt_tokens"]])
+        self.assertEqual((figures[0][1], figures[2][1]), (0, one["prompt_tokens"] - 1))
+        self.assertGreaterEqual(figures[1][1], one["prompt_tokens"])
+        t = Terminal(*words)
+        t.ready()
+        t.type("Write a very long story about a ship.\r")
+        t.until(re.escape(ANSWERS))
+        while len(t.text) < 40:
+            t.read(60)
+        t.type("\x03")
+        self.assertEqual(t.until(FIGURES)[0][4], "; interrupted")
+        t.ready()
+        t.type("\x04")
+        self.assertEqual(t.end(), 0)
+        for more, why in ((["--cluster", self.c.address], "or --model"), (["--key", "x"], "--key")):
+            r = run(*words, *more)
+            self.assertEqual((r.returncode, why in r.stderr.decode()), (2, True), r.stderr)
+        r = run(*words, "--ctx", "64", input=b"7" * 400)
+        self.assertEqual((r.returncode, b"fit the context of 64" in r.stderr), (1, True), r.stderr)
 
     def test_generate(self):
         """One message through the model's template, by the cluster and by the engine alone."""

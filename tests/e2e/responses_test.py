@@ -82,6 +82,25 @@ class Client(unittest.TestCase):
             self.assertEqual(s.get_final_response().output_text, text)
         self.assertEqual(text, self.create("What is 1+1?", max_output_tokens=200).output_text)
 
+    def test_forms(self):
+        """An answer is valid by its schema, and a tool that must be called is."""
+        schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["n"],
+                  "additionalProperties": False}
+        form = {"type": "json_schema", "name": "n", "schema": schema}
+        r = self.create("How many?", text={"format": form}, max_output_tokens=60)
+        self.assertIn(json.loads(r.output_text)["n"], range(100))
+        self.assertEqual((r.status, r.text.format.type), ("completed", "json_schema"))
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.create(text={"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}}})
+        self.assertEqual(e.exception.param, "text.format")
+        self.assertIn("'text.format'", str(e.exception))
+        tools = [{"type": "function", "name": name, "parameters": schema} for name in ("f", "g")]
+        for choice, names in (("required", "fg"), ({"type": "function", "name": "g"}, "g")):
+            r = self.create("How many?", tools=tools, tool_choice=choice, max_output_tokens=100, parallel_tool_calls=False)
+            self.assertEqual([x.type for x in r.output], ["function_call"])
+            self.assertIn(r.output[0].name, names)
+            self.assertIn(json.loads(r.output[0].arguments)["n"], range(100))
+
     def test_errors(self):
         for kw, kind, param in ((dict(model="other"), openai.NotFoundError, "model"),
                                 (dict(temperature=-1), openai.BadRequestError, "temperature"),

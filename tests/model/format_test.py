@@ -99,6 +99,30 @@ class Formats(unittest.TestCase):
         deep = {"type": "grammar", "grammar": 'root ::= "(" root ")" | "x"'}
         self.assertEqual(self.states(deep, ["(" * 90 + "x" + ")" * 90, "(" * 200]), ["whole", "no"])
 
+        others = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"abc": {"type": "string"}}, "required": ["abc"],
+                                                                   "additionalProperties": {"type": "integer"}}}}
+        texts = ['{"abc": "x", "%s": 1}' % n for n in ("abc", "ab", "abcd", "abd", "", "\\u0061bc", "x\\u0061")]
+        self.assertEqual(self.states(others, texts), ["no", "whole", "whole", "whole", "whole", "no", "whole"])
+        for low, high in ((2, 4), (0, 1), (3, 3)):
+            schema = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "^[a-z]+$", "minLength": low, "maxLength": high}}}
+            self.assertEqual([s == "whole" for s in self.states(schema, ['"%s"' % ("a" * n) for n in range(6)])], [max(low, 1) <= n <= high for n in range(6)])
+
+    def test_no_dead_ends(self):
+        """What nests goes only where it can still be completed, also where that takes more stack some bytes later."""
+        for grammar in ('root ::= "x" | "(y" a ")"\na ::= "[" b "]"\nb ::= root "2"', 'root ::= "x" | "(y" ("["{1,2} root "2]"){1,1} ")"'):
+            format = {"type": "grammar", "grammar": grammar}
+            text = ""
+            while len(text) < 2000:  # as deep as it goes, then out again
+                states = self.states(format, [text + c for c in "([y)]2x"])
+                on = [c for c, s in zip("([y)]2x", states) if s != "no"]
+                self.assertTrue(on, text)
+                if "whole" in states and text:
+                    text += "([y)]2x"[states.index("whole")]
+                    break
+                text += on[0]
+            self.assertEqual(self.states(format, [text]), ["whole"])
+            self.assertGreater(len(text), 100)
+
     def test_tools(self):
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}}},
                  {"type": "function", "function": {"name": "fg"}}]

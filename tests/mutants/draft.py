@@ -71,7 +71,7 @@ MUTANTS = [
          tests=SMALL, why="a tenant's prompt is found computed by another's"),
     dict(name="last-position-shared", file=DIR + "small.c", old="most = a->n_sure < a->n ? a->n_sure : a->n - 1;", new="most = a->n_sure;",
          tests=SMALL, why="the position whose logits are wanted is shared"),
-    dict(name="prompt-counts-as-answer", file=DIR + "small.c", old=".boundary = a->n_prompt,", new=".boundary = 0,", tests=SMALL,
+    dict(name="model-prompt-counts-as-answer", file=DIR + "small.c", old=".boundary = a->n_prompt,", new=".boundary = 0,", tests=SMALL,
          why="penalties of drafts count the prompt"),
     dict(name="draft-of-another-sample", file=DIR + "small.c", old="                                    .sample = a->sample,\n", new="",
          tests=SMALL, why="drafts of the second answer have the noise of the first"),

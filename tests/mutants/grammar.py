@@ -8,8 +8,6 @@ MUTANTS = [
          tests="grammar_test", why="a mask of a state that is not near its bound serves one that is"),
     dict(name="grammar-blur-before-the-least", file="common/text/grammar.c", old="if (n + n_bytes + 1 < min)", new="if (n + 1 < min)",
          tests="grammar_test", why="a mask of a state that is far from its least count serves one that is near"),
-    dict(name="grammar-end-inside", file="common/text/grammar.c", old="        if (r->byte < 0) r->out->may_end = true;",
-         new="        r->out->may_end = true;", tests="grammar_test", why="an answer may end a byte after it could"),
     dict(name="grammar-target-unchecked", file="common/text/grammar.c", old="    case GRAMMAR_JUMP: return is_start(starts, u16(p + 1));",
          new="    case GRAMMAR_JUMP: return true;", tests="grammar_test", why="a peer's code jumps out of itself"),
     dict(name="grammar-without-room", file="common/text/grammar_compile.c", old="    if (c->room && need > least) put(c, op, 2);",

@@ -20,7 +20,7 @@ MUTANTS = [
          tests="jinja_test", why="the limit of depth does not count"),
     dict(name="map-of-map-unlimited", file="common/text/jinja/filters_items.c", old="    bool entered = interp_enter(in);", new="    bool entered = ++in->depth > 0;",
          tests="jinja_test", why="a list of 100,000 times 'map' takes all of the stack"),
-    dict(name="strip-costs-its-text-alone", file="common/text/jinja/str.c", old="interp_bytes(in, s.len * looks)", new="interp_bytes(in, s.len)",
+    dict(name="strip-costs-its-text-alone", file="common/text/jinja/str.c", old="interp_bytes(in, s.len * looks)", new="interp_bytes(in, s.len + 0 * looks)",
          tests="jinja_test", why="a long text without the characters of another keeps a thread for hours"),
     dict(name="lists-repeated-for-ever", file="common/text/jinja/ops.c", old="i < times && a.list->n && in->rc == 0; i++)", new="i < times && a.list->n; i++)",
          tests="jinja_test", why="a list that is repeated often is repeated on after the limit of steps, for ever"),

@@ -331,79 +331,79 @@ static void said(const char *text, size_t step, bool open, const char *tools, ch
     json_free(j);
 }
 
+static const struct {
+    const char *text, *want;
+    bool tools, open;
+} split_cases[] = {
+    {"Hello <tool_call> {x", "|Hello <tool_call> {x", false, false},
+    {"<think>\nwhy\n</think>\n\nso", "why\n|so", false, false},
+    {"<think></think>so", "|so", false, false},
+    {"\n<think>\n\n</think>\n\nso\n", "|so\n", false, false},
+    {"why</think>so", "why|so", false, true},
+    {"\nwhy <think> </think>so</think>", "why <think> |so</think>", false, true},
+    {"<think>cut </thi", "cut </thi|", false, false},
+    {"so <think>x</think>", "|so <think>x</think>", false, false},
+    {"<thin", "|<thin", false, false},
+    {"", "|", true, false},
+    {" \n", "| \n", true, false},
+    {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
+     "||f({\"a\": [1, \"}\\\"\"]})", true, false},
+    {"Let me see. \n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n"
+     "{\"name\": \"other\", \"arguments\": {\"b\": {}}, \"x\": \"}\"}</tool_call>\n",
+     "|Let me see.|f({})|other({\"b\": {}})", true, false},
+    {"<think>x</think>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call> done",
+     "x| done|f({})", true, false},
+    {"<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", "||f({\"a\":1})", true,
+     false},
+    {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>",
+     "||f({\"a\": 1})", true, false},
+    {"<tool_call>{\"name\": \"f\"}</tool_call>", "||f({})", true, false},
+    {"<tool_call>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": {}}]"
+     "</tool_call>",
+     "||f({})|f({})", true, false},
+    {"<tool_call>{\"name\": \"f\", \"argu", "|<tool_call>{\"name\": \"f\", \"argu", true, false},
+    {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cut", "||f({\"a\": \"cut)", true,
+     false},
+    {"<tool_call>not JSON</tool_call>", "|<tool_call>not JSON</tool_call>", true, false},
+    {"<tool_call>{oops}</tool_call>", "|<tool_call>{oops}</tool_call>", true, false},
+    {"a <tool_cal", "|a <tool_cal", true, false},
+    {"{\"name\": \"g_2\", \"parameters\": {\"x\": 1}}", "||g_2({\"x\": 1})", true, false},
+    {" {\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g_2\", \"parameters\": {}}",
+     "||f({})|g_2({})", true, false},
+    {"{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"x\": 1}}", "||f({\"x\":1})",
+     true, false},
+    {"[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g_2\", \"arguments\": {\"y\": []}}]",
+     "||f({})|g_2({\"y\": []})", true, false},
+    {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```", "||f({})", true, false},
+    {"```\n[{\"name\": \"f\", \"arguments\": {}}]\n```\n", "||f({})", true, false},
+    {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```\n```json\n{\"name\": \"g_2\", "
+     "\"arguments\": {}}\n```",
+     "||f({})|g_2({})", true, false},
+    {"{\"name\": \"f\", \"arguments\": {}}\n```j", "|\n```j|f({})", true, false},
+    /* Answers that look alike. */
+    {"{\"name\": \"h\", \"arguments\": {}}", "|{\"name\": \"h\", \"arguments\": {}}", true, false},
+    {"{\"answer\": 42}", "|{\"answer\": 42}", true, false},
+    {"[1, 2]", "|[1, 2]", true, false},
+    {"[{\"a\": 1}]", "|[{\"a\": 1}]", true, false},
+    {"```json\n{\"a\": 1}\n```", "|```json\n{\"a\": 1}\n```", true, false},
+    {"```python\nx\n```", "|```python\nx\n```", true, false},
+    {"``", "|``", true, false},
+    {"```json", "|```json", true, false},
+    {"[", "|[", true, false},
+    {"{\"name\": \"f\", \"arguments\": {}}", "|{\"name\": \"f\", \"arguments\": {}}", false, false},
+};
+
 static void test_split(void **state)
 {
     (void)state;
-    static const struct {
-        const char *text, *want;
-        bool tools, open;
-    } cases[] = {
-        {"Hello <tool_call> {x", "|Hello <tool_call> {x", false, false},
-        {"<think>\nwhy\n</think>\n\nso", "why\n|so", false, false},
-        {"<think></think>so", "|so", false, false},
-        {"\n<think>\n\n</think>\n\nso\n", "|so\n", false, false},
-        {"why</think>so", "why|so", false, true},
-        {"\nwhy <think> </think>so</think>", "why <think> |so</think>", false, true},
-        {"<think>cut </thi", "cut </thi|", false, false},
-        {"so <think>x</think>", "|so <think>x</think>", false, false},
-        {"<thin", "|<thin", false, false},
-        {"", "|", true, false},
-        {" \n", "| \n", true, false},
-        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
-         "||f({\"a\": [1, \"}\\\"\"]})", true, false},
-        {"Let me see. \n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n"
-         "{\"name\": \"other\", \"arguments\": {\"b\": {}}, \"x\": \"}\"}</tool_call>\n",
-         "|Let me see.|f({})|other({\"b\": {}})", true, false},
-        {"<think>x</think>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call> done",
-         "x| done|f({})", true, false},
-        {"<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", "||f({\"a\":1})",
-         true, false},
-        {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>",
-         "||f({\"a\": 1})", true, false},
-        {"<tool_call>{\"name\": \"f\"}</tool_call>", "||f({})", true, false},
-        {"<tool_call>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": {}}]"
-         "</tool_call>",
-         "||f({})|f({})", true, false},
-        {"<tool_call>{\"name\": \"f\", \"argu", "|<tool_call>{\"name\": \"f\", \"argu", true,
-         false},
-        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cut", "||f({\"a\": \"cut)", true,
-         false},
-        {"<tool_call>not JSON</tool_call>", "|<tool_call>not JSON</tool_call>", true, false},
-        {"<tool_call>{oops}</tool_call>", "|<tool_call>{oops}</tool_call>", true, false},
-        {"a <tool_cal", "|a <tool_cal", true, false},
-        {"{\"name\": \"g_2\", \"parameters\": {\"x\": 1}}", "||g_2({\"x\": 1})", true, false},
-        {" {\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g_2\", \"parameters\": {}}",
-         "||f({})|g_2({})", true, false},
-        {"{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"x\": 1}}", "||f({\"x\":1})",
-         true, false},
-        {"[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g_2\", \"arguments\": {\"y\": []}}]",
-         "||f({})|g_2({\"y\": []})", true, false},
-        {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```", "||f({})", true, false},
-        {"```\n[{\"name\": \"f\", \"arguments\": {}}]\n```\n", "||f({})", true, false},
-        {"```json\n{\"name\": \"f\", \"arguments\": {}}\n```\n```json\n{\"name\": \"g_2\", "
-         "\"arguments\": {}}\n```",
-         "||f({})|g_2({})", true, false},
-        {"{\"name\": \"f\", \"arguments\": {}}\n```j", "|\n```j|f({})", true, false},
-        /* Answers that look alike. */
-        {"{\"name\": \"h\", \"arguments\": {}}", "|{\"name\": \"h\", \"arguments\": {}}", true,
-         false},
-        {"{\"answer\": 42}", "|{\"answer\": 42}", true, false},
-        {"[1, 2]", "|[1, 2]", true, false},
-        {"[{\"a\": 1}]", "|[{\"a\": 1}]", true, false},
-        {"```json\n{\"a\": 1}\n```", "|```json\n{\"a\": 1}\n```", true, false},
-        {"```python\nx\n```", "|```python\nx\n```", true, false},
-        {"``", "|``", true, false},
-        {"```json", "|```json", true, false},
-        {"[", "|[", true, false},
-        {"{\"name\": \"f\", \"arguments\": {}}", "|{\"name\": \"f\", \"arguments\": {}}", false,
-         false},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < sizeof split_cases / sizeof split_cases[0]; i++)
         for (size_t step = 1; step < 200; step = step < 4 ? step + 1 : step * 3) {
             char got[1024];
-            said(cases[i].text, step, cases[i].open, cases[i].tools ? TOOLS : NULL, got);
-            if (strcmp(got, cases[i].want) != 0)
-                fail_msg("'%s' by %zu is '%s', not '%s'", cases[i].text, step, got, cases[i].want);
+            said(split_cases[i].text, step, split_cases[i].open,
+                 split_cases[i].tools ? TOOLS : NULL, got);
+            if (strcmp(got, split_cases[i].want) != 0)
+                fail_msg("'%s' by %zu is '%s', not '%s'", split_cases[i].text, step, got,
+                         split_cases[i].want);
         }
 }
 

@@ -328,6 +328,7 @@ static struct vocab *open_vocab(void)
     }
     types[300] = types[301] = TOKEN_CONTROL;
     (void)strcpy(texts[300], "<|im_end|>");
+    (void)strcpy(texts[301], "a");
     texts[302][0] = 0;
     for (uint32_t i = 0; i < TOKENS; i++) {
         tokens[i] = (struct vocab_string){texts[i], strlen(texts[i])};

@@ -248,6 +248,32 @@ static void test_unwanted_bodies(void **state)
     assert_int_equal(s->n_requests, 4);
 }
 
+/* Who leaves in the middle of a body is noticed at once, also where the end comes with the bytes.
+ */
+static void test_gone_in_a_body(void **state)
+{
+    struct server *s = *state;
+    static const char *const parts[] = {POST "Content-Length: 7\r\n\r\n",
+                                        POST "Content-Length: 7\r\n\r\nabc",
+                                        POST "Transfer-Encoding: chunked\r\n\r\n7\r\nab"};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        int fd = dial(s);
+        assert_int_equal(send(fd, parts[i], strlen(parts[i]), MSG_NOSIGNAL),
+                         (ssize_t)strlen(parts[i]));
+        (void)close(fd);
+        uint64_t give_up = clock_ns() + 10 * NS_PER_S; /* a request has 30 s to come */
+        bool came = false;
+        while (!came || httpd_connections(s->h)) {
+            struct pollfd p = {.fd = httpd_fd(s->h), .events = POLLIN};
+            assert_true(clock_ns() < give_up);
+            (void)poll(&p, 1, 20);
+            httpd_turn(s->h);
+            came |= httpd_connections(s->h) > 0;
+        }
+    }
+    assert_int_equal(s->n_requests, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -255,6 +281,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_ambiguous_framing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_large_bodies, setup, teardown),
         cmocka_unit_test_setup_teardown(test_unwanted_bodies, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_gone_in_a_body, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

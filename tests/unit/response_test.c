@@ -185,6 +185,24 @@ static void test_names(void **state)
     }
 }
 
+/* A name that grows may push a long text beyond its limit, in the middle of a character. */
+static void test_renamed_text_is_utf8(void **state)
+{
+    (void)state;
+    for (int before = 0; before < 3; before++) {
+        struct fault f;
+        char euros[451] = "";
+        for (int i = 0; i < 450; i += 3) (void)strcat(euros, "\xe2\x82\xac");
+        (void)fault_set(&f, 400, "messages", "'messages' %.*s%s", before, "xx", euros);
+        response_rename(&f);
+        struct buf b = {0};
+        f.code = "x";
+        fault_write(&f, &b);
+        if (strstr(b.data, "null")) fail_msg("%s", b.data);
+        buf_close(&b);
+    }
+}
+
 /* ---- the answer ---- */
 
 struct answer {
@@ -404,9 +422,13 @@ static void test_whole(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_input), cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_names), cmocka_unit_test(test_events),
-        cmocka_unit_test(test_whole), cmocka_unit_test(test_text_behind_a_call),
+        cmocka_unit_test(test_input),
+        cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_events),
+        cmocka_unit_test(test_whole),
+        cmocka_unit_test(test_text_behind_a_call),
+        cmocka_unit_test(test_renamed_text_is_utf8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
