@@ -2,6 +2,7 @@
  * as events for the core. */
 #include "coordinator/shell.h"
 
+#include "common/base/blob.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -73,7 +74,9 @@ bool drafts__begin(struct shell *s, struct call *c, uint32_t i, const struct tok
                                       .n_prompt = (uint32_t)c->prompt.n,
                                       .sample = i,
                                       .sampling = &c->sampling,
-                                      .ignore_ends = c->ignore_eos};
+                                      .ignore_ends = c->ignore_eos,
+                                      .grammar = c->grammar ? c->grammar->data : NULL,
+                                      .grammar_bytes = c->grammar ? c->grammar->bytes : 0};
     if (c->draft == DRAFT_OFF || !s->drafter) return false;
     c->answers[i].drafts = drafter_begin(s->drafter, &r, &em) == 0;
     return c->answers[i].drafts; /* without drafts it is served all the same */

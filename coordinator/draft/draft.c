@@ -52,6 +52,7 @@ struct seat {
     struct sampling sampling;
     int32_t bias_ids[SAMPLING_BIASES_MAX];
     float bias[SAMPLING_BIASES_MAX];
+    void *grammar;
     int32_t *fresh; /* confirmed tokens that the drafting thread has not taken */
     uint32_t n_fresh, fresh_cap;
     struct ask ask;
@@ -149,7 +150,11 @@ static bool serve(struct drafter *d, struct seat *s, const struct taken *t,
                   struct drafter_answer *ret)
 {
     struct work *w = &s->work;
-    if (!w->guess) w->guess = guess_begin(d->guesser, &s->begin);
+    if (!w->guess) {
+        w->guess = guess_begin(d->guesser, &s->begin);
+        mem_free(s->grammar);
+        s->grammar = NULL;
+    }
     if (!w->failed) w->failed = guess_tokens(d->guesser, w->guess, t->fresh, t->n_fresh) < 0;
     mem_free(t->fresh);
     if (t->ended) {
@@ -188,6 +193,7 @@ static void give_back(struct drafter *d, uint32_t seat)
     mem_free(s->tail);
     mem_free(s->work.tail);
     mem_free(s->fresh);
+    mem_free(s->grammar);
     mem_free(s);
     d->seats[seat] = NULL;
     d->free[d->n_free++] = seat;
@@ -369,6 +375,12 @@ static struct seat *make_seat(const struct drafter_request *r)
     s->begin = *r;
     s->begin.sampling = &s->sampling;
     s->begin.tokens = NULL;
+    if (r->grammar_bytes) s->grammar = mem_try(r->grammar_bytes);
+    s->begin.grammar = s->grammar;
+    if (s->grammar)
+        memcpy(s->grammar, r->grammar, r->grammar_bytes);
+    else
+        s->begin.grammar_bytes = 0; /* its drafts are worse */
     atomic_init(&s->newer, false);
     return s;
 }
@@ -391,6 +403,7 @@ int drafter_begin(struct drafter *d, const struct drafter_request *r, struct err
             imap_put(&d->by_request, r->request, d->free[d->n_free]);
             d->n_requests++;
         } else {
+            mem_free(s->grammar);
             mem_free(s);
         }
     }

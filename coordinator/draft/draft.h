@@ -60,7 +60,10 @@ struct drafter_request {
     uint32_t n_tokens, n_prompt;
     uint32_t sample; /* which of several answers to the prompt */
     const struct sampling *sampling;
-    bool ignore_ends; /* the answer goes on behind an end token */
+    bool ignore_ends;    /* the answer goes on behind an end token */
+    const void *grammar; /* of the answer, as common/text/constraint.h takes it: grammar_bytes, 0:
+                            it is free. A model's drafts keep to it; other kinds do not read it */
+    size_t grammar_bytes;
 };
 
 /* ERR_LIMIT: requests_max are open, or the tokens are more than `ctx`: the request has no drafts.

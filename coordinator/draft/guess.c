@@ -180,7 +180,7 @@ struct guess *guess_begin(struct guesser *g, const struct drafter_request *r)
     }
     ngram_begin(g->ngram, &q->text, r->tenant);
     if (g->small && (r->kind == DRAFT_MODEL || r->kind == DRAFT_AUTO))
-        q->seq = small_begin(g->small, r->tenant);
+        q->seq = small_begin(g->small, r->tenant, r->grammar, r->grammar_bytes);
     return q;
 }
 

@@ -6,6 +6,7 @@
 #include "common/engine/engine.h"
 #include "common/io/ring.h"
 #include "common/text/chooser.h"
+#include "common/text/constraint.h"
 #include "coordinator/model_file.h"
 
 #include <inttypes.h>
@@ -22,12 +23,15 @@ struct small_seq {
     uint32_t n, sure, cap;
     uint32_t *pages; /* room for seq_pages */
     uint32_t n_pages;
+    struct constraint *constraint; /* on the answer's form, or NULL */
     struct small_seq *next;
 };
 
 struct small {
     struct engine *engine;
     struct chooser *chooser;
+    struct vocab *vocab;
+    bool learned; /* the chooser knows it */
     int32_t *ends;
     uint32_t n_ends;
     uint32_t ctx, seq_pages; /* of one sequence */
@@ -155,6 +159,8 @@ int small_open(const struct small_options *o, struct small **ret, struct errmsg 
     rc = check_vocab(o, &f, em);
     if (rc == 0) rc = open_engine(m, o, &f, em);
     if (rc == 0) rc = open_tables(m, o, em);
+    m->vocab = f.vocab; /* the rest of the file is not needed any more */
+    f.vocab = NULL;
     model_file_close(&f);
     if (rc < 0) {
         small_close(m);
@@ -166,6 +172,7 @@ int small_open(const struct small_options *o, struct small **ret, struct errmsg 
 
 static void free_seq(struct small_seq *s)
 {
+    mem_free(s->constraint);
     mem_free(s->tokens);
     mem_free(s->pages);
     mem_free(s);
@@ -181,6 +188,7 @@ void small_close(struct small *m)
     }
     eng_close(m->engine);
     chooser_close(m->chooser);
+    vocab_close(m->vocab);
     mem_free(m->ends);
     mem_free(m->refs);
     mem_free(m->free);
@@ -267,9 +275,21 @@ static int own_pages(struct small *m, struct small_seq *s, uint32_t end, struct 
 
 /* ---- sequences ---- */
 
-struct small_seq *small_begin(struct small *m, uint64_t tenant)
+/* NULL: drafts are made without. */
+static struct constraint *open_constraint(struct small *m, const void *grammar, size_t bytes)
+{
+    struct errmsg em;
+    if (!m->learned) m->learned = chooser_learn(m->chooser, m->vocab, &em) == 0;
+    struct constraint *c = m->learned ? mem_try_zeroed(1, sizeof *c) : NULL;
+    if (!c || constraint_open(c, grammar, bytes, &em) == 0) return c;
+    mem_free(c);
+    return NULL;
+}
+
+struct small_seq *small_begin(struct small *m, uint64_t tenant, const void *grammar, size_t bytes)
 {
     struct small_seq *s = mem_zalloc(sizeof *s);
+    if (bytes) s->constraint = open_constraint(m, grammar, bytes);
     s->tenant = tenant;
     s->next = m->seqs;
     m->seqs = s;
@@ -279,6 +299,8 @@ struct small_seq *small_begin(struct small *m, uint64_t tenant)
 void small_end(struct small *m, struct small_seq *s)
 {
     s->n = s->sure; /* guesses behind them are of no use */
+    mem_free(s->constraint);
+    s->constraint = NULL;
     if (s->n < KV_PAGE) {
         drop(m, s);
         return;
@@ -379,8 +401,9 @@ static const int32_t *said(const void *arg, uint32_t pos, uint32_t *ret_n)
     return s->tokens + pos;
 }
 
-static int choose(struct small *m, const struct small_ask *a, uint32_t pos, const float *logits,
-                  int32_t *ret, struct errmsg *em)
+/* ERR_NOTFOUND: the answer's form allows no token. */
+static int choose(struct small *m, struct small_seq *s, const struct small_ask *a, uint32_t pos,
+                  const float *logits, int32_t *ret, struct errmsg *em)
 {
     const struct said before = {a->tokens, pos};
     const struct chooser_ask ask = {.sampling = a->sampling,
@@ -389,9 +412,11 @@ static int choose(struct small *m, const struct small_ask *a, uint32_t pos, cons
                                     .boundary = a->n_prompt,
                                     .logits = logits,
                                     .said = said,
-                                    .said_arg = &before};
+                                    .said_arg = &before,
+                                    .constraint = s->constraint};
     struct chooser_choice c;
     int rc = chooser_choose(m->chooser, &ask, &c);
+    if (rc == ERR_NOTFOUND) return rc;
     if (rc < 0) return err_set(em, rc, "draft: %s", CHOOSER_NOT_FINITE);
     *ret = c.token;
     return 0;
@@ -417,11 +442,12 @@ int small_draft(struct small *m, struct small_seq *s, const struct small_ask *a,
     while (rc == 0 && n < want && !(n && a->stop && atomic_load(a->stop))) {
         int32_t token = -1;
         if (n) rc = compute(m, s, a->tokens, a->n + n, &logits, em);
-        if (rc == 0) rc = choose(m, a, a->n + n, logits, &token, em);
+        if (rc == 0) rc = choose(m, s, a, a->n + n, logits, &token, em);
         if (rc < 0) break;
         a->tokens[a->n + n++] = token;
         if (!a->ignore_ends && is_end(m->ends, m->n_ends, token)) break;
     }
+    if (rc == ERR_NOTFOUND) rc = 0; /* the target will say what ends the answer */
     if (rc == 0) *ret_n = n;
     return rc;
 }

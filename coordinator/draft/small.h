@@ -42,7 +42,9 @@ int small_open(const struct small_options *o, struct small **ret, struct errmsg 
 /* May be NULL. */
 void small_close(struct small *m);
 
-struct small_seq *small_begin(struct small *m, uint64_t tenant);
+/* grammar: of the answer, bytes of it (copied); 0: it is free. One that cannot be read, or that
+ * there is no memory for, is left out: drafts are wrong more often then. */
+struct small_seq *small_begin(struct small *m, uint64_t tenant, const void *grammar, size_t bytes);
 /* Its keys and values may serve others of the tenant. */
 void small_end(struct small *m, struct small_seq *s);
 

@@ -1,6 +1,6 @@
 """Draft models in a cluster. A draft that is the target itself is right each time, whatever the sampling: it has the target's
-noise, history and bits. Other models change no token, and are refused where they have other tokens. The stages stand apart, so
-that drafts have the time that they need."""
+noise, history, form and bits. Other models change no token, and are refused where they have other tokens. The stages stand apart,
+so that drafts have the time that they need."""
 import os, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
@@ -12,9 +12,11 @@ import gguf
 
 PROMPTS = ["Once upon a time there was a lighthouse whose keeper", "List of facts about the sea:\n1.", "To make bread, first"]
 TOKENS = 96 if LONG else 32
+GRAMMAR = 'root ::= ("fish" [ ,] [0-9]+ [ ;]){40}'
 PARAMETERS = [dict(temp=0), dict(temp=0.8, seed=7), dict(temp=1, seed=3, top_k=50, top_p=0.95),
               dict(temp=0.7, seed=5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4),
-              dict(temp=0.8, seed=9, logit_bias=["28=-4", "260=2"], logprobs=2)]
+              dict(temp=0.8, seed=9, logit_bias=["28=-4", "260=2"], logprobs=2),
+              dict(temp=0.9, seed=4, ignore_eos=False, grammar=True)]
 
 
 def cluster(draft, length):
@@ -22,11 +24,23 @@ def cluster(draft, length):
 
 
 class Drafters(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.grammar = tempfile.NamedTemporaryFile("w", suffix=".gbnf")
+        cls.grammar.write(GRAMMAR)
+        cls.grammar.flush()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.grammar.close()
+
     def answers(self, c, parameters):
         """Compares each with the engine alone. What became of the drafts: (drafted, accepted) of each."""
         counts = []
         for i, parameter in enumerate(parameters):
-            p, kw = PROMPTS[i % len(PROMPTS)], dict(parameter, tokens=TOKENS, ignore_eos=True)
+            p, kw = PROMPTS[i % len(PROMPTS)], dict(dict(tokens=TOKENS, ignore_eos=True), **parameter)
+            if "grammar" in kw:
+                kw["grammar"] = self.grammar.name
             got, want = c.generate(p, **kw), local(p, **kw)
             self.assertEqual((got["tokens"], got.get("logprobs")), (want["tokens"], want.get("logprobs")), (p, kw))
             counts.append((got["speculation"]["drafted"], got["speculation"]["accepted"]))

@@ -75,6 +75,8 @@ MUTANTS = [
          why="penalties of drafts count the prompt"),
     dict(name="draft-of-another-sample", file=DIR + "small.c", old="                                    .sample = a->sample,\n", new="",
          tests=SMALL, why="drafts of the second answer have the noise of the first"),
+    dict(name="draft-without-form", file=DIR + "small.c", old="                                    .constraint = s->constraint};",
+         new="                                    .constraint = NULL};", tests=SMALL, why="drafts do not keep to the answer's form"),
     dict(name="ends-not-compared", file=DIR + "small.c", old="if (own == is_end(o->ends, o->n_ends, (int32_t)i)) continue;", new="continue;",
          tests=SMALL, why="a draft model with other end tokens is taken"),
     dict(name="a-vocabulary-of-another-size", file=DIR + "small.c", old="if (f->dims.vocab != o->vocab)", new="if (f->dims.vocab > o->vocab)",

@@ -3,6 +3,8 @@
 #include "coordinator/draft/small.h"
 
 #include "common/text/chooser.h"
+#include "common/text/constraint.h"
+#include "common/text/format.h"
 #include "coordinator/model_file.h"
 #include "tests/lib/tiny_engine.h"
 #include "tests/lib/tiny_vocab.h"
@@ -35,6 +37,7 @@ struct fixture {
     struct model_file file;
     struct engine *engine; /* the reference */
     struct chooser *chooser;
+    struct constraint *constraint; /* or NULL */
     struct small *small;
 };
 
@@ -107,7 +110,8 @@ static uint32_t reference(struct fixture *f, const struct small_ask *a, int32_t 
                                         .boundary = a->n_prompt,
                                         .logits = logits,
                                         .said = said,
-                                        .said_arg = &t};
+                                        .said_arg = &t,
+                                        .constraint = f->constraint};
         struct chooser_choice c;
         assert_int_equal(chooser_choose(f->chooser, &ask, &c), 0);
         t.ids[t.n++] = ret[n++] = c.token;
@@ -160,7 +164,7 @@ static void test_drafts_are_what_the_model_says(void **state)
             p.bias = bias;
         }
         uint32_t n_sure = t.n, n_prompt = t.n;
-        struct small_seq *s = small_begin(f->small, round);
+        struct small_seq *s = small_begin(f->small, round, NULL, 0);
         for (uint32_t i = 0; i < t.n; i++) t.ids[i] = (int32_t)rng_below(&rng, TINY_VOCAB);
         while (n_sure < 100) {
             const struct small_ask a = {.tokens = t.ids,
@@ -192,6 +196,52 @@ static void test_drafts_are_what_the_model_says(void **state)
     assert_true(stats.rows_undone > 100 && stats.rows < 24 * 400);
 }
 
+/* Drafts have the form that the answer is to have, behind guesses too. */
+static void test_an_answer_of_a_form(void **state)
+{
+    struct fixture *f = *state;
+    static const char format[] =
+        "{\"type\": \"grammar\", \"grammar\": \"root ::= (\\\"t\\\" [1-4]){70}\"}";
+    static struct constraint constraint;
+    struct errmsg em = {0};
+    struct buf grammar = {0};
+    struct rng rng = {14};
+    struct sampling p = SAMPLING_PLAIN;
+    struct text t = {.ids = {9, 30, 11, 40, 22}, .n = 5};
+    if (format_compile(format, strlen(format), FORMAT_PLAIN, false, &grammar, &em) < 0)
+        fail_msg("%s", em.text);
+    assert_int_equal(constraint_open(&constraint, grammar.data, grammar.len, &em), 0);
+    assert_int_equal(chooser_learn(f->chooser, f->file.vocab, &em), 0);
+    f->constraint = &constraint;
+    p.temp = 0.9f;
+    struct small_seq *s = small_begin(f->small, 1, grammar.data, grammar.len);
+    for (uint32_t n_sure = 5; n_sure < 60;) {
+        const struct small_ask a = {.tokens = t.ids,
+                                    .n = t.n,
+                                    .n_sure = n_sure,
+                                    .n_prompt = 5,
+                                    .want = 4,
+                                    .sampling = &p,
+                                    .ignore_ends = true};
+        assert_as_reference(f, s, &a);
+        for (uint32_t i = 0; i < 4; i++) assert_in_range(t.ids[t.n + i], 1, 4);
+        t.n += 4;
+        if (t.n - n_sure < 12) continue;
+        n_sure += 3; /* the third of them is another, and what follows it is given up */
+        t.n = n_sure;
+        t.ids[n_sure - 1] = 1 + (int32_t)rng_below(&rng, 4);
+    }
+    small_end(f->small, s);
+    /* What is no grammar is left out. */
+    s = small_begin(f->small, 1, "grammar", 7);
+    f->constraint = NULL;
+    const struct small_ask a = {
+        .tokens = t.ids, .n = 5, .n_sure = 5, .n_prompt = 5, .want = 4, .sampling = &p};
+    assert_as_reference(f, s, &a);
+    small_end(f->small, s);
+    buf_close(&grammar);
+}
+
 /* Requests in turn, with a pool that is too small for all of them: each has its own answers. */
 static void test_requests_share_a_pool(void **state)
 {
@@ -203,7 +253,7 @@ static void test_requests_share_a_pool(void **state)
     struct small_seq *s[N];
     p.temp = 0.7f;
     for (uint32_t i = 0; i < N; i++) {
-        s[i] = small_begin(f->small, i);
+        s[i] = small_begin(f->small, i, NULL, 0);
         t[i].n = 60;
         for (uint32_t k = 0; k < 60; k++) t[i].ids[k] = (int32_t)rng_below(&rng, TINY_VOCAB);
     }
@@ -222,7 +272,7 @@ static void test_requests_share_a_pool(void **state)
         t[i].n += 2;
         if (rng_below(&rng, 10) == 0) { /* another request takes its place */
             small_end(f->small, s[i]);
-            s[i] = small_begin(f->small, i);
+            s[i] = small_begin(f->small, i, NULL, 0);
         }
     }
     for (uint32_t i = 0; i < N; i++) small_end(f->small, s[i]);
@@ -240,7 +290,7 @@ static uint32_t reused(struct fixture *f, uint64_t tenant, int32_t *tokens, uint
                                 .sampling = &p,
                                 .ignore_ends = true};
     uint64_t before = small_stats(f->small).rows_reused;
-    *ret = small_begin(f->small, tenant);
+    *ret = small_begin(f->small, tenant, NULL, 0);
     assert_as_reference(f, *ret, &a);
     return (uint32_t)(small_stats(f->small).rows_reused - before);
 }
@@ -300,7 +350,7 @@ static void test_turns_and_the_end_of_the_context(void **state)
     int32_t tokens[ROOM];
     uint32_t n;
     for (uint32_t i = 0; i < 128; i++) tokens[i] = (int32_t)(i * 5 % TINY_VOCAB);
-    struct small_seq *s = small_begin(f->small, 1);
+    struct small_seq *s = small_begin(f->small, 1, NULL, 0);
     struct small_ask a = {.tokens = tokens,
                           .n = 125,
                           .n_sure = 125,
@@ -325,7 +375,7 @@ static void test_stopped(void **state)
     uint32_t n;
     atomic_bool stop;
     atomic_init(&stop, true);
-    struct small_seq *s = small_begin(f->small, 1);
+    struct small_seq *s = small_begin(f->small, 1, NULL, 0);
     struct small_ask a = {.tokens = tokens,
                           .n = 3,
                           .n_sure = 3,
@@ -350,7 +400,7 @@ static void test_a_failure_ends_one_draft(void **state)
     int32_t tokens[ROOM] = {1, 2, TINY_VOCAB};
     uint32_t n = 9;
     struct errmsg em = {0};
-    struct small_seq *s = small_begin(f->small, 1);
+    struct small_seq *s = small_begin(f->small, 1, NULL, 0);
     struct small_ask a = {.tokens = tokens,
                           .n = 3,
                           .n_sure = 2,
@@ -395,7 +445,7 @@ static void test_small_pool(void **state)
                           .want = 1,
                           .sampling = &p,
                           .ignore_ends = true};
-    struct small_seq *s[2] = {small_begin(m, 1), small_begin(m, 2)};
+    struct small_seq *s[2] = {small_begin(m, 1, NULL, 0), small_begin(m, 2, NULL, 0)};
     (void)draft(m, s[0], &a, &n);
     assert_int_equal(n, 1);
     assert_int_equal(small_stats(m).pages_used, stats.pages);
@@ -458,10 +508,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define T(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
-        T(test_drafts_are_what_the_model_says),   T(test_requests_share_a_pool),
-        T(test_prompts_that_begin_alike),         T(test_a_shared_page_is_not_written),
-        T(test_turns_and_the_end_of_the_context), T(test_stopped),
-        T(test_a_failure_ends_one_draft),         T(test_small_pool),
+        T(test_drafts_are_what_the_model_says),
+        T(test_an_answer_of_a_form),
+        T(test_requests_share_a_pool),
+        T(test_prompts_that_begin_alike),
+        T(test_a_shared_page_is_not_written),
+        T(test_turns_and_the_end_of_the_context),
+        T(test_stopped),
+        T(test_a_failure_ends_one_draft),
+        T(test_small_pool),
         T(test_other_vocabularies_are_refused),
 #undef T
     };
