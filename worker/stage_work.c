@@ -343,14 +343,14 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
         int rc = chooser_choose(w->chooser, &ask, &c);
         if (rc < 0) {
             ret->error = rc == ERR_NOTFOUND ? CHOOSER_NONE_ALLOWED : CHOOSER_NOT_FINITE;
-            return;
+            break; /* the tokens of the rows before count */
         }
         tokens[ret->n_tokens++] = s->token = c.token;
         s->next = first + i;
         if (s->sampling.logprobs) note_logprobs(w, &c, row, i);
     }
-    ret->dead = ret->n_tokens == 0;
-    if (s->sampling.logprobs && !ret->dead)
+    ret->dead = ret->n_tokens == 0 && !ret->error;
+    if (s->sampling.logprobs && ret->n_tokens)
         ret->logprobs = (struct msg_logprobs){
             w->logprobs->chosen + row, chooser_n_top(w->chooser, &s->sampling),
             w->logprobs->ids + row * SAMPLING_TOP_MAX, w->logprobs->top + row * SAMPLING_TOP_MAX};

@@ -210,11 +210,28 @@ struct replica {
 };
 
 struct request {
+    /* What composing looks at in all that run, each Step: side by side. */
+    uint64_t chosen_in; /* step build that chose it to decode and has not come to it yet; 0: none */
+    uint64_t put_in;    /* last step build that has rows of it */
+    uint32_t n_prompt, n_tokens, n_guessed, max_new;
+    /* Since its admission, positions of which a row was issued or was found computed; and how many
+     * of them are known to hold the right token: min(n_issued, n_tokens). */
+    uint32_t n_issued, n_right;
     bool used, ignore_eos;
     bool running;
+    bool drafts;             /* tokens are guessed for it */
     struct replica *replica; /* in which it runs, or in whose queue it is; NULL: it waits for one */
-    uint64_t routed_ns;      /* when it was sent there, or last looked at again */
-    uint32_t due;            /* rows of its prompt that count as waiting there */
+    /* The prompt, then what was generated, then guesses up to n_guessed; room for n_prompt +
+     * max_new. */
+    int32_t *tokens;
+    uint32_t *pages; /* room for all it can ever need */
+    uint32_t n_pages;
+    uint32_t n_walked;  /* of its pages that are in the index, */
+    struct prefix walk; /* and along them */
+    uint32_t n_found;   /* positions found computed before its first token */
+    /* ---- its life ---- */
+    uint64_t routed_ns; /* when it was sent to its replica, or last looked at again */
+    uint32_t due;       /* rows of its prompt that count as waiting there */
     struct index_node *promise; /* that it will compute its prompt there, or NULL */
     struct replica *opened;     /* whose last stage has its sampling parameters, or NULL */
     bool looked;                /* it was counted among the look-ups for prefixes */
@@ -230,23 +247,9 @@ struct request {
                                         token, */
     uint32_t suspected_in[SUSPECTED_MAX]; /* which ones */
     uint32_t sample;
-    /* The prompt, then what was generated, then guesses up to n_guessed; room for n_prompt +
-     * max_new. */
-    int32_t *tokens;
-    uint32_t n_prompt, n_tokens, n_guessed, max_new;
-    /* Since its admission, positions of which a row was issued or was found computed; and how many
-     * of them are known to hold the right token: min(n_issued, n_tokens). */
-    uint32_t n_issued, n_right;
-    uint32_t n_found; /* positions found computed before its first token */
-    uint32_t *pages;  /* room for all it can ever need */
-    uint32_t n_pages;
-    struct prefix walk; /* along its pages that are in the index, */
-    uint32_t n_walked;  /* so many */
-    uint64_t chosen_in; /* step build that chose it to decode and has not come to it yet; 0: none */
-    uint64_t put_in;    /* last step build that has rows of it */
     struct sampling sampling;
+    struct blob *grammar; /* of the answer, or NULL */
     /* ---- its guesses (speculate.c) ---- */
-    bool drafts;
     uint32_t line;         /* counts how often guesses were given up */
     bool anchored;         /* in this line a known row was issued that wants logits */
     uint64_t ask;          /* serial of the ask that has no answer yet; 0: none */
@@ -260,7 +263,6 @@ struct request {
     struct gain_rate rate; /* of guesses that were right, issued or not */
     struct accept_stats accept;
     uint64_t spoke_ns; /* when its last token came; 0: none has since its admission */
-    struct blob *grammar; /* of the answer, or NULL */
 };
 
 struct core {

@@ -180,14 +180,33 @@ static bool all_in_vocab(const struct core *c, const int32_t *ids, size_t n)
     return true;
 }
 
+/* Tokens of the vocabulary, with log-probabilities exactly if they are wanted. */
+static bool has_its_logprobs(const struct core *c, const struct asked *a,
+                             const struct msg_run_result *x)
+{
+    if (!all_in_vocab(c, x->tokens, x->n_tokens)) return false;
+    if (x->n_tokens == 0) return true;
+    if (!a->logprobs || !x->logprobs.chosen) return !a->logprobs && !x->logprobs.chosen;
+    return x->logprobs.n_top == a->n_top &&
+           all_in_vocab(c, x->logprobs.top_ids, (size_t)x->n_tokens * a->n_top);
+}
+
+/* A row failed; in a run of guesses, those before it have their tokens. */
+static bool is_error(struct core *c, const struct asked *a, const struct msg_run_result *x)
+{
+    if (x->dead) return false;
+    if (a->n_guesses == 0 || x->n_tokens == 0) return true;
+    return x->first_pos == a->first_pos && x->n_tokens < a->n_tokens && spec__agrees(c, a, x) &&
+           has_its_logprobs(c, a, x);
+}
+
 /* A token for each row whose own token is known, and for as many guesses behind them as held. */
-static bool has_its_tokens(const struct core *c, const struct asked *a,
-                           const struct msg_run_result *x)
+static bool has_its_tokens(const struct asked *a, const struct msg_run_result *x)
 {
     uint32_t n_known = a->n_tokens - a->n_guesses;
     if (x->first_pos != a->first_pos || x->n_tokens < n_known || x->n_tokens > a->n_tokens)
         return false;
-    return x->dead == (x->n_tokens == 0) && all_in_vocab(c, x->tokens, x->n_tokens);
+    return x->dead == (x->n_tokens == 0);
 }
 
 /* A result's run is what the Step's run asked for: the same request, and tokens of the vocabulary
@@ -196,12 +215,8 @@ static bool is_answer(struct core *c, const struct asked *a, const struct msg_ru
 {
     if (x->request != a->request || x->attempt != a->attempt || x->sample != a->sample)
         return false;
-    if (x->error && x->error[0]) return !x->dead;
-    if (!has_its_tokens(c, a, x) || !spec__agrees(c, a, x)) return false;
-    if (x->n_tokens == 0) return true;
-    if (!a->logprobs || !x->logprobs.chosen) return !a->logprobs && !x->logprobs.chosen;
-    return x->logprobs.n_top == a->n_top &&
-           all_in_vocab(c, x->logprobs.top_ids, (size_t)x->n_tokens * a->n_top);
+    if (x->error && x->error[0]) return is_error(c, a, x);
+    return has_its_tokens(a, x) && spec__agrees(c, a, x) && has_its_logprobs(c, a, x);
 }
 
 /* One for each run that wants a token, in their order. */

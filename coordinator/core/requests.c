@@ -266,14 +266,15 @@ static void take_run(struct core *c, struct replica *rep, const struct asked *a,
                      const struct msg_run_result *x)
 {
     struct request *r = request__find(c, x->request);
-    bool counts = r && x->attempt == r->attempt;
-    if (counts && x->error && x->error[0]) {
+    bool counts = r && x->attempt == r->attempt, failed = x->error && x->error[0];
+    uint32_t n = failed && !a->n_guesses ? 0 : x->n_tokens;
+    if (a->n_guesses) spec__verified(c, rep, counts ? r : NULL, a, x);
+    uint32_t before = r ? r->n_tokens : 0;
+    for (uint32_t k = 0; k < n && counts; k++) counts = take_token(c, r, x, k);
+    if (counts && failed) {
         request__end(c, r, STATUS_INTERNAL, FINISH_NONE, core__text(c, "%s", x->error));
         return;
     }
-    if (a->n_guesses) spec__verified(c, rep, counts ? r : NULL, a, x);
-    uint32_t before = r ? r->n_tokens : 0;
-    for (uint32_t k = 0; k < x->n_tokens && counts; k++) counts = take_token(c, r, x, k);
     if (counts && r->running) spec__spoke(c, rep, r, r->n_tokens - before);
 }
 

@@ -608,14 +608,17 @@ static void fill(struct core *c, struct replica *rep, struct step_build *b)
             preemptions = rep->preemptions;
             b->full = is_full(c, rep, b);
         }
+        if (b->full && rep->n_chosen == 0) break; /* nobody behind has anything to add */
         if (r->chosen_in == rep->step_build) {
             CHECK(rep->n_chosen > 0);
             rep->n_chosen--;
             r->chosen_in = 0;
             if (take_pages(c, r, r->n_issued + 1)) add_run(c, b, r, 1);
         } else if (!b->full && !sched__decoding(r) && sched__rows_due(r)) {
+            uint32_t rows = b->work.rows;
+            bool first = !b->seen_first;
             add_prefill(c, b, r);
-            b->full = is_full(c, rep, b);
+            if (first || b->work.rows != rows) b->full = is_full(c, rep, b);
         }
     }
     add_guesses(c, rep, b, &l);

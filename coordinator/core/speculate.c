@@ -275,9 +275,11 @@ bool spec__agrees(struct core *c, const struct asked *a, const struct msg_run_re
      * of it was given up. */
     const int32_t *issued = r->tokens + a->first_pos;
     if (x->n_tokens == 0) return false;
-    for (uint32_t i = 0; i + 1 < x->n_tokens; i++)
+    uint32_t n_live = x->error && x->error[0] ? x->n_tokens : x->n_tokens - 1; /* and one behind */
+    for (uint32_t i = 0; i < n_live; i++)
         if (x->tokens[i] != issued[i]) return false;
-    return x->n_tokens == a->n_tokens || x->tokens[x->n_tokens - 1] != issued[x->n_tokens - 1];
+    return n_live == x->n_tokens || x->n_tokens == a->n_tokens ||
+           x->tokens[x->n_tokens - 1] != issued[x->n_tokens - 1];
 }
 
 /* How many tokens of a run the request will take: nothing behind an end. */

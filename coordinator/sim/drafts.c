@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define STALE_MOST_NS (300 * NS_PER_MS)
+#define FEW_PAGES 11u
 
 struct draft_note {
     uint64_t request, serial, took_ns;
@@ -22,7 +23,11 @@ void draft__plan(struct world *w)
     if (rng_below(rng, 2)) return;
     w->cfg.draft = DRAFT_DEFAULTS;
     w->cfg.draft.kind = DRAFT_NGRAM;
-    w->cfg.draft.length = 1 + (uint32_t)rng_below(rng, 8);
+    w->cfg.draft.length = 1 + (uint32_t)rng_below(rng, rng_below(rng, 3) ? 8 : DRAFT_LENGTH_MAX);
+    /* Long runs, and few pages for them. */
+    if (rng_below(rng, 2)) w->cfg.logits_max = w->cfg.rows_max;
+    if (rng_below(rng, 2)) w->cfg.n_pages = FEW_PAGES + (uint32_t)rng_below(rng, 8);
+    if (w->cfg.ctx > w->cfg.n_pages * w->cfg.page) w->cfg.ctx = w->cfg.n_pages * w->cfg.page;
     w->cfg.draft.adaptive = rng_below(rng, 2);
     w->cfg.draft.pipelined = rng_below(rng, 4) > 0;
     w->draft_right = right[rng_below(rng, 5)];

@@ -319,6 +319,7 @@ uint64_t fault__lie(struct world *w, enum lie *lie, struct msg_result *m,
     case LIE_FEWER: m->n_runs--; break;
     case LIE_ERROR:
         x->error = "out of samplers";
+        x->n_tokens = 0;
         x->dead = false;
         break;
     default: break;

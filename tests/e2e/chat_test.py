@@ -35,7 +35,7 @@ class Terminal:
         self.text += data.decode(errors="replace")
         return bool(data)
 
-    def until(self, pattern, seconds=60):
+    def until(self, pattern, seconds=240):
         """Takes what was shown up to the pattern's end; returns the match and what was before."""
         end = time.monotonic() + seconds
         while True:
@@ -66,7 +66,7 @@ class Terminal:
         return self.answer()
 
     def end(self):
-        while self.read(30):
+        while self.read(240):
             pass
         status = os.waitpid(self.pid, 0)[1]
         os.close(self.fd)
@@ -116,7 +116,7 @@ class Chat(unittest.TestCase):
         t.type("Write a very long story about a ship.\r")
         t.until(re.escape(ANSWERS))
         while len(t.text) < 40:
-            t.read(60)
+            t.read(240)
         t.type("\x03")
         m, text = t.until(FIGURES)
         t.ready()
@@ -210,7 +210,7 @@ class Chat(unittest.TestCase):
         t.type("Write a very long story about a ship.\r")
         t.until(re.escape(ANSWERS))
         while len(t.text) < 40:
-            t.read(60)
+            t.read(240)
         t.type("\x03")
         self.assertEqual(t.until(FIGURES)[0][4], "; interrupted")
         t.ready()

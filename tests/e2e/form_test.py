@@ -131,6 +131,21 @@ class Form(unittest.TestCase):
                 self.assertIn(name, names)
                 self.assertTrue(is_valid((weather if name == "weather" else person)["function"]["parameters"], arguments), arguments)
 
+    def test_guesses(self):
+        """With speculation the same tokens: what is guessed and what is allowed are two things."""
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f, Cluster(workers=2, threads=1, kv_tokens=4096, draft="ngram", draft_len="6") as c:
+            json.dump(NODE, f)
+            f.flush()
+            drafted = accepted = 0
+            for kw in (dict(temp=0), dict(temp=1, seed=3), dict(temp=1.3, seed=4, top_k=10), dict(temp=0.7, seed=5)):
+                kw = dict(kw, json_schema=f.name, tokens=150)
+                alone, r = local("A list:", threads=2, **kw), c.generate("A list:", **kw)
+                self.assertEqual((alone["tokens"], alone["finish_reason"]), (r["tokens"], r["finish_reason"]), kw)
+                drafted += r["speculation"]["drafted"]
+                accepted += r["speculation"]["accepted"]
+            self.assertGreater(drafted, 50)
+            self.assertGreater(accepted, 20)
+
     def test_counters(self):
         """Few tokens are looked at one by one, and masks are made once; a worker tells how many."""
         (port,) = free_ports(1)
@@ -146,7 +161,6 @@ class Form(unittest.TestCase):
                 counts.append({line.rsplit(" ", 1)[0]: int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("flotilla_grammar")})
             tested, walk, cache = ("flotilla_grammar_tokens_tested_total", 'flotilla_grammar_masks_total{from="walk"}',
                                    'flotilla_grammar_masks_total{from="cache"}')
-            print(tokens, counts)
             self.assertLess(counts[1][tested], 4 * tokens)
             self.assertGreater(counts[0][walk], 0)
             self.assertEqual(counts[1][walk], counts[0][walk])  # the same answers again: all masks are known

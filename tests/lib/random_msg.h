@@ -44,6 +44,11 @@ static inline void random_step(struct rng *r, struct buf *to)
         x->first_pos = (uint32_t)rng_below(r, 100);
         x->n_rows = 1 + (uint32_t)rng_below(r, ROWS);
         x->n_logits = (uint32_t)rng_below(r, 2);
+        if (rng_below(r, 3) == 0) { /* guesses, behind a known row or behind none */
+            x->kind = RUN_VERIFY;
+            x->n_logits = x->n_rows;
+            x->n_guesses = (uint32_t)rng_below(r, x->n_rows + 1);
+        }
         x->n_pages = (x->first_pos + x->n_rows + LIMIT_PAGE - 1) / LIMIT_PAGE;
         x->has_open = x->n_logits && rng_below(r, 2);
         x->open.sampling = SAMPLING_PLAIN;

@@ -98,7 +98,7 @@ MUTANTS = [
          why="suspects run together with others, and the innocent end with the guilty"),
     # ---- results
     dict(name="dead-results-count", file="coordinator/core/flight.c",
-         old="x->dead == (x->n_tokens == 0) && all", new="all", tests=REQUESTS,
+         old="return x->dead == (x->n_tokens == 0);", new="return true;", tests=REQUESTS,
          why="a result marked dead is taken"),
     dict(name="any-position", file="coordinator/core/flight.c",
          old="    if (x->first_pos != a->first_pos || x->n_tokens < n_known", new="    if (x->n_tokens < n_known", tests=REQUESTS,

@@ -307,40 +307,36 @@ static void test_the_middle_one_is_wrong(void **state)
 static void test_answers_that_count_for_nothing(void **state)
 {
     (void)state;
-    static const int32_t good[] = {10, 11}, foreign[] = {50}, negative[] = {-1};
-    struct world w = begun(draft_config(4), 5, 100);
-    compose(&w);
-    uint64_t serial = w.ask.draft.serial;
+    static const int32_t good[] = {10}, foreign[] = {50}, negative[] = {-1};
     const struct {
-        uint64_t request, serial;
+        uint64_t request;
+        int serial; /* beside that of the ask */
         uint32_t first_pos;
         const int32_t *tokens;
-    } cases[] = {{FIRST + 1, serial, 6, good}, {FIRST, serial - 1, 6, good},
-                 {FIRST, serial + 1, 6, good}, {FIRST, 0, 6, good},
-                 {FIRST, serial, 7, good},     {FIRST, serial, 6, foreign},
-                 {FIRST, serial, 6, negative}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    } cases[] = {{FIRST + 1, 0, 6, good}, {FIRST, -1, 6, good},   {FIRST, 1, 6, good},
+                 {FIRST, 0, 7, good},     {FIRST, 0, 6, foreign}, {FIRST, 0, 6, negative}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct world w = begun(draft_config(4), 5, 100);
+        compose(&w);
+        uint64_t serial = w.ask.draft.serial;
         happen(&w, (struct event){.type = EV_DRAFT,
                                   .draft = {.request = cases[i].request,
-                                            .serial = cases[i].serial,
+                                            .serial = serial + (uint64_t)cases[i].serial,
                                             .first_pos = cases[i].first_pos,
                                             .n = 1,
                                             .tokens = cases[i].tokens}});
-    assert_int_equal(sequence(&w).n_guessed, 6);
-    guess(&w, 2, NONE_WRONG); /* that ask was answered: by a gap */
-    assert_int_equal(sequence(&w).n_guessed, 6);
-    compose(&w);
-    assert_int_equal(w.f.n_flight, 1);
-    assert_int_equal(w.ask.draft.serial, serial); /* nothing new is known: it is not asked again */
-    answer(&w);
-    compose(&w);
-    assert_true(w.ask.draft.serial > serial);
-    assert_int_equal(w.f.n_flight, 1);
-    answer(&w); /* position 7 is known before the guesses from there on come */
-    guess(&w, 3, NONE_WRONG);
-    assert_int_equal(sequence(&w).n_tokens, 8);
-    assert_int_equal(sequence(&w).n_guessed, 10);
-    core_close(w.f.core);
+        assert_int_equal(sequence(&w).n_guessed, 6);
+        compose(&w);
+        assert_int_equal(w.f.n_flight, 1);
+        assert_int_equal(w.ask.draft.serial, serial); /* nothing new is known: no other ask */
+        answer(&w);
+        compose(&w);
+        answer(&w); /* position 7 is known before the guesses from 6 or 7 on come */
+        guess(&w, 4, NONE_WRONG);
+        assert_int_equal(sequence(&w).n_tokens, 8);
+        assert_int_equal(sequence(&w).n_guessed, w.ask.draft.first_pos + 4);
+        core_close(w.f.core);
+    }
 }
 
 /* A page enters the index when the last of its rows is known to be right: another request does not
@@ -508,6 +504,32 @@ static void test_lies(void **state)
     }
 }
 
+static void say_error(struct msg_run_result *x)
+{
+    x->n_tokens = 2;
+    x->error = "logits that are not finite";
+}
+
+/* A row in the middle of a run fails: the tokens before it count, as they would one by one. */
+static void test_an_error_in_a_run(void **state)
+{
+    (void)state;
+    struct world w = begun(draft_config(4), 5, 100);
+    compose(&w);
+    guess(&w, 4, NONE_WRONG);
+    compose(&w);
+    answer(&w);
+    answer_with(&w, say_error);
+    assert_int_equal(w.n_tokens, 4);
+    assert_int_equal(w.n_ended, 1);
+    assert_int_equal(w.status, STATUS_INTERNAL);
+    check_tokens(&w, 5);
+    struct msg_status s;
+    core_status(w.f.core, &s);
+    assert_true(s.ready);
+    core_close(w.f.core);
+}
+
 /* The synchronous form has one run under way. */
 static void test_synchronous(void **state)
 {
@@ -606,19 +628,33 @@ static void test_a_new_line_begins_with_a_known_row(void **state)
     k.n_pages = 4;
     k.ctx = 64;
     k.share = false;
-    struct world w = begun(k, 15, 40);
+    struct world w = begun(k, 15, 45);
+    w.ignored = FIRST + 1;
+    ready_submit(&w.f, FIRST + 1, 9, 15, 30, PRIORITY_NORMAL);
     compose(&w);
+    guess(&w, 0, NONE_WRONG);
+    answer(&w); /* both have their next token */
+    compose(&w);
+    assert_int_equal(w.f.n_flight, 2);
     guess(&w, 16, NONE_WRONG);
     compose(&w);
-    ready_submit(&w.f, FIRST + 1, 9, 36, 1, PRIORITY_HIGH);
-    compose(&w); /* the guesses' page goes to the other request */
+    assert_int_equal(w.f.n_flight, 3); /* the guesses end in a third page, the last free one */
+    assert_int_equal(sequence(&w).n_pages, 3);
+    answer(&w);
+    answer(&w);
+    compose(&w); /* the other request's next row needs a page: it is the guesses' */
+    assert_int_equal(sequence(&w).n_pages, 2);
+    assert_int_equal(sequence(&w).n_guessed, sequence(&w).n_tokens);
     uint32_t n = w.f.n_flight;
-    if (w.ask.draft.request == FIRST && w.ask.draft.n_tail == 0) guess(&w, 16, NONE_WRONG);
-    ready_cancel(&w.f, FIRST + 1);
+    guess(&w, 16, NONE_WRONG);
+    assert_true(sequence(&w).n_guessed > sequence(&w).n_tokens);
     compose(&w);
-    for (uint32_t i = n; i < w.f.n_flight; i++)
-        for (uint32_t j = 0; j < w.f.flight[i].n_runs; j++)
-            assert_true(w.f.flight[i].runs[j].n_guesses < w.f.flight[i].runs[j].n_rows);
+    assert_int_equal(w.f.n_flight, n); /* what the last stage chose last may lie elsewhere */
+    answer(&w);
+    compose(&w);
+    assert_true(last_run(&w)->request == FIRST && last_run(&w)->n_guesses < last_run(&w)->n_rows);
+    while (w.f.n_flight) answer(&w);
+    check_tokens(&w, 15);
     core_close(w.f.core);
 }
 
@@ -673,6 +709,7 @@ int main(void)
         cmocka_unit_test(test_a_guessed_end),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_an_error_in_a_run),
         cmocka_unit_test(test_synchronous),
         cmocka_unit_test(test_a_silent_drafter),
         cmocka_unit_test(test_without_guesses),
