@@ -1,4 +1,10 @@
-"""Tasks whose answers repeat their input, for drafts from texts: rewrite this with one change."""
+"""Tasks whose answers repeat their input, for drafts from texts: rewrite this with one change.
+
+The texts are SmolLM2's own: each is what it made of a text when asked to rewrite it, again and again until little changed. So
+it repeats them nearly word for word, mostly without the change, and almost every guess is right. Texts that it would put in
+other words gain less: the first ones that were tried, about three quarters of whose tokens were guessed right, gave 1.5 times the
+rate without guesses on four stages 5 ms apart where these give more than 2.5, on a busy machine.
+"""
 
 # (text, a name in it, another name)
 TEXTS = [
