@@ -82,6 +82,44 @@ static bool check_op(const struct grammar *g, const uint8_t *starts, uint32_t at
     return is_start(starts, at + op_bytes(p, g->n_code - at)); /* what it falls through to */
 }
 
+static void mark(bool *begins, uint32_t low, uint32_t high)
+{
+    begins[low] = begins[high + 1] = true;
+}
+
+/* Where a byte is not as the one before to the operation at p. */
+static void mark_op(const struct grammar *g, const uint8_t *p, bool *begins)
+{
+    switch (*p) {
+    case GRAMMAR_BYTE: mark(begins, p[1], p[1]); break;
+    case GRAMMAR_RANGE: mark(begins, p[1], p[2]); break;
+    case GRAMMAR_SET:
+        for (uint32_t b = 1; b < 256; b++) {
+            const uint8_t *set = g->sets + p[1] * GRAMMAR_SET_BYTES;
+            if ((set[b / 8] >> b % 8 & 1) != (set[(b - 1) / 8] >> (b - 1) % 8 & 1))
+                begins[b] = true;
+        }
+        break;
+    case GRAMMAR_PEEK:
+        for (uint32_t i = 0; i < p[1]; i++) mark(begins, p[2 + 4 * i], p[3 + 4 * i]);
+        break;
+    default:
+        if (*p >= 0x20 && *p < 0x7f) mark(begins, *p, *p);
+    }
+}
+
+static void find_classes(struct grammar *g)
+{
+    bool begins[257] = {false};
+    uint8_t n = 0;
+    for (uint32_t at = 0; at < g->n_code; at += op_bytes(g->code + at, g->n_code - at))
+        mark_op(g, g->code + at, begins);
+    for (uint32_t b = 0; b < 256; b++) {
+        if (b && begins[b]) n++;
+        g->class[b] = n;
+    }
+}
+
 int grammar_open(const void *data, size_t bytes, struct grammar *ret, struct errmsg *em)
 {
     const uint8_t *p = data;
@@ -93,6 +131,9 @@ int grammar_open(const void *data, size_t bytes, struct grammar *ret, struct err
     if (g.n_code == 0 || GRAMMAR_HEAD_BYTES + sets + g.n_code != bytes)
         return err_set(em, ERR_FORMAT, "a grammar's sizes do not fit its %zu bytes", bytes);
     g.code = g.sets + sets;
+    g.character = u16(p + 6) ? u16(p + 6) - 1 : g.n_code;
+    if (g.character > g.n_code)
+        return err_set(em, ERR_FORMAT, "a grammar's rule is not in its code");
     for (uint32_t at = 0, n; at < g.n_code; at += n) {
         n = op_bytes(g.code + at, g.n_code - at);
         if (n == 0) return err_set(em, ERR_FORMAT, "a grammar's code is wrong at %u", at);
@@ -102,6 +143,7 @@ int grammar_open(const void *data, size_t bytes, struct grammar *ret, struct err
         if (!check_op(&g, starts, at))
             return err_set(em, ERR_FORMAT, "a grammar's code is wrong at %u", at);
     g.hash = hash128_bytes(data, bytes, 0);
+    find_classes(&g);
     *ret = g;
     return 0;
 }
@@ -277,6 +319,36 @@ bool grammar_step(const struct grammar *g, const struct grammar_state *from, uin
         settle(&r, from->words[i] >> 8);
     }
     return !grammar_is_dead(ret_state);
+}
+
+/* Whether behind an address the rule of characters is called again, any number of times: the end of
+ * x* or x+. */
+static bool calls_again(const struct grammar *g, uint32_t pc)
+{
+    const uint8_t *p = g->code + pc;
+    if (*p != GRAMMAR_JUMP && *p != GRAMMAR_SPLIT) return false;
+    p = g->code + u16(p + 1);
+    if (*p == GRAMMAR_SPLIT) p += 3;
+    return *p == GRAMMAR_CALL && u16(p + 1) == g->character;
+}
+
+uint32_t grammar_free_characters(const struct grammar *g, const struct grammar_state *s)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0, depth; i < s->n_words; i += 1 + depth) {
+        depth = s->words[i] & 0xff;
+        uint32_t back = depth ? s->words[i + depth] : COUNT;
+        if (s->words[i] >> 8 != g->character || back & COUNT) continue;
+        uint32_t n = calls_again(g, back) ? UINT32_MAX : 1;
+        if (g->code[back] == GRAMMAR_LOOP && depth > 1 && s->words[i + depth - 1] & COUNT) {
+            const uint8_t *p = g->code + back, *body = g->code + u16(p + 1);
+            uint32_t done = s->words[i + depth - 1] & 0xffff, max = u16(p + 5);
+            bool again = *body == GRAMMAR_CALL && u16(body + 1) == g->character;
+            if (again) n = max == GRAMMAR_NO_MAX || done >= LOW ? UINT32_MAX : max - done;
+        }
+        most = n > most ? n : most;
+    }
+    return most;
 }
 
 void grammar_blur(const struct grammar *g, struct grammar_state *s, uint32_t n_bytes)

@@ -2,7 +2,8 @@
  * runs on the last stage, where the grammar is what a peer sent, so that every byte of it is
  * checked and every walk through it is bounded. grammar_tree.h compiles one.
  *
- * Layout: 'F' 'G' 1, number of sets (1 byte), bytes of code (2, low byte first), sets (32 bytes
+ * Layout: 'F' 'G' 1, number of sets (1 byte), bytes of code (2, low byte first), one more than the
+ * address of the rule that is any character of a JSON string (2; 0: there is none), sets (32 bytes
  * each, a bit for each byte value), code. Targets are 2 bytes, low byte first, counted from the
  * code's begin. An answer begins at 0 with an empty stack.
  *
@@ -31,7 +32,7 @@
 #include <stdint.h>
 
 #define GRAMMAR_BYTES_MAX 32768u
-#define GRAMMAR_HEAD_BYTES 6u
+#define GRAMMAR_HEAD_BYTES 8u
 #define GRAMMAR_SET_BYTES 32u
 #define GRAMMAR_DEPTH_MAX 96u     /* words of a stack */
 #define GRAMMAR_STATE_WORDS 1024u /* of all positions that an answer may be at */
@@ -56,7 +57,9 @@ struct grammar {
     const uint8_t *code; /* borrowed */
     const uint8_t *sets;
     uint32_t n_code, n_sets;
+    uint32_t character;  /* the address of that rule; n_code: there is none */
     struct hash128 hash; /* of all its bytes */
+    uint8_t class[256];  /* bytes of one class are all the same to it */
 };
 
 /* Checks the bytes, which are borrowed as long as *ret is used. ERR_FORMAT: they are no grammar. */
@@ -82,6 +85,10 @@ static inline bool grammar_is_dead(const struct grammar_state *s)
 {
     return s->n_words == 0 && !s->may_end;
 }
+
+/* How many characters, of those that stand in a JSON string as they are, may follow in any case:
+ * UINT32_MAX: any number; 0: who knows. */
+uint32_t grammar_free_characters(const struct grammar *g, const struct grammar_state *s);
 
 /* The same state as far as the next n_bytes bytes can tell: counts that stay away from their bounds
  * are made alike, so that few different states are left. What leads from a state so changed is

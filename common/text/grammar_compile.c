@@ -510,8 +510,16 @@ int grammar_compile(struct grammar_tree *t, gnode root, struct buf *ret, struct 
                       GRAMMAR_BYTES_MAX);
     rc = c->rc;
     if (rc == 0) {
-        uint8_t head[GRAMMAR_HEAD_BYTES] = {
-            'F', 'G', 1, (uint8_t)c->n_sets, (uint8_t)c->n_code, (uint8_t)(c->n_code >> 8)};
+        const struct grammar_rule *any = t->character ? &t->rules[t->character - 1] : NULL;
+        uint32_t character = any && any->placed ? any->at + 1 : 0;
+        uint8_t head[GRAMMAR_HEAD_BYTES] = {'F',
+                                            'G',
+                                            1,
+                                            (uint8_t)c->n_sets,
+                                            (uint8_t)c->n_code,
+                                            (uint8_t)(c->n_code >> 8),
+                                            (uint8_t)character,
+                                            (uint8_t)(character >> 8)};
         (void)buf_append(ret, head, sizeof head);
         (void)buf_append(ret, c->sets, c->n_sets * GRAMMAR_SET_BYTES);
         (void)buf_append(ret, c->code, c->n_code);

@@ -111,6 +111,11 @@ void grammar_define(struct grammar_tree *t, uint32_t rule, gnode is)
     if (rule < t->n_rules) t->rules[rule].is = is;
 }
 
+void grammar_mark_character(struct grammar_tree *t, uint32_t rule)
+{
+    t->character = rule + 1;
+}
+
 gnode grammar_ref(struct grammar_tree *t, uint32_t rule)
 {
     return add(t, (struct grammar_node){.kind = NODE_REF, .a = rule});

@@ -46,6 +46,8 @@ gnode grammar_alts(struct grammar_tree *t, const gnode *items, size_t n);
 /* A rule that is defined later, or never: then it matches nothing. GRAMMAR_RULES_MAX at most. */
 uint32_t grammar_rule(struct grammar_tree *t);
 void grammar_define(struct grammar_tree *t, uint32_t rule, gnode is);
+/* This rule is any character of a JSON string (grammar.h). */
+void grammar_mark_character(struct grammar_tree *t, uint32_t rule);
 gnode grammar_ref(struct grammar_tree *t, uint32_t rule);
 
 bool grammar_is_full(const struct grammar_tree *t);

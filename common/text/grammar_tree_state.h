@@ -43,7 +43,8 @@ struct grammar_tree {
     uint32_t n, cap;
     struct grammar_rule *rules; /* n_rules */
     uint32_t n_rules, rules_cap;
-    struct buf bytes; /* of the texts */
+    struct buf bytes;   /* of the texts */
+    uint32_t character; /* one more than the rule that is any character of a JSON string; 0: none */
     bool full;
 };
 

@@ -9,6 +9,7 @@
 
 #include "common/base/check.h"
 #include "common/base/mem.h"
+#include "common/base/utf8.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -30,7 +31,7 @@ struct entry {
 
 /* From a state by a byte. */
 struct step {
-    uint32_t key; /* state << 8 | byte, plus 1; 0: none */
+    uint32_t key; /* state << 8 | class of the byte, plus 1; 0: none */
     uint16_t to;
 };
 
@@ -41,7 +42,13 @@ struct met {
     uint64_t hash;
 };
 
-/* Tokens that may be text, sorted by their bytes. */
+/* Tokens that may be text, sorted by their bytes: short ones of characters that stand in a JSON
+ * string as they are, other short ones, and the few long ones. A state's mask is all of theirs.
+ * They are apart since how far a state is blurred depends on the longest token, and since most
+ * tokens are of the first kind, of which it is known without a walk whether a string may go on with
+ * them. */
+enum { PLAIN, OTHER, LONG, LISTS };
+
 struct list {
     int32_t *tokens; /* n */
     uint8_t *shared; /* bytes that each has in common with the one before */
@@ -53,11 +60,12 @@ struct masks {
     uint32_t n_words; /* of a mask */
     /* The vocabulary. */
     char *bytes;
-    uint32_t *offset;     /* n + 1 */
-    uint8_t *kind;        /* by token */
-    struct list lists[2]; /* short tokens, and the few long ones: a state's mask is both of theirs.
-                             Apart, since how far a state is blurred depends on the longest */
-    int32_t *ends;        /* n_ends: tokens that end an answer */
+    uint32_t *offset; /* n + 1 */
+    uint8_t *kind;    /* by token */
+    struct list lists[LISTS];
+    uint8_t *characters; /* of each token of the first list */
+    uint64_t *plain;     /* the mask of all of these */
+    int32_t *ends;       /* n_ends: tokens that end an answer */
     uint32_t n_ends;
     /* Masks that are kept. */
     struct entry entries[MASKS];
@@ -92,22 +100,59 @@ static int by_bytes(const void *a, const void *b, void *arg)
     return c ? c : x.len < y.len ? -1 : x.len > y.len;
 }
 
+/* The characters of a text, if all of them stand in a JSON string as they are; else 0. */
+static uint32_t plain_characters(struct vocab_string x)
+{
+    uint32_t count = 0;
+    int32_t c = 0;
+    for (size_t i = 0, n; i < x.len; i += n, count++) {
+        n = utf8_char(x.data + i, x.len - i, &c);
+        if (n == 0 || c < 0x20 || c == '"' || c == '\\') return 0;
+    }
+    return count;
+}
+
+static int list_of(const struct masks *m, int32_t token)
+{
+    struct vocab_string x = piece(m, token);
+    return x.len > SHORT ? LONG : plain_characters(x) ? PLAIN : OTHER;
+}
+
+static void set(uint64_t *mask, int32_t token)
+{
+    mask[token / 64] |= (uint64_t)1 << token % 64;
+}
+
+/* False: no memory. */
+static bool note_plain(struct masks *m)
+{
+    const struct list *l = &m->lists[PLAIN];
+    m->characters = mem_try((size_t)l->n + 1);
+    m->plain = mem_try_zeroed(m->n_words + 1, sizeof *m->plain);
+    if (!m->characters || !m->plain) return false;
+    for (uint32_t i = 0; i < l->n; i++) {
+        m->characters[i] = (uint8_t)plain_characters(piece(m, l->tokens[i]));
+        set(m->plain, l->tokens[i]);
+    }
+    return true;
+}
+
 /* False: no memory. */
 static bool sort(struct masks *m)
 {
     for (uint32_t i = 0; i < m->n; i++)
-        if (m->kind[i] == KIND_TEXT) m->lists[piece(m, (int32_t)i).len > SHORT].n++;
-    for (struct list *l = m->lists; l < m->lists + 2; l++) {
+        if (m->kind[i] == KIND_TEXT) m->lists[list_of(m, (int32_t)i)].n++;
+    for (struct list *l = m->lists; l < m->lists + LISTS; l++) {
         l->tokens = mem_try(l->n * sizeof *l->tokens + 1);
         l->shared = mem_try((size_t)l->n + 1);
         if (!l->tokens || !l->shared) return false;
         l->n = 0;
     }
     for (uint32_t i = 0; i < m->n; i++) {
-        struct list *l = &m->lists[piece(m, (int32_t)i).len > SHORT];
+        struct list *l = &m->lists[list_of(m, (int32_t)i)];
         if (m->kind[i] == KIND_TEXT) l->tokens[l->n++] = (int32_t)i;
     }
-    for (struct list *l = m->lists; l < m->lists + 2; l++) {
+    for (struct list *l = m->lists; l < m->lists + LISTS; l++) {
         qsort_r(l->tokens, l->n, sizeof *l->tokens, by_bytes, m);
         for (uint32_t i = 0; i < l->n; i++) {
             struct vocab_string x = piece(m, l->tokens[i]), before = {"", 0};
@@ -118,7 +163,7 @@ static bool sort(struct masks *m)
             if (x.len > l->longest) l->longest = (uint32_t)x.len;
         }
     }
-    return true;
+    return note_plain(m);
 }
 
 /* False: no memory. */
@@ -172,7 +217,7 @@ void masks_close(struct masks *m)
     if (!m) return;
     mem_free(m->bytes);
     mem_free(m->offset);
-    for (struct list *l = m->lists; l < m->lists + 2; l++) {
+    for (struct list *l = m->lists; l < m->lists + LISTS; l++) {
         mem_free(l->tokens);
         mem_free(l->shared);
     }
@@ -180,6 +225,8 @@ void masks_close(struct masks *m)
     mem_free(m->kind);
     mem_free(m->all);
     mem_free(m->both);
+    mem_free(m->characters);
+    mem_free(m->plain);
     mem_free(m->words);
     mem_free(m->steps);
     mem_free(m);
@@ -273,7 +320,7 @@ static void load(const struct masks *m, uint16_t number_, struct grammar_state *
 static bool step(struct masks *m, const struct grammar *g, uint16_t from, uint8_t byte,
                  uint16_t *ret_to)
 {
-    uint32_t key = ((uint32_t)from << 8 | byte) + 1;
+    uint32_t key = ((uint32_t)from << 8 | g->class[byte]) + 1;
     struct step *s = &m->steps[key * 2654435761u % STEPS];
     if (s->key == key) {
         *ret_to = s->to;
@@ -312,25 +359,39 @@ static size_t walk(struct masks *m, const struct grammar *g, struct vocab_string
     return p.len;
 }
 
-static void set(uint64_t *mask, int32_t token)
-{
-    mask[token / 64] |= (uint64_t)1 << token % 64;
-}
-
+/* Of the first list tokens of up to `free` characters are allowed, whatever else is. */
 static void make(struct masks *m, const struct list *l, const struct grammar *g,
-                 const struct grammar_state *s, uint64_t *mask)
+                 const struct grammar_state *s, uint32_t free, uint64_t *mask)
 {
-    memset(mask, 0, m->n_words * sizeof *mask);
+    uint32_t shared = 0; /* bytes in common with the token that was walked last, */
+    size_t good = 0;     /* and bytes of that one that lead on */
     forget(m);
     m->first = *s;
     m->path[0] = number(m, s);
-    size_t good = 0; /* bytes of the token before that lead on */
     for (uint32_t i = 0; i < l->n; i++) {
-        if (l->shared[i] > good) continue; /* it begins with what was refused */
+        if (l->shared[i] < shared) shared = l->shared[i];
+        if (free && m->characters[i] <= free) {
+            set(mask, l->tokens[i]);
+            continue;
+        }
+        if (shared > good) continue; /* it begins with what was refused */
         struct vocab_string p = piece(m, l->tokens[i]);
-        good = walk(m, g, p, l->shared[i]);
+        good = walk(m, g, p, shared);
+        shared = LONGEST;
         if (good == p.len) set(mask, l->tokens[i]);
     }
+}
+
+static void make_list(struct masks *m, const struct list *l, const struct grammar *g,
+                      const struct grammar_state *s, uint64_t *mask)
+{
+    uint32_t free = l == &m->lists[PLAIN] ? grammar_free_characters(g, s) : 0;
+    if (free >= SHORT) {
+        memcpy(mask, m->plain, m->n_words * sizeof *mask);
+        return;
+    }
+    memset(mask, 0, m->n_words * sizeof *mask);
+    make(m, l, g, s, free, mask);
 }
 
 /* Where a mask is kept: its own place, or that of the one among a few that was not used longest. */
@@ -360,7 +421,7 @@ static const uint64_t *mask_of(struct masks *m, const struct list *l, const stru
     bool known;
     uint32_t at = place(m, key, &known);
     uint64_t *mask = m->all + (size_t)at * m->n_words;
-    if (!known) make(m, l, g, &blurred, mask);
+    if (!known) make_list(m, l, g, &blurred, mask);
     m->entries[at] = (struct entry){key, ++m->clock};
     m->counts.kept += known;
     m->counts.made += !known;
@@ -369,10 +430,11 @@ static const uint64_t *mask_of(struct masks *m, const struct list *l, const stru
 
 const uint64_t *masks_all(struct masks *m, const struct grammar *g, const struct grammar_state *s)
 {
-    const uint64_t *one = mask_of(m, &m->lists[0], g, s);
-    memcpy(m->both, one, m->n_words * sizeof *one);
-    if (m->lists[1].n) one = mask_of(m, &m->lists[1], g, s);
-    for (uint32_t i = 0; i < m->n_words && m->lists[1].n; i++) m->both[i] |= one[i];
+    memset(m->both, 0, m->n_words * sizeof *m->both);
+    for (const struct list *l = m->lists; l < m->lists + LISTS; l++) {
+        const uint64_t *one = l->n ? mask_of(m, l, g, s) : NULL;
+        for (uint32_t i = 0; i < m->n_words && one; i++) m->both[i] |= one[i];
+    }
     for (uint32_t i = 0; i < m->n_ends && s->may_end; i++) set(m->both, m->ends[i]);
     return m->both;
 }

@@ -60,6 +60,7 @@ gnode schema__character(struct schema *s)
     if (!s->character) {
         uint32_t rule = grammar_rule(s->t);
         grammar_define(s->t, rule, grammar_chars_any_json(s->t));
+        grammar_mark_character(s->t, rule);
         s->character = rule + 1;
     }
     return grammar_ref(s->t, s->character - 1);

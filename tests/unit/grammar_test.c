@@ -218,27 +218,27 @@ static void test_wrong_code(void **state)
         size_t n;
     } wrong[] = {
         {"", 0},
-        {"FG\1\0\0\0", 6},                    /* no code */
-        {"FG\2\0\1\0\7", 7},                  /* another version */
-        {"FG\1\0\2\0\7", 7},                  /* shorter than it says */
-        {"FG\1\0\1\0\7\7", 8},                /* longer */
-        {"FG\1\0\1\0\xff", 7},                /* no such operation */
-        {"FG\1\0\1\0a", 7},                   /* falls out of its end */
-        {"FG\1\0\2\0\1\7", 8},                /* so does this */
-        {"FG\1\0\3\0\5\3\0", 9},              /* a jump out of it */
-        {"FG\1\0\4\0\5\2\0\7", 10},           /* into an operation */
-        {"FG\1\0\3\0\3\0\7", 9},              /* a set that is not there */
-        {"FG\1\0\4\0\10\3\0\7", 10},          /* a count for what is no LOOP */
-        {"FG\1\0\10\0\11\0\0\2\0\1\0\7", 14}, /* min above max */
-        {"FG\1\0\10\0\11\0\0\0\0\0\0\7", 14}, /* none at all */
-        {"FG\1\0\2\0\12\1", 8},               /* a PEEK that is cut off */
-        {"FG\1\0\7\0\12\1ab\7\0\7", 13},      /* one that leads out */
+        {"FG\1\0\0\0\0\0", 8},                    /* no code */
+        {"FG\2\0\1\0\0\0\7", 9},                  /* another version */
+        {"FG\1\0\2\0\0\0\7", 9},                  /* shorter than it says */
+        {"FG\1\0\1\0\0\0\7\7", 10},               /* longer */
+        {"FG\1\0\1\0\0\0\xff", 9},                /* no such operation */
+        {"FG\1\0\1\0\0\0a", 9},                   /* falls out of its end */
+        {"FG\1\0\2\0\0\0\1\7", 10},               /* so does this */
+        {"FG\1\0\3\0\0\0\5\3\0", 11},             /* a jump out of it */
+        {"FG\1\0\4\0\0\0\5\2\0\7", 12},           /* into an operation */
+        {"FG\1\0\3\0\0\0\3\0\7", 11},             /* a set that is not there */
+        {"FG\1\0\4\0\0\0\10\3\0\7", 12},          /* a count for what is no LOOP */
+        {"FG\1\0\10\0\0\0\11\0\0\2\0\1\0\7", 16}, /* min above max */
+        {"FG\1\0\10\0\0\0\11\0\0\0\0\0\0\7", 16}, /* none at all */
+        {"FG\1\0\2\0\0\0\12\1", 10},              /* a PEEK that is cut off */
+        {"FG\1\0\7\0\0\0\12\1ab\7\0\7", 15},      /* one that leads out */
     };
     struct errmsg em;
     struct grammar g;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         if (grammar_open(wrong[i].bytes, wrong[i].n, &g, &em) != ERR_FORMAT) fail_msg("%zu", i);
-    assert_int_equal(grammar_open("FG\1\0\1\0\7", 7, &g, &em), 0); /* RET: the empty answer */
+    assert_int_equal(grammar_open("FG\1\0\1\0\0\0\7", 9, &g, &em), 0); /* RET: the empty answer */
     grammar_start(&g, &a);
     assert_true(a.may_end && a.n_words == 0);
 }
@@ -252,12 +252,12 @@ static void test_hostile_code(void **state)
         const char *bytes;
         size_t n;
     } hostile[] = {
-        {"FG\1\0\3\0\5\0\0", 9},                     /* a jump to itself */
-        {"FG\1\0\7\0\4\0\0\5\0\0\7", 13},            /* a split into itself */
-        {"FG\1\0\4\0\6\0\0\7", 10},                  /* a call of itself */
-        {"FG\1\0\5\0\6\0\0a\7", 11},                 /* the same with a byte behind */
-        {"FG\1\0\13\0\10\3\0\11\0\0\1\0\2\0\7", 17}, /* a count that only counts */
-        {"FG\1\0\10\0\11\0\0\1\0\2\0\7", 14},        /* a LOOP without its count */
+        {"FG\1\0\3\0\0\0\5\0\0", 11},                    /* a jump to itself */
+        {"FG\1\0\7\0\0\0\4\0\0\5\0\0\7", 15},            /* a split into itself */
+        {"FG\1\0\4\0\0\0\6\0\0\7", 12},                  /* a call of itself */
+        {"FG\1\0\5\0\0\0\6\0\0a\7", 13},                 /* the same with a byte behind */
+        {"FG\1\0\13\0\0\0\10\3\0\11\0\0\1\0\2\0\7", 19}, /* a count that only counts */
+        {"FG\1\0\10\0\0\0\11\0\0\1\0\2\0\7", 16},        /* a LOOP without its count */
     };
     struct grammar g;
     struct errmsg em;
