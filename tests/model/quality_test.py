@@ -1,6 +1,6 @@
 """Against the reference, whose logits on both models' F32 files are recorded (record.py): our engine on the F32 files and on
 the shipped ones; perplexity; what quantised keys and values cost."""
-import os, sys, tempfile, unittest
+import json, os, sys, tempfile, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
