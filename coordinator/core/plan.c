@@ -234,7 +234,16 @@ static int place_of(const struct plan_worker *w)
     return w->prefer == PLAN_FIRST ? 0 : w->prefer == PLAN_LAST ? 2 : 1;
 }
 
-/* The best of the others have the stages that are left, in their order but for what they prefer. */
+/* By what they prefer, then by name. */
+static bool goes_before(const struct plan_worker *a, const struct plan_worker *b)
+{
+    if (a->prefer != b->prefer) return place_of(a) < place_of(b);
+    int names = strcmp(a->name, b->name);
+    return names ? names < 0 : a->id < b->id;
+}
+
+/* The best of the others have the stages that are left, in the order of their names but for what
+ * they prefer. */
 static void fill(struct planning *p, const struct plan_worker *workers, uint32_t n)
 {
     const struct plan_worker *list[LIMIT_STAGES];
@@ -242,7 +251,7 @@ static void fill(struct planning *p, const struct plan_worker *workers, uint32_t
     for (uint32_t i = 0; i < n && n_list < left; i++) {
         if (is_placed(p, &workers[i])) continue;
         uint32_t at = n_list++;
-        for (; at && place_of(&workers[i]) < place_of(list[at - 1]); at--) list[at] = list[at - 1];
+        for (; at && goes_before(&workers[i], list[at - 1]); at--) list[at] = list[at - 1];
         list[at] = &workers[i];
     }
     for (uint32_t s = 0, i = 0; s < p->ask->n_stages; s++)
@@ -293,14 +302,6 @@ static uint32_t place_holders(struct planning *p, const struct plan_worker *work
     fill(p, workers, n);
     for (uint32_t s = 0; s < n_stages; s++) kept += holds(p->order[s], &stages[s]);
     return kept;
-}
-
-/* By what they prefer, then by name. */
-static bool goes_before(const struct plan_worker *a, const struct plan_worker *b)
-{
-    if (a->prefer != b->prefer) return place_of(a) < place_of(b);
-    int names = strcmp(a->name, b->name);
-    return names ? names < 0 : a->id < b->id;
 }
 
 /* The best n_stages workers, in the order of their names; whoever `last` is comes last of those

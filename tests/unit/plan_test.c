@@ -264,6 +264,16 @@ static void test_even(void **state)
     expect(&ask, w, 4, "10:0-2 11:3-5 12:6-7");
     struct plan_stage s[3];
     assert_int_equal(plan_make(&ask, w, 2, s), PLAN_TOO_FEW_WORKERS);
+    /* Their order is that of their names, also where one was measured, or is trusted, more. */
+    plain_workers(w, 2);
+    ask = plain_ask(10, 2);
+    ask.split = PLAN_EVEN;
+    w[0].byte_ns = 10.0;
+    w[1].byte_ns = 1.0;
+    expect(&ask, w, 2, "10:0-4 11:5-9");
+    plain_workers(w, 2);
+    w[0].rank = 3;
+    expect(&ask, w, 2, "10:0-4 11:5-9");
 }
 
 /* A slow worker has fewer layers; a last stage and a first stage of one layer are ordinary. */
