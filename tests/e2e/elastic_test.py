@@ -3,7 +3,7 @@ no stream sees an error, each text is the engine's alone, and `status` shows eac
 import json, os, signal, subprocess, sys, tempfile, threading, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import LONG, MODEL, Cluster, Generation, Service, free_ports, local, program, run
+from cluster import LONG, MODEL, Cluster, Service, free_ports, local, program, run
 
 TOKENS = 900 if LONG else 80
 WHAT = dict(ignore_eos=True, temp=0.7)
