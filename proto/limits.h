@@ -12,6 +12,7 @@
 #define LIMIT_WINDOW 64u      /* Steps of a replica in flight */
 #define LIMIT_SPEED_POINTS 8u /* numbers of rows for which a worker says what they take it */
 #define LIMIT_SPEED_NS (3600u * 1000000000ull) /* that such a figure may be */
+#define LIMIT_POSITION_PS 1000000000000ull     /* and that of a position */
 #define LIMIT_STEP_ROWS 4096u
 #define LIMIT_STEP_RUNS 256u
 #define LIMIT_STEP_LOGITS 256u

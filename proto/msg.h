@@ -161,6 +161,8 @@ struct msg_speed {
     uint32_t n_layer, n_head; /* both 0: nothing was measured, and msg_from_worker.text says why */
     struct msg_speed_point layer[LIMIT_SPEED_POINTS], head[LIMIT_SPEED_POINTS];
     uint64_t layer_bytes;
+    uint32_t depth;       /* positions that each row of the points attends to */
+    uint64_t position_ps; /* a layer and row take longer for each position more */
 };
 
 struct msg_from_worker {

@@ -341,6 +341,8 @@ static void set_speed(Flotilla__Cluster__Speed *p, const struct msg_speed *s, co
     SET(p, kv_type, s->kv_type);
     SET(p, threads, s->threads);
     SET(p, layer_bytes, s->layer_bytes);
+    SET(p, depth, s->depth);
+    SET(p, position_ps, s->position_ps);
     p->text = (char *)(uintptr_t)text;
 }
 
@@ -368,10 +370,14 @@ static int get_speed(const Flotilla__Cluster__Speed *p, struct msg_from_worker *
     if (rc < 0) return rc;
     if ((s->n_layer == 0) != (s->n_head == 0)) return wire__bad(em, "head");
     if (s->n_layer && p->layer_bytes == 0) return wire__bad(em, "layer_bytes");
+    if (p->depth > LIMIT_CONTEXT) return wire__bad(em, "depth");
+    if (p->position_ps > LIMIT_POSITION_PS) return wire__bad(em, "position_ps");
     s->header_digest = p->header_digest;
     s->kv_type = p->kv_type;
     s->threads = p->threads;
     s->layer_bytes = p->layer_bytes;
+    s->depth = p->depth;
+    s->position_ps = p->position_ps;
     return 0;
 }
 

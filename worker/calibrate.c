@@ -1,6 +1,7 @@
 /* Kept figures are a file of 64-bit little-endian numbers:
  *
- *   magic | key | n layer | n head | layer bytes | rows, ns of each point | XXH3 of all before
+ *   magic | key | n layer | n head | layer bytes | depth | ps of a position |
+ *   rows, ns of each point | XXH3 of all before
  *
  * The key is a hash of all that they depend on. It names the file, so that a folder never has more
  * than KEPT_MAX of them. */
@@ -20,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC UINT64_C(0x31706c6163746c66) /* "fltcalp1" */
+#define MAGIC UINT64_C(0x32706c6163746c66) /* "fltcalp2" */
 #define KEPT_MAX 64u
 #define KEPT_S 86400 /* for a day: what was measured on a busy machine is not for ever */
 
@@ -28,7 +29,7 @@ _Static_assert(MEASURE_POINTS <= LIMIT_SPEED_POINTS, "all points fit a message")
 
 /* ---- keeping ---- */
 
-enum word { W_MAGIC, W_KEY, W_LAYERS, W_HEADS, W_BYTES, W_POINTS };
+enum word { W_MAGIC, W_KEY, W_LAYERS, W_HEADS, W_BYTES, W_DEPTH, W_POSITION, W_POINTS };
 #define N_WORDS (W_POINTS + 4u * LIMIT_SPEED_POINTS + 1u)
 
 /* The line of /proc/cpuinfo that names the CPU, or "". */
@@ -105,6 +106,8 @@ static bool find_kept(const struct calibrate_options *o, struct msg_speed *ret)
     ret->n_layer = (uint32_t)words[W_LAYERS];
     ret->n_head = (uint32_t)words[W_HEADS];
     ret->layer_bytes = words[W_BYTES];
+    ret->depth = (uint32_t)words[W_DEPTH];
+    ret->position_ps = words[W_POSITION];
     take_points(words + W_POINTS, ret->layer);
     take_points(words + W_POINTS + 2 * LIMIT_SPEED_POINTS, ret->head);
     return true;
@@ -130,7 +133,9 @@ static void keep(const struct calibrate_options *o, const struct msg_speed *s)
                                [W_KEY] = key_of(o),
                                [W_LAYERS] = s->n_layer,
                                [W_HEADS] = s->n_head,
-                               [W_BYTES] = s->layer_bytes};
+                               [W_BYTES] = s->layer_bytes,
+                               [W_DEPTH] = s->depth,
+                               [W_POSITION] = s->position_ps};
     if (!o->folder) return;
     put_points(s->layer, words + W_POINTS);
     put_points(s->head, words + W_POINTS + 2 * LIMIT_SPEED_POINTS);
@@ -171,6 +176,8 @@ static void put_measure(const struct measure *m, struct msg_speed *ret)
     ret->n_layer = m->n_layer;
     ret->n_head = m->n_head;
     ret->layer_bytes = m->layer_bytes;
+    ret->depth = m->depth;
+    ret->position_ps = m->position_ps;
     for (uint32_t i = 0; i < m->n_layer; i++)
         ret->layer[i] = (struct msg_speed_point){m->layer[i].rows, m->layer[i].ns};
     for (uint32_t i = 0; i < m->n_head; i++)

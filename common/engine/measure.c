@@ -4,7 +4,10 @@
  * logits, which gives the layers, then with logits and the choice of a token, which gives the head.
  *
  * Of several runs the fastest counts: what other processes took of the CPU meanwhile is not the
- * speed of this machine. */
+ * speed of this machine.
+ *
+ * What a position takes attention is measured with one row at two depths, all of whose keys and
+ * values are in the CPU's caches. */
 #include "common/engine/measure.h"
 
 #include "common/base/clock.h"
@@ -15,6 +18,7 @@
 #include <unistd.h>
 
 #define DEPTH 128u /* positions that the rows of a step attend to, beside themselves */
+#define DEEP 384u  /* likewise, for what a position takes */
 #define CACHES_LEAST ((uint64_t)32 << 20)
 #define CACHES_MOST ((uint64_t)512 << 20)
 #define FIRST_MOST_NS                                                                              \
@@ -31,10 +35,10 @@ static const uint32_t rows_of_point[] = {1, 2, 4, 8, 32};
 #define N_HEADS 3u
 #define ROWS_MAX 32u
 #define LOGITS_MAX 4u
-#define N_PAGES ((DEPTH + ROWS_MAX) / KV_PAGE)
+#define N_PAGES ((DEEP + ROWS_MAX) / KV_PAGE)
 
 _Static_assert(N_POINTS <= MEASURE_POINTS && N_HEADS <= N_POINTS, "they fit the figures");
-_Static_assert((DEPTH + ROWS_MAX) % KV_PAGE == 0, "whole pages");
+_Static_assert((DEEP + ROWS_MAX) % KV_PAGE == 0 && DEPTH < DEEP, "whole pages for all depths");
 
 /* ---- weights that are made up ---- */
 
@@ -90,6 +94,7 @@ struct bench {
     struct arch_dims dims;
     struct engine *engine;
     uint32_t n_layers; /* of the slice */
+    uint32_t depth;    /* positions before a step's rows */
     float *in;         /* ROWS_MAX rows of activations */
     uint64_t begun_ns;
 };
@@ -164,7 +169,7 @@ static int run(struct bench *b, uint32_t rows, uint32_t logits, uint64_t *ret_ns
 {
     static const int32_t tokens[ROWS_MAX];
     static const uint32_t pages[N_PAGES]; /* all positions in one page: the bytes are the same */
-    struct eng_run r = {DEPTH, rows, logits, tokens, pages};
+    struct eng_run r = {b->depth, rows, logits, tokens, pages};
     const float *out;
     if (b->o->goes_on && !b->o->goes_on(b->o->arg)) return err_set(em, ERR_CANCELLED, "given up");
     uint64_t start = now_ns(b);
@@ -247,6 +252,25 @@ static int measure_heads(struct bench *b, struct measure *s, const uint64_t *who
     return 0;
 }
 
+/* What a position takes is a difference, too. It is never more than all of a row's time, divided by
+ * the positions: then only attention would take any. */
+static int measure_position(struct bench *b, struct measure *s, uint64_t whole_ns,
+                            struct errmsg *em)
+{
+    uint64_t deep, again;
+    s->depth = DEPTH;
+    b->depth = DEEP;
+    int rc = measure(b, 1, 0, whole_ns, &deep, em);
+    b->depth = DEPTH;
+    if (rc == 0) rc = measure(b, 1, 0, whole_ns, &again, em);
+    if (rc < 0 || deep == 0 || again == 0) return rc;
+    if (again > whole_ns) again = whole_ns;
+    uint64_t ps = deep > again ? (deep - again) * 1000 / b->n_layers / (DEEP - DEPTH) : 0;
+    uint64_t most = again * 1000 / b->n_layers / DEPTH;
+    s->position_ps = ps < most ? ps : most;
+    return 0;
+}
+
 static int measure_all(struct bench *b, struct measure *ret, struct errmsg *em)
 {
     struct measure s = {.n_layer = 0};
@@ -262,6 +286,8 @@ static int measure_all(struct bench *b, struct measure *ret, struct errmsg *em)
     b->begun_ns = clock_ns();
     if (rc == 0) rc = measure_layers(b, &s, whole_ns, em);
     b->begun_ns = clock_ns();
+    if (rc == 0) rc = measure_position(b, &s, whole_ns[0], em);
+    b->begun_ns = clock_ns();
     if (rc == 0) rc = measure_heads(b, &s, whole_ns, em);
     if (rc == 0)
         rc = eng_layers_bytes(b->o->weights, &b->dims, first_layer(b), b->dims.n_layers - 1, &bytes,
@@ -276,7 +302,7 @@ static int measure_all(struct bench *b, struct measure *ret, struct errmsg *em)
 
 int measure_model(const struct measure_options *o, struct measure *ret, struct errmsg *em)
 {
-    struct bench b = {.o = o};
+    struct bench b = {.o = o, .depth = DEPTH};
     int rc = arch_read(o->weights, &b.dims, em);
     if (rc < 0) return rc;
     b.in = mem_try_zeroed((size_t)ROWS_MAX * b.dims.hidden, sizeof *b.in);

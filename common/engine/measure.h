@@ -27,14 +27,16 @@ struct measure_point {
 };
 
 /* By ascending rows: one layer of layer_bytes, for rows of a step; the output head, for rows of
- * logits. At least one of each. */
+ * logits. At least one of each. Each row of them attends to `depth` positions beside its step's. */
 struct measure {
     uint32_t n_layer, n_head;
     struct measure_point layer[MEASURE_POINTS], head[MEASURE_POINTS];
     uint64_t layer_bytes; /* of weights in memory; at least 1 */
+    uint32_t depth;
+    uint64_t position_ps; /* a layer and row take longer for each position more; 0: not known */
 };
 
-/* Takes five seconds at most, beside what making the slice takes, and one step of one row. Errors:
+/* Takes seven seconds at most, beside what making the slice takes, and one step of one row. Errors:
  * those of eng_open but for what reading can find; ERR_CANCELLED. */
 int measure_model(const struct measure_options *o, struct measure *ret, struct errmsg *em);
 

@@ -117,7 +117,9 @@ static void answer(struct run *r, uint64_t who, const struct msg_calibrate *ask)
                                           .threads = ask->threads,
                                           .n_layer = m->n_layer,
                                           .n_head = m->n_head,
-                                          .layer_bytes = m->layer_bytes}};
+                                          .layer_bytes = m->layer_bytes,
+                                          .depth = m->depth,
+                                          .position_ps = m->position_ps}};
     for (uint32_t i = 0; i < m->n_layer; i++)
         w.speed.layer[i] = (struct msg_speed_point){m->layer[i].rows, m->layer[i].ns};
     for (uint32_t i = 0; i < m->n_head; i++)

@@ -142,9 +142,8 @@ static struct took take_timings(struct core *c, const struct replica *r, const s
         w->compute_ns += m->timings[i].compute_ns;
         if (!step->first) w->idle_ns += m->timings[i].idle_ns;
         w->timed_steps++;
-        w->predicted_ns +=
-            (uint64_t)speed_step(&w->speed, planner__stage(c, w, r->first[stage], r->last[stage]),
-                                 step->work.rows, step->work.logits);
+        w->predicted_ns += (uint64_t)speed_step_at(
+            &w->speed, planner__stage(c, w, r->first[stage], r->last[stage]), step->work);
         if (m->timings[i].compute_ns > took.slowest_ns) took.slowest_ns = m->timings[i].compute_ns;
         took.all_ns += m->timings[i].compute_ns;
     }

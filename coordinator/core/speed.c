@@ -20,6 +20,14 @@ double speed_step(const struct msg_speed *s, struct speed_stage stage, uint32_t 
     return stage.layers * speed_at(s->layer, s->n_layer, rows) + head;
 }
 
+double speed_step_at(const struct msg_speed *s, struct speed_stage stage, struct cost_work work)
+{
+    double all = speed_step(s, stage, work.rows, work.logits);
+    double more = (double)work.depth - (double)work.rows * s->depth;
+    double at = all + stage.layers * more * (double)s->position_ps / 1000.0;
+    return at > all / 2.0 ? at : all / 2.0;
+}
+
 double speed_unit(const struct msg_speed *s, struct speed_stage stage)
 {
     return speed_step(s, stage, SPEED_CHUNK, 1) +

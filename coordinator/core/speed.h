@@ -2,6 +2,7 @@
 #ifndef FLOTILLA_CORE_SPEED_H
 #define FLOTILLA_CORE_SPEED_H
 
+#include "coordinator/core/cost.h"
 #include "proto/msg.h"
 
 #include <stdbool.h>
@@ -19,6 +20,11 @@ struct speed_stage {
 /* ns; 0: the worker has measured nothing. */
 double speed_step(const struct msg_speed *s, struct speed_stage stage, uint32_t rows,
                   uint32_t logits);
+
+/* For a Step whose rows attend to work.depth positions, where speed_step has those with which its
+ * worker measured. At least half of speed_step: a position's time is that of one row alone, and the
+ * rows of a chunk share some of it. */
+double speed_step_at(const struct msg_speed *s, struct speed_stage stage, struct cost_work work);
 
 /* What plans go by: the time of a unit of work, in which prompts and answers have equally many
  * tokens: a chunk of SPEED_CHUNK rows of one prompt, and as many tokens decoded by SPEED_STREAMS

@@ -27,7 +27,7 @@ def cluster(replicas, pool, secure=False, policy="auto"):
     names = [f"w{i + 1}" for i in range(2 * replicas)]
     keys = Keys(names) if secure else None
     own = {n: dict(threads=1, **(dict(key=keys.path(n), coordinator_key=keys.public["coordinator"]) if secure else {})) for n in names}
-    text = f"workers: 2\nreplicas: {replicas}\nkv_tokens: {pool}\npolicy: {policy}\nsplit: even\nhttp: {{serve: false}}\n"
+    text = f"workers: 2\nreplicas: {replicas}\nkv_tokens: {pool}\npolicy: {policy}\nsplit: even\n"
     with HandCluster(text + (f"keys: {keys.lists}" if secure else ""), [(n, (), own[n]) for n in names]) as c:
         c.words = keys.words("client") if secure else ()
         c.wait(lambda s: all(r["state"] == "ready" for r in s["replicas"]), 120)

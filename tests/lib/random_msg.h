@@ -91,6 +91,8 @@ static inline void random_from_worker(struct rng *r, struct buf *to)
     (void)snprintf(m.endpoint, sizeof m.endpoint, "tcp://127.0.0.1:1");
     m.speed.n_layer = m.speed.n_head = (uint32_t)rng_below(r, LIMIT_SPEED_POINTS + 1);
     m.speed.layer_bytes = 1 + rng_below(r, 1 << 20);
+    m.speed.depth = (uint32_t)rng_below(r, 1 << 10);
+    m.speed.position_ps = rng_below(r, 1 << 30);
     for (uint32_t i = 0; i < m.speed.n_layer; i++)
         m.speed.layer[i] = m.speed.head[i] =
             (struct msg_speed_point){i + 1, 1 + rng_below(r, 1 << 30)};

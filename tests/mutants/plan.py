@@ -94,6 +94,9 @@ MUTANTS = [
          why="few rows are predicted by the line of many"),
     dict(name="speed-head-for-all", file="coordinator/core/speed.c",
          old="    double head = stage.last ?", new="    double head = logits ?", tests=SPEED, why="each stage computes the head"),
+    dict(name="speed-any-depth", file="coordinator/core/speed.c",
+         old="    double at = all + stage.layers * more *", new="    double at = all + 0.0 * more *", tests=SPEED,
+         why="a Step deep in a long context is predicted like one at its start"),
     # ---- measuring
     dict(name="measure-not-kept", file="worker/calibrate.c", old="        if (rc == 0) keep(o, &s);\n", new="        (void)keep;\n", tests=WORKER,
          why="each process measures again"),

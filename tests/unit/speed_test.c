@@ -38,8 +38,26 @@ static void test_steps(void **state)
     assert_true(speed_unit(&speed, last) == 2550.0 + 8 * 480.0);
 }
 
+/* Rows take longer where they attend to more positions than those that were measured, and less
+ * where to fewer, each by the layers that a stage has; the head has no attention. */
+static void test_depth(void **state)
+{
+    (void)state;
+    const struct speed_stage middle = {2.5, false}, last = {2.5, true};
+    struct msg_speed deep = speed;
+    deep.depth = 10;
+    deep.position_ps = 400;
+    assert_true(speed_step_at(&deep, middle, (struct cost_work){4, 4, 40}) == 400.0);
+    assert_true(speed_step_at(&deep, middle, (struct cost_work){4, 4, 140}) == 500.0);
+    assert_true(speed_step_at(&deep, last, (struct cost_work){4, 4, 140}) == 580.0);
+    assert_true(speed_step_at(&deep, middle, (struct cost_work){4, 4, 0}) == 360.0);
+    deep.position_ps = 1000000;
+    assert_true(speed_step_at(&deep, middle, (struct cost_work){4, 4, 0}) == 200.0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_points), cmocka_unit_test(test_steps)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_points), cmocka_unit_test(test_steps),
+                                       cmocka_unit_test(test_depth)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -294,7 +294,9 @@ static struct msg_from_worker make_speed(uint32_t n_layer, uint32_t n_head)
                                           .threads = 3,
                                           .n_layer = n_layer,
                                           .n_head = n_head,
-                                          .layer_bytes = 77}};
+                                          .layer_bytes = 77,
+                                          .depth = 128,
+                                          .position_ps = 900}};
     for (uint32_t i = 0; i < LIMIT_SPEED_POINTS; i++) {
         m.speed.layer[i] = (struct msg_speed_point){i + 1, 100 + i};
         m.speed.head[i] = (struct msg_speed_point){2 * i + 1, 200 + i};
@@ -327,6 +329,7 @@ static void test_speed(void **state)
     if (speed_again(&m, &r, &em) < 0) fail_msg("%s", em.text);
     assert_true(r.type == FROM_SPEED && r.speed.header_digest == UINT64_MAX &&
                 r.speed.kv_type == 1 && r.speed.threads == 3 && r.speed.layer_bytes == 77);
+    assert_true(r.speed.depth == 128 && r.speed.position_ps == 900);
     assert_true(r.speed.n_layer == LIMIT_SPEED_POINTS && r.speed.n_head == 2);
     for (uint32_t i = 0; i < LIMIT_SPEED_POINTS; i++)
         assert_true(r.speed.layer[i].rows == i + 1 && r.speed.layer[i].ns == 100 + i);
@@ -338,6 +341,12 @@ static void test_speed(void **state)
     assert_true(r.speed.n_layer == 0 && strcmp(r.text, "no such file") == 0);
     broken_speed(make_speed(1, 0), "head");
     broken_speed(make_speed(0, 1), "head");
+    m = make_speed(1, 1);
+    m.speed.depth = LIMIT_CONTEXT + 1;
+    broken_speed(m, "depth");
+    m = make_speed(1, 1);
+    m.speed.position_ps = LIMIT_POSITION_PS + 1;
+    broken_speed(m, "position_ps");
     m = make_speed(2, 2);
     m.speed.layer[1].rows = 1;
     broken_speed(m, "layer");

@@ -798,7 +798,8 @@ static struct msg_speed ask_speed(struct rig *r, const char *model_path, uint64_
 
 static bool same_speed(const struct msg_speed *a, const struct msg_speed *b)
 {
-    if (a->n_layer != b->n_layer || a->n_head != b->n_head || a->layer_bytes != b->layer_bytes)
+    if (a->n_layer != b->n_layer || a->n_head != b->n_head || a->layer_bytes != b->layer_bytes ||
+        a->depth != b->depth || a->position_ps != b->position_ps)
         return false;
     for (uint32_t i = 0; i < a->n_layer; i++)
         if (a->layer[i].rows != b->layer[i].rows || a->layer[i].ns != b->layer[i].ns) return false;
@@ -859,6 +860,7 @@ static void test_calibrate(void **state)
         assert_true(first.layer[i].ns >= first.layer[i - 1].ns && first.layer[i - 1].ns > 0);
     assert_int_equal(eng_layers_bytes(model, &dims, 1, 1, &bytes, &em), 0);
     assert_int_equal(first.layer_bytes, bytes); /* they are all alike */
+    assert_int_equal(first.depth, 128);
     assert_int_equal(heartbeat(&r).read_bytes, 0);
     assert_false(exec_holding(r.exec, &holding));
     struct msg_speed again = ask_speed(&r, path, header, 0);
