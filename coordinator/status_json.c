@@ -84,11 +84,14 @@ static struct json *draft_json(const struct msg_replica_status *r)
     json_put_int(j, "accepted", (int64_t)d->accepted);
     json_put_int(j, "early", (int64_t)d->early);
     json_put_int(j, "wasted", (int64_t)d->wasted);
-    const struct accept_stats times = {.on_ns = d->on_ns,
-                                       .on_tokens = d->on_tokens,
-                                       .off_ns = d->off_ns,
-                                       .off_tokens = d->off_tokens};
-    json_put_real(j, "speedup", accept_speedup(&times)); /* 0: not both were measured */
+    const struct accept_stats s = {.drafted = d->drafted,
+                                   .accepted = d->accepted,
+                                   .on_ns = d->on_ns,
+                                   .on_tokens = d->on_tokens,
+                                   .off_ns = d->off_ns,
+                                   .off_tokens = d->off_tokens};
+    json_put_real(j, "acceptance", accept_rate(&s)); /* 0: none was drafted */
+    json_put_real(j, "speedup", accept_speedup(&s)); /* 0: not both were measured */
     return j;
 }
 

@@ -282,35 +282,31 @@ bool spec__agrees(struct core *c, const struct asked *a, const struct msg_run_re
            x->tokens[x->n_tokens - 1] != issued[x->n_tokens - 1];
 }
 
-/* How many tokens of a run the request will take: nothing behind an end. */
-static uint32_t n_used(const struct core *c, const struct request *r,
-                       const struct msg_run_result *x)
+/* What a run brings the request. Its guesses are not compared anew: they may have been given up
+ * since, and the last stage has chosen behind live rows only. */
+static struct accept accept_of(const struct core *c, const struct request *r, const struct asked *a,
+                               const struct msg_run_result *x)
 {
-    uint32_t n = 0, end = r->n_prompt + r->max_new;
-    while (n < x->n_tokens && x->first_pos + n < end) {
-        n++;
-        if (request__is_end(c, x->tokens[n - 1]) && !r->ignore_eos) break;
-    }
-    return n;
-}
-
-static void note_run(struct accept_stats *s, const struct asked *a, uint32_t used)
-{
-    const struct accept run = {.accepted = more(used, a->n_tokens - a->n_guesses), .emitted = used};
-    accept_note(s, a->n_guesses, &run);
-    s->wasted += a->n_tokens - used;
+    bool failed = x->error && x->error[0];
+    const struct accept_rows rows = {.n_rows = a->n_tokens,
+                                     .n_draft = a->n_guesses,
+                                     .n_live = x->n_tokens + failed,
+                                     .choices = x->tokens,
+                                     .n_choices = x->n_tokens,
+                                     .room = more(r->n_prompt + r->max_new, x->first_pos),
+                                     .ends = c->eog,
+                                     .n_ends = r->ignore_eos ? 0 : c->cfg.n_eog};
+    return accept_run(&rows);
 }
 
 void spec__verified(struct core *c, struct replica *rep, struct request *r, const struct asked *a,
                     const struct msg_run_result *x)
 {
-    uint32_t used = r ? n_used(c, r, x) : 0;
-    note_run(&rep->accept, a, used);
+    const struct accept run = r ? accept_of(c, r, a, x) : (struct accept){0};
+    accept_note(&rep->accept, a->n_tokens, a->n_guesses, run);
     if (!r) return;
-    note_run(&r->accept, a, used);
-    if (r->line == a->line)
-        length_note(&r->length,
-                    (float)more(used, a->n_tokens - a->n_guesses) / (float)a->n_guesses);
+    accept_note(&r->accept, a->n_tokens, a->n_guesses, run);
+    if (r->line == a->line) length_note(&r->length, (float)run.accepted / (float)a->n_guesses);
 }
 
 void spec__spoke(struct core *c, struct replica *rep, struct request *r, uint32_t n_tokens)

@@ -1,5 +1,7 @@
 #include "coordinator/draft/accept.h"
 
+#include <stdbool.h>
+
 static bool is_end(int32_t token, const int32_t *ends, uint32_t n_ends)
 {
     for (uint32_t i = 0; i < n_ends; i++)
@@ -7,25 +9,31 @@ static bool is_end(int32_t token, const int32_t *ends, uint32_t n_ends)
     return false;
 }
 
-struct accept accept_run(const int32_t *draft, uint32_t n_draft, const int32_t *choices,
-                         uint32_t n_choices, const int32_t *ends, uint32_t n_ends)
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The token of row i was chosen behind the row before it, so that row `emitted` has the last token
+ * that is emitted; of the rows up to that one, the live ones were guessed right. */
+struct accept accept_run(const struct accept_rows *x)
 {
     struct accept a = {0};
-    while (a.emitted < n_choices && a.emitted <= n_draft && !a.ended) {
-        uint32_t i = a.emitted++;
-        a.ended = is_end(choices[i], ends, n_ends);
-        if (i == n_draft || draft[i] != choices[i]) break;
-        a.accepted++;
-    }
+    uint32_t most = least(x->n_choices, x->room), n_known = x->n_rows - x->n_draft;
+    while (a.emitted < most)
+        if (is_end(x->choices[a.emitted++], x->ends, x->n_ends)) break;
+    uint32_t right = least(x->n_live, a.emitted + 1);
+    a.accepted = right > n_known ? right - n_known : 0;
     return a;
 }
 
-void accept_note(struct accept_stats *s, uint32_t n_draft, const struct accept *a)
+void accept_note(struct accept_stats *s, uint32_t n_rows, uint32_t n_draft, struct accept a)
 {
     s->runs++;
     s->drafted += n_draft;
-    s->accepted += a->accepted;
-    s->emitted += a->emitted;
+    s->accepted += a.accepted;
+    s->emitted += a.emitted;
+    s->wasted += n_rows - a.emitted;
 }
 
 void accept_add(struct accept_stats *s, const struct accept_stats *more)

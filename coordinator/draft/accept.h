@@ -3,23 +3,32 @@
 #ifndef FLOTILLA_DRAFT_ACCEPT_H
 #define FLOTILLA_DRAFT_ACCEPT_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
-struct accept {
-    uint32_t accepted; /* tokens of the draft that are the target's choices, up to the first that is
-                          not */
-    uint32_t emitted;  /* tokens that the run yields: choices[0..emitted) */
-    bool ended;        /* the last of them is an end token */
+/* A run that was verified: its rows that want logits. The last n_draft of them have a token of the
+ * draft as input, the others a known token; there are none of these where the run follows rows that
+ * are in flight.
+ *
+ * A row is live if its token is known, or is what the target chose behind a live row; rows behind
+ * the first that is not are dead. choices[i] is what the target chose behind row i. */
+struct accept_rows {
+    uint32_t n_rows, n_draft;
+    uint32_t n_live;        /* the first of these rows; at most n_rows */
+    const int32_t *choices; /* n_choices: n_live, or one less where the last live row failed */
+    uint32_t n_choices;
+    uint32_t room;       /* tokens that the answer may still have, from choices[0] on */
+    const int32_t *ends; /* n_ends tokens that end an answer; 0: none does */
+    uint32_t n_ends;
 };
 
-/* A run of n_draft + 1 rows: the first row's token was known to be right, draft[i] is the input of
- * row i + 1, and choices[i] is what the target chooses after row i. An end token (n_ends of them;
- * 0: none ends) is emitted, and nothing after it; what the draft has behind it counts as not
- * accepted. n_choices may be smaller than n_draft + 1 where the last stage left rows out that no
- * longer matter. */
-struct accept accept_run(const int32_t *draft, uint32_t n_draft, const int32_t *choices,
-                         uint32_t n_choices, const int32_t *ends, uint32_t n_ends);
+struct accept {
+    uint32_t accepted; /* tokens of the draft that are the target's choices */
+    uint32_t emitted;  /* tokens that the run yields: choices[0..emitted) */
+};
+
+/* An end token is emitted, and nothing behind it. A drafted token is accepted if it is what the
+ * target chose in its place: an end token, too, and what the draft has behind it is not. */
+struct accept accept_run(const struct accept_rows *rows);
 
 /* Zeroed, it is empty. */
 struct accept_stats {
@@ -33,7 +42,8 @@ struct accept_stats {
     uint64_t on_ns, on_tokens, off_ns, off_tokens;
 };
 
-void accept_note(struct accept_stats *s, uint32_t n_draft, const struct accept *a);
+/* Counts a run of n_rows rows, of which n_draft had tokens of the draft. */
+void accept_note(struct accept_stats *s, uint32_t n_rows, uint32_t n_draft, struct accept a);
 /* Adds all of `more`. */
 void accept_add(struct accept_stats *s, const struct accept_stats *more);
 /* Accepted of those drafted; 0: none was drafted. */

@@ -58,8 +58,6 @@ struct seat {
     struct ask ask;
     bool has_ask;
     int32_t *tail; /* of the ask: DRAFTER_TAIL_MAX; or NULL */
-    int32_t offered[DRAFT_LENGTH_MAX];
-    uint32_t offered_pos, n_offered;
     bool queued, ended, keep;
     atomic_bool newer; /* what is being drafted is not what is wanted now */
     struct work work;
@@ -113,22 +111,14 @@ static uint32_t dequeue(struct drafter *d)
 struct taken {
     int32_t *fresh;
     uint32_t n_fresh;
-    int32_t offered[DRAFT_LENGTH_MAX];
-    uint32_t offered_pos, n_offered;
     bool ended, keep;
 };
 
 static struct taken take(struct drafter *d, struct seat *s)
 {
-    struct taken t = {.fresh = s->fresh,
-                      .n_fresh = s->n_fresh,
-                      .offered_pos = s->offered_pos,
-                      .n_offered = s->n_offered,
-                      .ended = s->ended,
-                      .keep = s->keep};
-    memcpy(t.offered, s->offered, t.n_offered * sizeof *t.offered);
+    struct taken t = {.fresh = s->fresh, .n_fresh = s->n_fresh, .ended = s->ended, .keep = s->keep};
     s->fresh = NULL;
-    s->n_fresh = s->fresh_cap = s->n_offered = 0;
+    s->n_fresh = s->fresh_cap = 0;
     if (s->has_ask) {
         int32_t *tail = s->work.tail;
         if (s->work.asked) {
@@ -179,9 +169,6 @@ static bool serve(struct drafter *d, struct seat *s, const struct taken *t,
                                 .chain = w->ask.has_chain ? &w->ask.chain : NULL,
                                 .load = w->ask.has_chain ? &w->ask.load : NULL,
                                 .waited_ns = clock_ns() - w->ask.asked_ns,
-                                .offered = t->offered,
-                                .offered_pos = t->offered_pos,
-                                .n_offered = t->n_offered,
                                 .stop = &s->newer};
     return guess_ask(d->guesser, w->guess, &a, ret);
 }
@@ -426,19 +413,6 @@ void drafter_tokens(struct drafter *d, uint64_t request, uint32_t first_pos, con
     }
     (void)pthread_mutex_lock(&d->lock);
     s->broken = push_fresh(s, tokens + known, n - known) < 0;
-    (void)pthread_mutex_unlock(&d->lock);
-}
-
-void drafter_offer(struct drafter *d, uint64_t request, uint32_t first_pos, const int32_t *tokens,
-                   uint32_t n)
-{
-    uint32_t seat;
-    struct seat *s = find(d, request, &seat);
-    if (!s || s->broken || n > DRAFT_LENGTH_MAX) return;
-    (void)pthread_mutex_lock(&d->lock);
-    if (n) memcpy(s->offered, tokens, n * sizeof *tokens);
-    s->offered_pos = first_pos;
-    s->n_offered = n;
     (void)pthread_mutex_unlock(&d->lock);
 }
 

@@ -75,12 +75,6 @@ int drafter_begin(struct drafter *d, const struct drafter_request *r, struct err
 void drafter_tokens(struct drafter *d, uint64_t request, uint32_t first_pos, const int32_t *tokens,
                     uint32_t n);
 
-/* Guesses that came from elsewhere, as from heads of the target that its last stage runs: from
- * first_pos on, n of at most DRAFT_LENGTH_MAX. They replace what was offered before, and answer an
- * ask at their position before the request's own kind does. */
-void drafter_offer(struct drafter *d, uint64_t request, uint32_t first_pos, const int32_t *tokens,
-                   uint32_t n);
-
 struct drafter_ask {
     uint64_t request;
     uint64_t serial;     /* the caller's, told with the answer */
@@ -108,7 +102,7 @@ struct drafter_answer {
     uint32_t first_pos; /* of tokens[0]: behind the ask's tail */
     uint32_t n;         /* 0..want; an end token comes last, unless the request ignores them */
     int32_t tokens[DRAFT_LENGTH_MAX];
-    enum draft_kind kind; /* which drafter made it: not DRAFT_AUTO; DRAFT_OFF: offered guesses */
+    enum draft_kind kind; /* which drafter made it: not DRAFT_AUTO; DRAFT_OFF: auto took none */
     bool stale;           /* confirmed tokens contradict the tail already: n is 0 */
     uint64_t waited_ns;   /* from the ask until its drafting began, */
     uint64_t took_ns;     /* and from there to the answer */
@@ -133,7 +127,7 @@ struct drafter_kind_stats {
 struct drafter_stats {
     uint64_t asks, replaced, dropped; /* dropped: the queue was full */
     uint64_t answers, stale;
-    struct drafter_kind_stats kinds[DRAFT_N_KINDS]; /* DRAFT_OFF: offered guesses */
+    struct drafter_kind_stats kinds[DRAFT_N_KINDS]; /* DRAFT_OFF: auto took none */
     uint32_t requests;
     /* Of ngram. */
     uint64_t index_bytes, index_bytes_max;

@@ -366,15 +366,7 @@ static void note_cost(struct cost *c, const struct drafter_answer *r)
 static int draft(struct guesser *g, struct guess *q, const struct guess_ask *a, uint32_t n,
                  struct drafter_answer *ret, struct errmsg *em)
 {
-    bool first = !q->going_on;
-    if (first && a->n_offered && a->offered_pos == n) {
-        ret->kind = DRAFT_OFF;
-        ret->n = a->n_offered < a->want ? a->n_offered : a->want;
-        memcpy(ret->tokens, a->offered, ret->n * sizeof *ret->tokens);
-        ret->n = up_to_end(g, q, ret->tokens, ret->n);
-        return 0;
-    }
-    if (first) q->using = q->kind == DRAFT_AUTO ? choose(g, q, a, n, ret) : q->kind;
+    if (!q->going_on) q->using = q->kind == DRAFT_AUTO ? choose(g, q, a, n, ret) : q->kind;
     ret->kind = q->using;
     switch (q->using) {
     case DRAFT_NGRAM:

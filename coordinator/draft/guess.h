@@ -32,9 +32,6 @@ struct guess_ask {
     const struct gain_chain *chain;
     const struct gain_load *load;
     uint64_t waited_ns;
-    /* Guesses from elsewhere: n_offered, from position offered_pos on. */
-    const int32_t *offered;
-    uint32_t offered_pos, n_offered;
     const atomic_bool *stop; /* as in small_ask */
 };
 

@@ -2,7 +2,8 @@
  * its answer on stdin. Drafts of LENGTH tokens are made along the answer as if each were verified,
  * and what of them was right is printed. KIND: ngram, recorded:FILE or a model FILE.gguf, whose
  * choices are the likeliest tokens. */
-#include "coordinator/draft/accept.h"
+#include "tests/lib/verify_draft.h"
+
 #include "coordinator/draft/guess.h"
 
 #include <inttypes.h>
@@ -31,8 +32,8 @@ static int run(const struct drafter_options *o, const int32_t *ids, uint32_t n, 
         const struct guess_ask ask = {.first_pos = at, .want = want};
         while (!guess_ask(g, q, &ask, &draft)) continue;
         if (draft.rc < 0) rc = err_set(em, draft.rc, "%s", draft.error);
-        struct accept a = accept_run(draft.tokens, draft.n, ids + at, n - at, NULL, 0);
-        accept_note(ret, draft.n, &a);
+        struct accept a = verify_draft(draft.tokens, draft.n, ids + at, n - at, NULL, 0);
+        accept_note(ret, draft.n + 1, draft.n, a);
         if (rc == 0) rc = guess_tokens(g, q, ids + at, a.emitted);
         at += a.emitted;
     }

@@ -1,7 +1,8 @@
 /* The pure parts of drafting: settings, lengths, what of a verified run counts, what it gains; and
  * the rule itself on a pair of toy models, with the noise that the last stage uses. */
+#include "tests/lib/verify_draft.h"
+
 #include "common/text/chooser.h"
-#include "coordinator/draft/accept.h"
 #include "coordinator/draft/gain.h"
 #include "coordinator/draft/length.h"
 
@@ -156,38 +157,64 @@ static void test_length_follows_acceptance(void **state)
 
 /* ---- accounting ---- */
 
-static void assert_run(const int32_t *draft, uint32_t n_draft, const int32_t *choices,
-                       uint32_t n_choices, int32_t end, struct accept want)
+static void assert_accept(struct accept a, uint32_t accepted, uint32_t emitted)
 {
-    struct accept a = accept_run(draft, n_draft, choices, n_choices, &end, 1);
-    assert_int_equal(a.accepted, want.accepted);
-    assert_int_equal(a.emitted, want.emitted);
-    assert_int_equal(a.ended, want.ended);
+    if (a.accepted != accepted || a.emitted != emitted)
+        fail_msg("accepted %u, emitted %u, not %u, %u", a.accepted, a.emitted, accepted, emitted);
+}
+
+/* A known row and four drafted ones: 11 12 13 14. */
+static void assert_run(const int32_t choices[5], int32_t end, uint32_t accepted, uint32_t emitted)
+{
+    static const int32_t draft[] = {11, 12, 13, 14};
+    assert_accept(verify_draft(draft, 4, choices, 5, &end, 1), accepted, emitted);
 }
 
 static void test_accounting(void **state)
 {
     (void)state;
-    static const int32_t draft[] = {11, 12, 13, 14}, same[] = {11, 12, 13, 14, 15};
+    static const int32_t same[] = {11, 12, 13, 14, 15};
     static const int32_t first_wrong[] = {21, 12, 13, 14, 15}, third_wrong[] = {11, 12, 23, 14, 15};
-    assert_run(draft, 4, first_wrong, 5, 99, (struct accept){0, 1, false});
-    assert_run(draft, 4, third_wrong, 5, 99, (struct accept){2, 3, false});
-    assert_run(draft, 4, same, 5, 99, (struct accept){4, 5, false});
-    assert_run(draft, 0, same, 1, 99, (struct accept){0, 1, false});
-    /* Nothing behind an end token: one that was drafted, one in a draft's place, the last choice.
-     */
-    assert_run(draft, 4, same, 5, 12, (struct accept){2, 2, true});
-    assert_run(draft, 4, third_wrong, 5, 23, (struct accept){2, 3, true});
-    assert_run(draft, 4, same, 5, 15, (struct accept){4, 5, true});
+    assert_run(first_wrong, 99, 0, 1);
+    assert_run(third_wrong, 99, 2, 3);
+    assert_run(same, 99, 4, 5);
+    /* Nothing behind an end token. One that was drafted is accepted, as any token that the target
+     * chose too; then one in a draft's place, and the last choice. */
+    assert_run(same, 12, 2, 2);
+    assert_run(same, 14, 4, 4);
+    assert_run(third_wrong, 23, 2, 3);
+    assert_run(same, 15, 4, 5);
     /* Behind a wrong token an end token is none. */
-    assert_run(draft, 4, first_wrong, 5, 14, (struct accept){0, 1, false});
-    /* The last stage may leave out rows that are dead. */
-    assert_run(draft, 4, first_wrong, 1, 99, (struct accept){0, 1, false});
-    assert_run(draft, 4, same, 3, 99, (struct accept){3, 3, false});
-    assert_run(draft, 4, same, 0, 99, (struct accept){0, 0, false});
-    /* Where nothing ends an answer. */
-    struct accept a = accept_run(draft, 4, same, 5, NULL, 0);
-    assert_true(a.accepted == 4 && a.emitted == 5 && !a.ended);
+    assert_run(first_wrong, 14, 0, 1);
+    /* Nothing drafted; nothing ends an answer; no room for more than three tokens. */
+    assert_accept(verify_draft(NULL, 0, same, 1, NULL, 0), 0, 1);
+    assert_accept(verify_draft(same, 4, same, 5, NULL, 0), 4, 5);
+    assert_accept(verify_draft(same, 4, same, 3, NULL, 0), 3, 3);
+}
+
+/* Runs of drafted rows alone follow rows in flight, and may be dead; a row that fails was live. */
+static void test_accounting_of_rows_alone(void **state)
+{
+    (void)state;
+    static const int32_t choices[] = {12, 13, 14}, end = 13;
+    struct accept_rows rows = {.n_rows = 3, .n_draft = 3, .choices = choices, .room = 100};
+    assert_accept(accept_run(&rows), 0, 0);
+    rows.n_live = rows.n_choices = 1;
+    assert_accept(accept_run(&rows), 1, 1);
+    rows.n_live = rows.n_choices = 3;
+    assert_accept(accept_run(&rows), 3, 3);
+    rows.n_choices = 2; /* the third row failed */
+    assert_accept(accept_run(&rows), 3, 2);
+    rows.n_choices = 0; /* the first one did */
+    rows.n_live = 1;
+    assert_accept(accept_run(&rows), 1, 0);
+    rows.n_live = rows.n_choices = 3;
+    rows.room = 1;
+    assert_accept(accept_run(&rows), 2, 1);
+    rows.room = 100;
+    rows.ends = &end;
+    rows.n_ends = 1;
+    assert_accept(accept_run(&rows), 3, 2);
 }
 
 static void test_statistics(void **state)
@@ -195,11 +222,12 @@ static void test_statistics(void **state)
     (void)state;
     struct accept_stats s = {0}, all = {0};
     assert_true(accept_rate(&s) == 0.0 && accept_speedup(&s) == 0.0);
-    accept_note(&s, 4, &(struct accept){3, 4, false});
+    accept_note(&s, 5, 4, (struct accept){3, 4});
     assert_true(accept_rate(&s) == 0.75);
-    accept_note(&s, 4, &(struct accept){4, 5, false});
+    accept_note(&s, 5, 4, (struct accept){4, 5});
     assert_true(accept_rate(&s) == 0.875);
-    assert_true(s.runs == 2 && s.drafted == 8 && s.accepted == 7 && s.emitted == 9);
+    assert_true(s.runs == 2 && s.drafted == 8 && s.accepted == 7 && s.emitted == 9 &&
+                s.wasted == 1);
     /* Measured times alone: 40 ms a token without, 50 ms with. */
     s.off_ns = 400;
     s.off_tokens = 10;
@@ -208,7 +236,6 @@ static void test_statistics(void **state)
     s.on_tokens = 20;
     assert_true(fabs(accept_speedup(&s) - 0.8) < 1e-12);
     s.early = 3;
-    s.wasted = 5;
     accept_add(&all, &s);
     accept_add(&all, &s);
     const struct accept_stats twice = {.runs = 4,
@@ -216,7 +243,7 @@ static void test_statistics(void **state)
                                        .accepted = 14,
                                        .emitted = 18,
                                        .early = 6,
-                                       .wasted = 10,
+                                       .wasted = 2,
                                        .on_ns = 2000,
                                        .on_tokens = 40,
                                        .off_ns = 800,
@@ -408,10 +435,10 @@ static void test_toy_pair(void **state)
             choices[i] = toy_choose(c, &s, 1 + i, toy_target[i ? draft[i - 1] : 0]);
             last = alone[i] = toy_choose(c, &s, 1 + i, toy_target[last]);
         }
-        struct accept a = accept_run(draft, TOY_DRAFT, choices, TOY_DRAFT + 1, NULL, 0);
+        struct accept a = verify_draft(draft, TOY_DRAFT, choices, TOY_DRAFT + 1, NULL, 0);
         /* Drafter-invariant: what counts is what the target says alone. */
         for (uint32_t i = 0; i < a.emitted; i++) assert_int_equal(choices[i], alone[i]);
-        accept_note(&stats, TOY_DRAFT, &a);
+        accept_note(&stats, TOY_DRAFT + 1, TOY_DRAFT, a);
         accepted += draft[0] == choices[0];
         first[choices[0]]++;
         if (a.emitted > 1) second[choices[0]][choices[1]]++;
@@ -447,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_sources_and_lengths_in_words),
         cmocka_unit_test(test_length_follows_acceptance),
         cmocka_unit_test(test_accounting),
+        cmocka_unit_test(test_accounting_of_rows_alone),
         cmocka_unit_test(test_statistics),
         cmocka_unit_test(test_gain_of_rounds),
         cmocka_unit_test(test_gain_of_streams),

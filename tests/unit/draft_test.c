@@ -235,7 +235,6 @@ static void test_asks_are_answered(void **state)
     assert_int_equal(ask(f, 5, 1, 25, 4), ERR_NOTFOUND);
     drafter_end(f->d, 5, false);
     drafter_tokens(f->d, 5, 25, text, 3);
-    drafter_offer(f->d, 5, 25, text, 3);
 }
 
 static void test_the_newest_ask_counts(void **state)
@@ -370,27 +369,16 @@ static void test_stale_asks(void **state)
     assert_int_equal(s.stale, 2);
 }
 
-static void test_offered_guesses(void **state)
+static void test_nothing_behind_an_end(void **state)
 {
     struct fixture *f = *state;
     int32_t text[23];
-    static const int32_t offered[] = {1, 2, END, 3};
-    struct drafter_answer a;
     fill(text);
+    text[5] = END;
     open_drafter(f, DRAFT_NGRAM);
     begin(f, 1, DRAFT_NGRAM, text, 23);
-    drafter_offer(f->d, 1, 23, offered, 4);
-    a = ask_next(f, 1, 23, 2);
-    assert_tokens(&a, 1, 23, offered, 2);
-    assert_int_equal(a.kind, DRAFT_OFF);
-    a = ask_next(f, 1, 23, 2); /* once */
-    assert_tokens(&a, 1, 23, text + 3, 2);
-    drafter_offer(f->d, 1, 23, offered, 4);
-    a = ask_next(f, 1, 23, 8); /* nothing behind an end token */
-    assert_tokens(&a, 1, 23, offered, 3);
-    drafter_offer(f->d, 1, 24, offered, 4); /* of another position */
-    a = ask_next(f, 1, 23, 2);
-    assert_tokens(&a, 1, 23, text + 3, 2);
+    struct drafter_answer a = ask_next(f, 1, 23, 8);
+    assert_tokens(&a, 1, 23, text + 3, 3);
 }
 
 static void test_texts_beyond_the_context(void **state)
@@ -746,7 +734,7 @@ int main(void)
         T(test_an_end_takes_its_asks_along),
         T(test_close_with_asks),
         T(test_stale_asks),
-        T(test_offered_guesses),
+        T(test_nothing_behind_an_end),
         T(test_texts_beyond_the_context),
         T(test_no_memory_for_a_text),
         T(test_outcomes_are_counted),

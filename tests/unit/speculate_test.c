@@ -416,6 +416,42 @@ static void test_an_end_in_a_run(void **state)
     core_close(w.f.core);
 }
 
+/* What a run of a known row and four guesses adds to its request's figures: the first guess is
+ * wrong; all are right; an end token comes in place of the third. */
+static void test_accounting(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t wrong;
+        int32_t end_at;
+        uint32_t accepted, emitted;
+    } cases[] = {{0, -1, 0, 1}, {NONE_WRONG, -1, 4, 5}, {NONE_WRONG, 8, 2, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct core_config k = draft_config(4);
+        k.draft.pipelined = false;
+        struct world w = begun(k, 5, 100);
+        w.end_at = cases[i].end_at;
+        compose(&w);
+        guess(&w, 4, cases[i].wrong);
+        compose(&w);
+        assert_int_equal(last_run(&w)->n_rows, 5);
+        answer(&w);
+        struct msg_status s;
+        core_status(w.f.core, &s);
+        if (w.n_ended == 0)
+            happen(&w, (struct event){.type = EV_CANCEL, .request = {FIRST, "asked"}});
+        assert_int_equal(w.n_ended, 1);
+        assert_int_equal(w.accept.runs, 1);
+        assert_int_equal(w.accept.drafted, 4);
+        assert_int_equal(w.accept.accepted, cases[i].accepted);
+        assert_int_equal(w.accept.emitted, cases[i].emitted);
+        assert_int_equal(w.accept.wasted, 5 - cases[i].emitted);
+        assert_int_equal(s.replicas[0].draft.drafted, 4);
+        assert_int_equal(s.replicas[0].draft.accepted, cases[i].accepted);
+        core_close(w.f.core);
+    }
+}
+
 /* An end token that is guessed is no row: nothing comes behind it. Where the request ignores ends
  * it is one like any other. */
 static void test_a_guessed_end(void **state)
@@ -523,6 +559,8 @@ static void test_an_error_in_a_run(void **state)
     assert_int_equal(w.n_tokens, 4);
     assert_int_equal(w.n_ended, 1);
     assert_int_equal(w.status, STATUS_INTERNAL);
+    assert_int_equal(w.accept.accepted, 3); /* the row that failed was that of a right guess */
+    assert_int_equal(w.accept.emitted, 2);
     check_tokens(&w, 5);
     struct msg_status s;
     core_status(w.f.core, &s);
@@ -619,6 +657,36 @@ static void test_guesses_give_way(void **state)
     core_close(w.f.core);
 }
 
+/* A prompt that finds fewer pages than it needs keeps those that it has just taken: they are not
+ * pages of guesses that could go back. */
+static void test_a_prompt_keeps_what_it_takes(void **state)
+{
+    (void)state;
+    struct core_config k = draft_config(16);
+    k.n_pages = 6;
+    k.ctx = 96;
+    k.share = false;
+    struct world w = begin(k);
+    w.ignored = FIRST + 1;
+    ask_for(&w, FIRST, 64, 2);
+    ask_for(&w, FIRST + 1, 40, 2);
+    compose(&w); /* the first one has four of six pages; the second one needs three */
+    assert_int_equal(w.f.n_flight, 1);
+    assert_int_equal(w.f.flight[0].n_runs, 2);
+    assert_int_equal(w.f.flight[0].runs[0].n_rows, 64);
+    assert_int_equal(w.f.flight[0].runs[1].n_rows, 32);
+    for (int i = 0; i < 40 && w.n_ended < 2; i++) {
+        w.f.now_ns += 50 * MS;
+        compose(&w);
+        if (w.f.n_flight) answer(&w);
+    }
+    assert_int_equal(w.n_ended, 2);
+    assert_int_equal(w.status, STATUS_OK);
+    assert_int_equal(w.n_tokens, 2);
+    check_tokens(&w, 64);
+    core_close(w.f.core);
+}
+
 /* A run ahead of a new line begins behind a known row of that line: what the last stage chose last
  * lies where the old one ended. */
 static void test_a_new_line_begins_with_a_known_row(void **state)
@@ -706,6 +774,7 @@ int main(void)
         cmocka_unit_test(test_a_guessed_page_is_not_shared),
         cmocka_unit_test(test_a_page_that_another_has),
         cmocka_unit_test(test_an_end_in_a_run),
+        cmocka_unit_test(test_accounting),
         cmocka_unit_test(test_a_guessed_end),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_lies),
@@ -714,6 +783,7 @@ int main(void)
         cmocka_unit_test(test_a_silent_drafter),
         cmocka_unit_test(test_without_guesses),
         cmocka_unit_test(test_guesses_give_way),
+        cmocka_unit_test(test_a_prompt_keeps_what_it_takes),
         cmocka_unit_test(test_a_new_line_begins_with_a_known_row),
         cmocka_unit_test(test_a_lost_generation),
         cmocka_unit_test(test_length_and_gain),
