@@ -167,24 +167,36 @@ int cmd_drain(int argc, char **argv)
 
 /* ---- rebalance ---- */
 
+/* The coordinator ends the order where a replica does not get up. */
+static int check_up(const struct msg_status *s, const bool *planned, struct errmsg *em)
+{
+    for (uint32_t i = 0; i < s->n_replicas && i < LIMIT_REPLICAS; i++)
+        if (planned[i] && !s->replicas[i].ready)
+            return err_set(em, ERR_CLOSED, "replica %.64s is not ready: %.300s",
+                           s->replicas[i].name, s->replicas[i].why);
+    return 0;
+}
+
 static int wait_rebalanced(struct orders *o, struct client *c, struct errmsg *em)
 {
+    bool planned[LIMIT_REPLICAS] = {false};
     for (;;) {
         struct msg_status s;
         char line[sizeof o->said];
         bool any = false;
         int rc = client_status(c, &s, em);
         if (rc < 0) return rc;
-        for (uint32_t i = 0; i < s.n_replicas; i++) {
+        for (uint32_t i = 0; i < s.n_replicas && i < LIMIT_REPLICAS; i++) {
             const struct msg_replica_status *r = &s.replicas[i];
             if (!r->rebalancing || (o->order.name[0] && strcmp(r->name, o->order.name) != 0))
                 continue;
+            planned[i] = true;
             (void)snprintf(line, sizeof line, "replica %.64s: %.32s%s%.120s", r->name, r->state,
                            r->why[0] ? ": " : "", r->why);
             if (!any) say(o, line);
             any = true;
         }
-        if (!any) return 0;
+        if (!any) return check_up(&s, planned, em);
         (void)usleep(LOOK_MS * 1000);
     }
 }

@@ -180,6 +180,8 @@ struct replica {
     uint64_t drained_ns;      /* while draining: when it ends at the latest */
     bool replans;             /* as ordered: it is to be planned anew, or is and is not ready yet */
     uint64_t replan_limit_ns; /* that its requests have to end then */
+    uint64_t replan_since_ns; /* the last time that it was ordered, or had a generation */
+    uint32_t replan_tries;    /* generations that have begun since it was ordered */
     uint64_t waits_ns;        /* since when it is without a generation; 0: it was never asked */
     bool named;               /* the cluster file names its workers */
     char why[LIMIT_TEXT_BYTES];  /* what it waits for */
@@ -230,8 +232,8 @@ struct request {
     struct prefix walk; /* and along them */
     uint32_t n_found;   /* positions found computed before its first token */
     /* ---- its life ---- */
-    uint64_t routed_ns; /* when it was sent to its replica, or last looked at again */
-    uint32_t due;       /* rows of its prompt that count as waiting there */
+    uint64_t routed_ns;         /* when it was sent to its replica, or last looked at again */
+    uint32_t due;               /* rows of its prompt that count as waiting there */
     struct index_node *promise; /* that it will compute its prompt there, or NULL */
     struct replica *opened;     /* whose last stage has its sampling parameters, or NULL */
     bool looked;                /* it was counted among the look-ups for prefixes */
@@ -304,6 +306,7 @@ struct core {
     double work_all;          /* and the sum of those */
     uint32_t balance_from;    /* the replica whose turn it is to be given a request that waits */
     uint32_t looked;          /* at so many requests that wait, since the last tick */
+    uint32_t again_from;      /* the replica with which the next tick begins to look again */
     struct pace prompts;      /* as of a replica, of all */
     struct pace answers;      /* ended requests, and what Steps without prompts took */
     /* ---- speculation ---- */

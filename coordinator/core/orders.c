@@ -12,7 +12,8 @@
  *
  * A worker that was ordered to leave is not planned with. As soon as it has no stage it is told to
  * leave, again each second until it is gone. The order is the process's: when a worker of that name
- * comes again, it is a worker like others. Replicas are planned anew one after the other. */
+ * comes again, it is a worker like others. Replicas are planned anew one after the other; one that
+ * does not get up again ends the order, since no other is to be taken down beside it. */
 #include "coordinator/core/core_state.h"
 
 #include "common/base/check.h"
@@ -23,6 +24,8 @@
 #include <string.h>
 
 #define TELL_AGAIN_NS (1 * NS_PER_S)
+#define REPLAN_WAIT_NS (60 * NS_PER_S) /* for workers of a replica that is planned anew */
+#define REPLAN_TRIES 3u                /* generations of it that do not get up */
 
 static void answer(struct core *c, enum status status, const char *text)
 {
@@ -125,16 +128,39 @@ void order__drain(struct core *c, const char *name, uint64_t limit_ns)
 
 /* ---- rebalance ---- */
 
+/* Whether a replica that is planned anew does not get up. */
+static bool stays_down(const struct core *c, struct replica *r)
+{
+    if (r->state != REPLICA_WAITING) {
+        r->replan_since_ns = c->now_ns;
+        return false;
+    }
+    return r->replan_tries >= REPLAN_TRIES || c->now_ns - r->replan_since_ns >= REPLAN_WAIT_NS;
+}
+
+static void replan_no_further(struct core *c, const struct replica *r)
+{
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) c->replicas[i].replans = false;
+    core__note(c, "%sit does not get up again (%.300s): nothing more is planned anew",
+               core__of_replica(c, r), r->why);
+}
+
 /* One after the other: the next one when the one before is ready again. */
 static void replan_next(struct core *c)
 {
     struct replica *next = NULL;
+    bool down = false;
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         struct replica *r = &c->replicas[i];
         if (!r->replans) continue;
-        if (r->state != REPLICA_READY) return;
+        if (stays_down(c, r)) {
+            replan_no_further(c, r);
+            return;
+        }
+        down |= r->state != REPLICA_READY;
         if (!next) next = r;
     }
+    if (down) return;
     if (!next) return;
     if (!planner__gains(c, next)) {
         next->replans = false;
@@ -157,6 +183,8 @@ void order__rebalance(struct core *c, const char *name, uint64_t limit_ns)
         n_gain++;
         r->replans = true;
         r->replan_limit_ns = limit_ns;
+        r->replan_since_ns = c->now_ns;
+        r->replan_tries = 0;
     }
     if (n == 0) {
         answer(c, STATUS_NOT_FOUND, core__text(c, "there is no replica '%s'", name));

@@ -225,6 +225,7 @@ void replica__begin(struct core *c, struct replica *r)
 {
     r->generation = ++c->generations;
     r->began_ns = c->now_ns;
+    r->replan_tries += r->replans;
     r->prefilled = 0;
     flight__begin(&r->flight);
     enter(c, r, REPLICA_LOADING, "workers are loading");
@@ -516,6 +517,7 @@ void replica__tick(struct core *c, uint64_t lost_ns)
         struct replica *r = &c->replicas[i];
         flight__forgive(c, &r->flight, lost_ns);
         fleet__forgive(c, &r->since_ns, lost_ns);
+        fleet__forgive(c, &r->replan_since_ns, lost_ns);
         flight__check_overdue(c, r);
         check_beginning(c, r);
         fleet__served(c, r);

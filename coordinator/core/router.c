@@ -323,18 +323,30 @@ static void send_again(struct core *c, struct request *r)
     if (AGAIN_FACTOR * there < here) send_to(c, r, &ask, &found, to);
 }
 
-void router__tick(struct core *c)
+/* Looks again at up to `most` requests of a replica's queue, the last ones first, since most is
+ * ahead of them. Returns how many there were. */
+static uint32_t look_again(struct core *c, const struct replica *rep, uint32_t most)
 {
     uint32_t n = 0;
+    for (uint32_t i = rep->n_queued; i-- > 0 && n < most;) {
+        struct request *r = &c->requests[rep->queued[i]];
+        if (c->now_ns - r->routed_ns < AGAIN_NS) continue;
+        send_again(c, r);
+        n++;
+    }
+    return n;
+}
+
+/* A tick that does not come to all replicas leaves the others to the next one: a queue that is
+ * longer than what ticks can look at in a second would else hide all that come after it. */
+void router__tick(struct core *c)
+{
+    uint32_t n = 0, from = c->again_from;
     c->looked = 0;
     if (c->cfg.policy != ROUTE_AUTO || c->cfg.n_replicas == 1) return;
-    for (uint32_t k = 0; k < c->cfg.n_replicas; k++) {
-        const struct replica *rep = &c->replicas[k];
-        for (uint32_t i = rep->n_queued; i-- > 0 && n < AGAIN_MOST;) {
-            struct request *r = &c->requests[rep->queued[i]];
-            if (c->now_ns - r->routed_ns < AGAIN_NS) continue;
-            send_again(c, r);
-            n++;
-        }
+    for (uint32_t k = 0; k < c->cfg.n_replicas && n < AGAIN_MOST; k++) {
+        uint32_t at = (from + k) % c->cfg.n_replicas;
+        n += look_again(c, &c->replicas[at], AGAIN_MOST - n);
+        if (n == AGAIN_MOST) c->again_from = (at + 1) % c->cfg.n_replicas;
     }
 }

@@ -583,6 +583,68 @@ static void test_rebalance_overtaken(void **state)
     assert_non_null(strstr(w.notes, "replica b: nothing is gained by planning it anew"));
 }
 
+/* Two replicas that would both gain are ordered to be planned anew, and the first one's workers are
+ * told to load. */
+static void order_both(void)
+{
+    open_world(2, 4, 0);
+    make_faulty(1);
+    make_faulty(3);
+    join(5);
+    join(6);
+    rebalance("", 0);
+    assert_string_equal(state_of(0), "loading");
+    assert_true(status().replicas[0].rebalancing && status().replicas[1].rebalancing);
+    w.n_queue = 0;
+}
+
+static void expect_no_further(void)
+{
+    assert_false(status().replicas[0].rebalancing || status().replicas[1].rebalancing);
+    assert_non_null(strstr(w.notes, "replica a: it does not get up again"));
+    assert_string_equal(state_of(1), "ready");
+    assert_true(serves(1, "w3") && serves(1, "w4"));
+}
+
+/* A replica whose workers are gone does not hold an order up for ever, and the other serves on. */
+static void test_rebalance_without_workers(void **state)
+{
+    (void)state;
+    order_both();
+    w.alive[1] = w.alive[2] = w.alive[5] = w.alive[6] = false;
+    wait_ms(3000);
+    assert_string_equal(state_of(0), "waiting");
+    wait_ms(55000);
+    assert_true(status().replicas[0].rebalancing && status().replicas[1].rebalancing);
+    wait_ms(10000);
+    expect_no_further();
+}
+
+/* Nor does one that fails each time that it loads. */
+static void test_rebalance_that_fails(void **state)
+{
+    (void)state;
+    order_both();
+    for (uint32_t turn = 0; turn < 3; turn++) {
+        static const char *const names[] = {"w1", "w2", "w5", "w6"};
+        static const uint64_t who[] = {1, 2, 5, 6};
+        uint32_t i = 0;
+        assert_string_equal(state_of(0), "loading");
+        assert_true(status().replicas[1].rebalancing);
+        while (!serves(0, names[i])) i++;
+        say(who[i], w.epoch[who[i]], (struct msg_from_worker){.type = FROM_FAULT});
+        assert_string_equal(state_of(0), "waiting");
+        w.f.now_ns += 1000 * MS;
+        for (uint64_t x = 1; x <= 6; x++)
+            say(x, w.epoch[x], (struct msg_from_worker){.type = FROM_HEARTBEAT});
+        event((struct event){.type = EV_TICK});
+        if (turn < 2) w.n_queue = 0;
+    }
+    expect_no_further();
+    settle();
+    assert_string_equal(state_of(0), "ready"); /* all the same */
+}
+
 /* ---- workers that stay away ---- */
 
 static void open_with(struct core_config k)
@@ -775,6 +837,8 @@ int main(void)
         cmocka_unit_test_teardown(test_rebalance, close_world),
         cmocka_unit_test_teardown(test_rebalance_the_only_one, close_world),
         cmocka_unit_test_teardown(test_rebalance_overtaken, close_world),
+        cmocka_unit_test_teardown(test_rebalance_without_workers, close_world),
+        cmocka_unit_test_teardown(test_rebalance_that_fails, close_world),
         cmocka_unit_test_teardown(test_survivors, close_world),
         cmocka_unit_test_teardown(test_who_returns, close_world),
         cmocka_unit_test_teardown(test_never_complete, close_world),

@@ -324,6 +324,39 @@ static void test_balance(void **state)
     assert_int_equal(core_sequence_at(p.f.core, 0).replica, 0);
 }
 
+/* A queue that is longer than what a tick looks at does not hide those of later replicas: a request
+ * behind a long prompt goes to the replica that serves it far sooner. */
+static void test_again_in_turn(void **state)
+{
+    struct core_config k = pair_config();
+    k.policy = ROUTE_AUTO;
+    k.max_live = k.max_per_client = 64;
+    k.n_pages = 64;
+    k.ctx = 1000;
+    (void)close_pair(state);
+    p = (struct pair){.f = {.core = core_open(&k), .now_ns = 1000 * MS}};
+    join(1);
+    join(2);
+    begin(0, 1, 2);
+    for (uint64_t id = 1; id <= 34; id++) alone(id, 4, PRIORITY_NORMAL); /* there is no other */
+    join(3);
+    join(4);
+    begin(1, 3, 4);
+    alone(40, 4, PRIORITY_NORMAL);
+    alone(41, 700, PRIORITY_CRITICAL); /* this one runs first */
+    compose();
+    assert_int_equal(n_at(0), 34);
+    assert_int_equal(n_at(1), 2);
+    assert_int_equal(p.steps[1].runs[0].request, 41);
+    answer(0);
+    answer(1);
+    wait_ms(1100); /* 33 wait at the first replica: one tick does not get through */
+    assert_int_equal(n_at(1), 2);
+    wait_ms(1100);
+    assert_int_equal(n_at(0), 35);
+    assert_int_equal(n_at(1), 1);
+}
+
 /* Only where the policy is ours. */
 static void test_others_stay(void **state)
 {
@@ -403,6 +436,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_epochs, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_moves, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_balance, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_again_in_turn, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_others_stay, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_only_the_lost_one, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_spare, open_pair, close_pair),
