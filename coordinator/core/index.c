@@ -179,7 +179,10 @@ static void grow_buckets(struct index *x)
     while (n < x->all_pages) n *= 2;
     if (n == before) return;
     struct index_node **old = x->buckets;
-    x->buckets = mem_zalloc(n * sizeof(struct index_node *));
+    /* Written to now: a page of memory that is first touched when a prompt comes costs more than
+     * the look-up, and a long prompt touches as many as it has pages. */
+    x->buckets = mem_alloc(n * sizeof(struct index_node *));
+    memset(x->buckets, 0, n * sizeof(struct index_node *));
     x->n_buckets = n;
     for (uint64_t i = 0; i < before; i++)
         for (struct index_node *e = old[i], *next; e; e = next) {

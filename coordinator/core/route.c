@@ -69,14 +69,16 @@ static double row_ns(const struct route_ask *a, const struct route_load *x)
 #define DECODES_TWICE 8u
 
 /* What goes before: rows of prompts; and where all places are taken, as many answers as requests
- * must end. Below that, what others' decoding adds to the time that the request's answer takes. */
+ * must end. Below that, what others' decoding adds to the time that the request's answer takes.
+ * This is computed for each replica at each arrival: it takes no branch that depends on the load,
+ * since a wrong guess of the processor at one costs as much as all the rest. */
 static double backlog_ns(const struct route_ask *a, const struct route_load *x)
 {
-    double rows = (double)x->rows * row_ns(a, x);
-    if (x->live == 0 || !(a->answer_ns > 0.0)) return rows;
-    if (x->live >= a->max_running) return rows + a->answer_ns * (x->live + 1.0 - a->max_running);
     uint32_t twice = a->max_running < DECODES_TWICE ? a->max_running : DECODES_TWICE;
-    return rows + a->answer_ns * ((double)x->live / twice);
+    bool full = x->live >= a->max_running;
+    uint32_t answers = full ? x->live + 1 - a->max_running : x->live, of = full ? 1 : twice;
+    double answer_ns = a->answer_ns > 0.0 ? a->answer_ns : 0.0;
+    return (double)(int64_t)x->rows * row_ns(a, x) + answer_ns * ((double)answers / (double)of);
 }
 
 /* By Little's law as many prompts wait in a replica, n on average, as come to it in the time that
@@ -86,17 +88,19 @@ static double backlog_ns(const struct route_ask *a, const struct route_load *x)
 static struct all look(const struct route_ask *a)
 {
     struct all all = {.rows_least = UINT64_MAX};
-    double waiting = 0.0, backlog = 0.0;
+    double backlog = 0.0;
+    uint64_t n_waiting = 0;
     for (uint32_t i = 0; i < a->n_replicas; i++) {
         const struct route_load *x = &a->loads[i];
         a->costs[i] = NEVER;
         if (!may_take(a, i)) continue;
         a->costs[i] = backlog_ns(a, x);
         all.n++;
-        waiting += x->prompts;
+        n_waiting += x->prompts;
         backlog += a->costs[i];
         if (x->rows < all.rows_least) all.rows_least = x->rows;
     }
+    double waiting = (double)n_waiting;
     if (all.n) all.backlog_ns = backlog / all.n;
     if (a->work_all > 0.0) all.per_work = all.n / a->work_all;
     if (backlog > 0.0) all.care = waiting / backlog * (1.0 + waiting / all.n);
@@ -139,11 +143,12 @@ static double with_work(const struct all *all, const struct route_load *x, doubl
 }
 
 /* The less the better; only compared with others of the same policy. */
-static double cost_of(const struct route_ask *a, const struct all *all, uint32_t i)
+static double cost_of(const struct route_ask *a, const struct all *all, uint32_t i,
+                      enum route_policy policy)
 {
     const struct route_load *x = &a->loads[i];
     double rows = route_rows(a, i), weight = a->weight > 0.0 ? a->weight : 1.0;
-    switch (a->policy) {
+    switch (policy) {
     case ROUTE_ROUND_ROBIN: return i < a->turn ? i + a->n_replicas : i;
     case ROUTE_LEAST_LOADED: return x->live;
     case ROUTE_AFFINITY: return rows;
@@ -179,16 +184,26 @@ static bool less_loaded(const struct candidate *x, const struct candidate *y)
     return x->live != y->live ? x->live < y->live : x->draw < y->draw;
 }
 
+/* Makes costs of the backlogs in a->costs; returns the least. Where the policy is a constant, the
+ * compiler takes it out of the loop. */
+static inline double costs(const struct route_ask *a, const struct all *all,
+                           enum route_policy policy)
+{
+    double best = NEVER;
+    for (uint32_t i = 0; i < a->n_replicas; i++) {
+        if (!(a->costs[i] < NEVER)) continue;
+        double cost = a->costs[i] = cost_of(a, all, i, policy);
+        best = cost < best ? cost : best;
+    }
+    return best;
+}
+
 uint32_t route_choose(const struct route_ask *a)
 {
     struct all all = look(a);
     struct candidate chosen = {.replica = ROUTE_NONE};
-    double best = NEVER;
     if (all.n == 0) return ROUTE_NONE;
-    for (uint32_t i = 0; i < a->n_replicas; i++) {
-        if (a->costs[i] < NEVER) a->costs[i] = cost_of(a, &all, i);
-        if (a->costs[i] < best) best = a->costs[i];
-    }
+    double best = a->policy == ROUTE_AUTO ? costs(a, &all, ROUTE_AUTO) : costs(a, &all, a->policy);
     double most = a->policy == ROUTE_AUTO ? best * (1.0 + ALIKE) : best;
     for (uint32_t i = 0; i < a->n_replicas; i++) {
         const struct route_load *x = &a->loads[i];
