@@ -5,10 +5,10 @@ in the middle and dead, and from what was said before (`ngram`). Every cell has 
 temperature 0 and 0.8, with penalties, logit bias and log-probabilities, some of them cancelled on the way; a worker is killed in
 mid-run. The long form runs the product of stages, lengths and kinds over 24 prompts of 128 tokens each.
 """
-import os, signal, sys, tempfile, unittest
+import json, os, signal, subprocess, sys, tempfile, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from cluster import LONG, Cluster, local, run
+from cluster import LONG, Cluster, local, program, run
 
 TOPICS = ["the sea", "a clock", "winter", "bread", "the moon", "a train", "rivers", "music", "iron", "a garden", "silence", "glass"]
 PROMPTS = [f"Once upon a time there was a story about {t}. Once upon a time" for t in TOPICS] + \
@@ -95,6 +95,9 @@ class Draft(unittest.TestCase):
             self.assertGreaterEqual(told, n["accepted"])
             self.assertEqual(metrics["flotilla_draft_foreign_total"], 0)
             self.assertGreater(f["speedup"], 0, "of requests with drafts and without")
+            for r in c.status()["replicas"]:
+                s = r["speculation"]
+                self.assertAlmostEqual(s["acceptance"], s["accepted"] / s["drafted"] if s["drafted"] else 0)
 
     def test_exact(self):
         """Row for row the same, whatever is guessed, on one stage and on several."""
@@ -118,6 +121,35 @@ class Draft(unittest.TestCase):
                 os.kill(victim, signal.SIGKILL)
             self.all_together(c, self.asked, "a worker is killed", kill)
             self.assertGreater(c.status()["replicas"][0]["epoch"], 1)
+
+    def ask_as(self, c, tenant, prompt, seed):
+        """What became of the guesses in one answer of a tenant: (tokens, drafted, accepted)."""
+        r = subprocess.run([program("stream_probe"), "--tenant", tenant, c.address], input=f"1 {TOKENS} 1.0 {seed} {prompt}\n",
+                           stdout=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(r.returncode, 0)
+        lines = [json.loads(line) for line in r.stdout.splitlines()]
+        self.assertEqual(lines[-1]["status"], "OK", lines[-1])
+        last = next(x for x in lines if "drafted" in x)
+        return [t for x in lines for t in x.get("tokens", [])], last["drafted"], last["accepted"]
+
+    def test_tenants(self):
+        """What a tenant was answered drafts for that tenant alone. No two tokens of prompt and answer come twice, so that nothing
+        can be guessed from the text itself, and each guess is of an earlier answer."""
+        prompt = "Write about glass and silence."
+        for seed in range(100):
+            b = local(prompt, temp=1, seed=seed, tokens=TOKENS, ignore_eos=True)
+            text = b["prompt_tokens"] + b["tokens"]
+            if len(set(zip(text, text[1:]))) == len(text) - 1:
+                break
+        else:
+            self.fail("two tokens come twice in each answer")
+        with Cluster(workers=1, threads=1, draft="ngram", draft_len="4") as c:
+            for tenant, known in (("red", False), ("blue", False), ("red", True), ("green", False), ("blue", True)):
+                tokens, drafted, accepted = self.ask_as(c, tenant, prompt, seed)
+                self.assertEqual(tokens, b["tokens"], tenant)
+                self.assertEqual(drafted > 0, known, (tenant, drafted))
+                self.assertEqual(accepted > 0, known, (tenant, accepted))
+            self.assertEqual(c.metrics()["flotilla_draft_foreign_total"], 0)
 
     def test_what_is_refused(self):
         """Lengths and kinds that do not exist are named, and the cluster goes on."""

@@ -1,7 +1,11 @@
-/* Many streams over one client, each token's time told: stream_probe ADDRESS [KEY COORDINATOR-KEY]
+/* Many streams over one client, each token's time told:
+ *
+ *   stream_probe [--tenant NAME] ADDRESS [KEY COORDINATOR-KEY]
+ *
  * begins a Generate for each line of stdin, "ID TOKENS TEMP SEED PROMPT", and prints one JSON
- * object a line for each reply, {"id", "at_ns", "first", "tokens", "text"}, and for each end,
- * {"id", "at_ns", "status", "why"}. Ends when stdin has ended and all calls have. */
+ * object a line for each reply, {"id", "at_ns", "first", "tokens", "text"}, in an answer's last one
+ * also "drafted" and "accepted" if its tokens were guessed; and for each end, {"id", "at_ns",
+ * "status", "why"}. Ends when stdin has ended and all calls have. */
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/client/client.h"
@@ -20,6 +24,7 @@ struct input {
     char bytes[LINE_BYTES];
     size_t n;
     bool ended;
+    const char *tenant; /* of all calls, or NULL */
 };
 
 static struct json *begin_line(const uint64_t *id)
@@ -44,6 +49,10 @@ static void on_reply(void *arg, struct client_call *call, const struct client_re
     json_put_int(j, "first", reply->first_index);
     json_put(j, "tokens", json_tokens(reply->tokens, reply->n_tokens));
     json_put_string(j, "text", reply->text, strlen(reply->text));
+    if (reply->has_drafts) {
+        json_put_u64(j, "drafted", reply->drafted);
+        json_put_u64(j, "accepted", reply->accepted);
+    }
     print_line(j);
 }
 
@@ -59,7 +68,7 @@ static void on_end(void *arg, struct client_call *call, const struct client_end 
 }
 
 /* False: the line is not what the first comment says, or the call cannot begin. */
-static bool start(struct client *c, const char *line)
+static bool start(struct client *c, const char *line, const char *tenant)
 {
     struct client_request q;
     struct errmsg em = {0};
@@ -72,6 +81,7 @@ static bool start(struct client *c, const char *line)
     q.sampling.seed = seed;
     q.has_seed = q.ignore_eos = true;
     q.prompt = line + prompt;
+    q.tenant = tenant;
     uint64_t *own = mem_alloc(sizeof *own);
     *own = id;
     if (client_start(c, &q, NULL, on_reply, on_end, own, &em) == 0) return true;
@@ -89,7 +99,7 @@ static bool take_lines(struct client *c, struct input *in)
     for (char *end; (end = memchr(in->bytes, '\n', in->n));) {
         size_t used = (size_t)(end - in->bytes) + 1;
         *end = 0;
-        if (!start(c, in->bytes)) return false;
+        if (!start(c, in->bytes, in->tenant)) return false;
         in->n -= used;
         memmove(in->bytes, in->bytes + used, in->n);
     }
@@ -101,10 +111,16 @@ int main(int argc, char **argv)
     static struct input in;
     struct client *c;
     struct errmsg em = {0};
+    if (argc > 2 && strcmp(argv[1], "--tenant") == 0) {
+        in.tenant = argv[2];
+        argv += 2;
+        argc -= 2;
+    }
     struct client_keys keys = {.file = argc == 4 ? argv[2] : NULL,
                                .coordinator = argc == 4 ? argv[3] : NULL};
     if ((argc != 2 && argc != 4) || client_open_keys(argv[1], &keys, &c, &em) < 0) {
-        (void)fprintf(stderr, "stream_probe ADDRESS [KEY COORDINATOR-KEY]: %s\n", em.text);
+        (void)fprintf(stderr, "stream_probe [--tenant NAME] ADDRESS [KEY COORDINATOR-KEY]: %s\n",
+                      em.text);
         return 2;
     }
     bool right = true;
