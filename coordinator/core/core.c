@@ -79,11 +79,14 @@ struct core *core_open(const struct core_config *config)
         c->verdicts[i].names = mem_zalloc(c->n_records * sizeof *c->verdicts[i].names);
     c->standing = VERDICTS;
     c->work_unit = 1.0;
-    c->requests = mem_zalloc(config->max_live * sizeof *c->requests);
+    /* Written to now: the first request of a slot is not to wait for memory. */
+    c->requests = mem_alloc(config->max_live * sizeof *c->requests);
+    memset(c->requests, 0, config->max_live * sizeof *c->requests);
     c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
     c->loads = mem_zalloc(config->n_replicas * sizeof *c->loads);
     c->held = mem_zalloc(config->n_replicas * sizeof *c->held);
-    c->costs = mem_zalloc(config->n_replicas * sizeof *c->costs);
+    c->costs = mem_zalloc(2 * (size_t)config->n_replicas * sizeof *c->costs);
+    c->columns = mem_zalloc(ROUTE_COLUMNS * (size_t)config->n_replicas * sizeof *c->columns);
     c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
     for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
     c->arena.budget = STEP_ARENA_BYTES;
@@ -121,6 +124,7 @@ void core_close(struct core *c)
     mem_free(c->loads);
     mem_free(c->held);
     mem_free(c->costs);
+    mem_free(c->columns);
     mem_free(c->free_slots);
     mem_free(c->status);
     mem_free(c->staff);

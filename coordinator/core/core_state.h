@@ -298,7 +298,8 @@ struct core {
     uint32_t n_trials;          /* live requests that are on trial */
     uint32_t n_constrained;     /* live requests with a grammar */
     /* ---- routing ---- */
-    struct route_load *loads; /* of each replica */
+    struct route_load *loads; /* of each replica, */
+    double *columns;          /* and what route_note makes of them */
     uint32_t *held;           /* of each replica: pages of the prompt that is being routed, */
     double *costs;            /* and what route.c makes of it */
     uint32_t turn;            /* ROUTE_ROUND_ROBIN */

@@ -43,16 +43,12 @@ const char *route_policies_text(char ret[ROUTE_POLICIES_TEXT_BYTES])
 /* What is known of all replicas that may take the request. */
 struct all {
     uint32_t n;
-    uint64_t rows_least; /* that wait in one */
-    double backlog_ns;   /* on average */
-    double care;         /* later requests that one delays, for each ns of backlog before it */
-    double per_work;     /* 1 / the work on average; 0: unknown */
+    double rows_least; /* that wait in one */
+    double backlog_ns; /* on average */
+    double care;       /* later requests that one delays, for each ns of backlog before it */
+    double per_work;   /* 1 / the work on average; 0: unknown */
+    double work_most;  /* of it that counts, in times of that average */
 };
-
-static bool may_take(const struct route_ask *a, uint32_t i)
-{
-    return a->loads[i].ctx && a->positions <= a->loads[i].ctx;
-}
 
 uint32_t route_rows(const struct route_ask *a, uint32_t replica)
 {
@@ -68,39 +64,94 @@ static double row_ns(const struct route_ask *a, const struct route_load *x)
 /* So many sequences that decode together make a Step take about twice as long as one alone. */
 #define DECODES_TWICE 8u
 
-/* What goes before: rows of prompts; and where all places are taken, as many answers as requests
- * must end. Below that, what others' decoding adds to the time that the request's answer takes.
- * This is computed for each replica at each arrival: it takes no branch that depends on the load,
- * since a wrong guess of the processor at one costs as much as all the rest. */
+/* Answers that go before one more request: where all places are taken, as many as requests must
+ * end. Below that, what others' decoding adds to the time that the request's answer takes. */
+static double answers_before(uint32_t live, uint32_t max_running)
+{
+    uint32_t twice = max_running < DECODES_TWICE ? max_running : DECODES_TWICE;
+    return live >= max_running ? live + 1.0 - max_running : (double)live / twice;
+}
+
+static double answer_ns(const struct route_ask *a)
+{
+    return a->answer_ns > 0.0 ? a->answer_ns : 0.0;
+}
+
+/* What goes before: rows of prompts, and answers. */
 static double backlog_ns(const struct route_ask *a, const struct route_load *x)
 {
-    uint32_t twice = a->max_running < DECODES_TWICE ? a->max_running : DECODES_TWICE;
-    bool full = x->live >= a->max_running;
-    uint32_t answers = full ? x->live + 1 - a->max_running : x->live, of = full ? 1 : twice;
-    double answer_ns = a->answer_ns > 0.0 ? a->answer_ns : 0.0;
-    return (double)(int64_t)x->rows * row_ns(a, x) + answer_ns * ((double)answers / (double)of);
+    return (double)x->rows * row_ns(a, x) + answer_ns(a) * answers_before(x->live, a->max_running);
+}
+
+/* ---- all replicas ---- */
+
+/* Each arrival looks at all replicas. So what the look needs of a load is kept as numbers, column
+ * by column, and the loops over them have no branches: the compiler takes several replicas at a
+ * time, and the processor has nothing to guess wrong. */
+enum column { CTX, ROWS, PROMPTS, ROW_NS, ANSWERS, WORK };
+
+_Static_assert(WORK + 1 == ROUTE_COLUMNS, "one for each");
+
+void route_note(double *columns, uint32_t n_replicas, uint32_t replica, const struct route_load *x,
+                uint32_t max_running)
+{
+    double *of = columns + replica;
+    of[(size_t)CTX * n_replicas] = x->ctx;
+    of[(size_t)ROWS * n_replicas] = (double)x->rows;
+    of[(size_t)PROMPTS * n_replicas] = x->prompts;
+    of[(size_t)ROW_NS * n_replicas] = x->row_ns;
+    of[(size_t)ANSWERS * n_replicas] = answers_before(x->live, max_running);
+    of[(size_t)WORK * n_replicas] = x->work;
+}
+
+static const double *column(const struct route_ask *a, enum column c)
+{
+    return a->columns + (size_t)c * a->n_replicas;
+}
+
+/* What the prompt takes in each replica. */
+static void prompts_ns(const struct route_ask *a, double *restrict ret)
+{
+    const double *restrict own_ns = column(a, ROW_NS);
+    const uint32_t *restrict held = a->held;
+    int32_t n_tokens = (int32_t)a->n_tokens, page = (int32_t)a->page_size;
+    double all_ns = a->row_ns;
+    for (uint32_t i = 0, n = a->n_replicas; i < n && !held; i++) ret[i] = n_tokens;
+    for (uint32_t i = 0, n = a->n_replicas; i < n && held; i++) {
+        int32_t rows = n_tokens - (int32_t)held[i] * page;
+        ret[i] = rows > 0 ? rows : 0;
+    }
+    for (uint32_t i = 0, n = a->n_replicas; i < n; i++)
+        ret[i] *= own_ns[i] > 0.0 ? own_ns[i] : all_ns;
+}
+
+/* Each replica's backlog; at least NEVER where the request cannot go. */
+static void backlogs_ns(const struct route_ask *a, double *restrict ret)
+{
+    const double *restrict ctx = column(a, CTX), *restrict rows = column(a, ROWS);
+    const double *restrict own_ns = column(a, ROW_NS), *restrict answers = column(a, ANSWERS);
+    double all_ns = a->row_ns, each_ns = answer_ns(a), least = a->positions ? a->positions : 1;
+    for (uint32_t i = 0, n = a->n_replicas; i < n; i++) {
+        double ns = rows[i] * (own_ns[i] > 0.0 ? own_ns[i] : all_ns) + each_ns * answers[i];
+        ret[i] = ns + (ctx[i] >= least ? 0.0 : NEVER);
+    }
 }
 
 /* By Little's law as many prompts wait in a replica, n on average, as come to it in the time that
  * its backlog takes; and while those are served, others come: n / (1 - load) in all. The load is
- * taken to be n / (n + 1), as in a queue with one server. Leaves the backlogs in a->costs, and
- * NEVER where the request cannot go. */
-static struct all look(const struct route_ask *a)
+ * taken to be n / (n + 1), as in a queue with one server. */
+static struct all look(const struct route_ask *a, const double *restrict wait_ns)
 {
-    struct all all = {.rows_least = UINT64_MAX};
-    double backlog = 0.0;
-    uint64_t n_waiting = 0;
+    const double *restrict prompts = column(a, PROMPTS), *restrict rows = column(a, ROWS);
+    double waiting = 0.0, backlog = 0.0;
+    struct all all = {.rows_least = NEVER, .work_most = 2.0};
     for (uint32_t i = 0; i < a->n_replicas; i++) {
-        const struct route_load *x = &a->loads[i];
-        a->costs[i] = NEVER;
-        if (!may_take(a, i)) continue;
-        a->costs[i] = backlog_ns(a, x);
+        if (!(wait_ns[i] < NEVER)) continue;
         all.n++;
-        n_waiting += x->prompts;
-        backlog += a->costs[i];
-        if (x->rows < all.rows_least) all.rows_least = x->rows;
+        waiting += prompts[i];
+        backlog += wait_ns[i];
+        if (rows[i] < all.rows_least) all.rows_least = rows[i];
     }
-    double waiting = (double)n_waiting;
     if (all.n) all.backlog_ns = backlog / all.n;
     if (a->work_all > 0.0) all.per_work = all.n / a->work_all;
     if (backlog > 0.0) all.care = waiting / backlog * (1.0 + waiting / all.n);
@@ -135,28 +186,39 @@ static double auto_cost(const struct all *all, double wait_ns, double prompt_ns)
 /* Costs are the less by up to a part of WORK_MOST where little was done of late, and the more where
  * much was, so that replicas with equal queues, or none, get equal work: also where all prompts
  * begin alike, and one replica is the first to hold how. */
-static double with_work(const struct all *all, const struct route_load *x, double cost)
+static double with_work(const struct all *all, double work, double cost)
 {
     if (!(all->per_work > 0.0)) return cost;
-    double share = x->work * all->per_work;
-    return cost * (1.0 + WORK_MOST * ((share < 2.0 ? share : 2.0) - 1.0));
+    double share = work * all->per_work;
+    return cost * (1.0 + WORK_MOST * ((share < all->work_most ? share : all->work_most) - 1.0));
 }
 
-/* The less the better; only compared with others of the same policy. */
-static double cost_of(const struct route_ask *a, const struct all *all, uint32_t i,
-                      enum route_policy policy)
+/* By ROUTE_AUTO: costs of backlogs. */
+static void auto_costs(const struct route_ask *a, const struct all *all,
+                       const double *restrict prompt_ns, double *restrict costs)
+{
+    const double *restrict work = column(a, WORK);
+    const struct all k = *all;
+    for (uint32_t i = 0, n = a->n_replicas; i < n; i++) {
+        double cost = with_work(&k, work[i], auto_cost(&k, costs[i], prompt_ns[i]));
+        costs[i] = cost + (costs[i] < NEVER ? 0.0 : NEVER);
+    }
+}
+
+/* By another policy, of one replica. The less the better; only compared with others of the same
+ * policy. */
+static double cost_of(const struct route_ask *a, const struct all *all, uint32_t i)
 {
     const struct route_load *x = &a->loads[i];
     double rows = route_rows(a, i), weight = a->weight > 0.0 ? a->weight : 1.0;
-    switch (policy) {
+    switch (a->policy) {
     case ROUTE_ROUND_ROBIN: return i < a->turn ? i + a->n_replicas : i;
     case ROUTE_LEAST_LOADED: return x->live;
     case ROUTE_AFFINITY: return rows;
     case ROUTE_COST: return weight * (double)x->rows + rows;
     case ROUTE_PRODUCT: return rows * (x->live + 1.0);
-    case ROUTE_NEAR_MIN:
-        return x->rows <= all->rows_least + 2 * (uint64_t)a->n_tokens ? rows : NEVER;
-    default: return with_work(all, x, auto_cost(all, a->costs[i], rows * row_ns(a, x)));
+    default: /* ROUTE_NEAR_MIN */
+        return (double)x->rows <= all->rows_least + 2.0 * a->n_tokens ? rows : NEVER;
     }
 }
 
@@ -184,30 +246,36 @@ static bool less_loaded(const struct candidate *x, const struct candidate *y)
     return x->live != y->live ? x->live < y->live : x->draw < y->draw;
 }
 
-/* Makes costs of the backlogs in a->costs; returns the least. Where the policy is a constant, the
- * compiler takes it out of the loop. */
-static inline double costs(const struct route_ask *a, const struct all *all,
-                           enum route_policy policy)
+/* Four at a time, so that none waits for the one before it. */
+static double least_of(const double *x, uint32_t n)
 {
-    double best = NEVER;
-    for (uint32_t i = 0; i < a->n_replicas; i++) {
-        if (!(a->costs[i] < NEVER)) continue;
-        double cost = a->costs[i] = cost_of(a, all, i, policy);
-        best = cost < best ? cost : best;
-    }
-    return best;
+    double least[4] = {NEVER, NEVER, NEVER, NEVER};
+    uint32_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (uint32_t k = 0; k < 4; k++) least[k] = x[i + k] < least[k] ? x[i + k] : least[k];
+    for (; i < n; i++) least[0] = x[i] < least[0] ? x[i] : least[0];
+    for (uint32_t k = 1; k < 4; k++) least[0] = least[k] < least[0] ? least[k] : least[0];
+    return least[0];
 }
 
 uint32_t route_choose(const struct route_ask *a)
 {
-    struct all all = look(a);
+    double *costs = a->costs, *prompt_ns = a->costs + a->n_replicas;
     struct candidate chosen = {.replica = ROUTE_NONE};
+    backlogs_ns(a, costs);
+    struct all all = look(a, costs);
     if (all.n == 0) return ROUTE_NONE;
-    double best = a->policy == ROUTE_AUTO ? costs(a, &all, ROUTE_AUTO) : costs(a, &all, a->policy);
+    if (a->policy == ROUTE_AUTO) {
+        prompts_ns(a, prompt_ns);
+        auto_costs(a, &all, prompt_ns, costs);
+    }
+    for (uint32_t i = 0; i < a->n_replicas && a->policy != ROUTE_AUTO; i++)
+        if (costs[i] < NEVER) costs[i] = cost_of(a, &all, i);
+    double best = least_of(costs, a->n_replicas);
     double most = a->policy == ROUTE_AUTO ? best * (1.0 + ALIKE) : best;
     for (uint32_t i = 0; i < a->n_replicas; i++) {
         const struct route_load *x = &a->loads[i];
-        if (a->costs[i] > most) continue;
+        if (costs[i] > most) continue;
         struct candidate new = {backlog_ns(a, x), i, x->live, draw_of(a, i)};
         if (chosen.replica == ROUTE_NONE || less_loaded(&new, &chosen)) chosen = new;
     }

@@ -1,7 +1,7 @@
 /* Which of several replicas takes a request: by policy, from what is known of each replica's load
  * and of how much of the request's prompt it holds. README.md of this folder, "Routing".
  *
- * Pure: it reads one flat array of loads, and draws by a hash of what it is given. */
+ * Pure: it reads flat arrays of loads, and draws by a hash of what it is given. */
 #ifndef FLOTILLA_CORE_ROUTE_H
 #define FLOTILLA_CORE_ROUTE_H
 
@@ -49,15 +49,23 @@ struct route_ask {
     double work_all;      /* sum of the loads' work; 0: nothing is known of it */
     double answer_ns;     /* of a replica's time for what follows a prompt, each request */
     const struct route_load *loads;
+    const double *columns; /* what route_note has made of them */
     /* The request: */
     uint32_t positions;   /* that it may come to have */
     uint32_t n_tokens;    /* to be computed, as far as they are not held */
     uint32_t page_size;   /* positions of a page */
     const uint32_t *held; /* pages of its prompt that each replica holds; NULL: unknown */
-    double *costs;        /* n_replicas: for route_choose to use */
+    double *costs;        /* 2 x n_replicas: for route_choose to use */
     uint64_t draw;        /* a number of its own: ties are decided by a hash of it */
     uint32_t turn;        /* ROUTE_ROUND_ROBIN: the replica whose turn it is */
 };
+
+/* What route_choose reads of the loads: ROUTE_COLUMNS x n_replicas numbers, of which each replica
+ * has one in each column. All zero, no replica takes requests. A load that has changed is to be
+ * noted before the next choice. */
+#define ROUTE_COLUMNS 6u
+void route_note(double *columns, uint32_t n_replicas, uint32_t replica, const struct route_load *x,
+                uint32_t max_running);
 
 #define ROUTE_NONE UINT32_MAX
 

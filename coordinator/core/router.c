@@ -25,6 +25,12 @@ static struct route_load *load_of(const struct core *c, const struct replica *re
     return &c->loads[rep->id];
 }
 
+/* The replica's load has changed. */
+static void note_load(struct core *c, uint32_t replica)
+{
+    route_note(c->columns, c->cfg.n_replicas, replica, &c->loads[replica], c->cfg.max_running);
+}
+
 void router__due(struct core *c, struct request *r, uint32_t rows)
 {
     struct route_load *x = load_of(c, r->replica);
@@ -32,6 +38,7 @@ void router__due(struct core *c, struct request *r, uint32_t rows)
     x->rows += (uint64_t)rows - r->due;
     x->prompts += (uint32_t)(rows > 0) - (r->due > 0);
     r->due = rows;
+    note_load(c, r->replica->id);
     if (rows > 0 || !r->promise) return;
     index_settle(c->index, r->replica->id, r->promise); /* the index has its pages */
     r->promise = NULL;
@@ -42,10 +49,13 @@ void router__set(struct core *c, struct request *r, struct replica *rep)
     if (r->replica) {
         router__due(c, r, 0);
         load_of(c, r->replica)->live--;
+        note_load(c, r->replica->id);
     }
     r->replica = rep;
     r->routed_ns = c->now_ns;
-    if (rep) load_of(c, rep)->live++;
+    if (!rep) return;
+    load_of(c, rep)->live++;
+    note_load(c, rep->id);
 }
 
 /* The replica is given so many rows. What it was given before counts less with each request of any
@@ -55,9 +65,13 @@ static void give_work(struct core *c, uint32_t replica, uint32_t rows)
     double work = c->work_unit * (rows + 1.0);
     c->loads[replica].work += work;
     c->work_all += work;
+    note_load(c, replica);
     c->work_unit *= 1.0 + 1.0 / (WORK_KEPT * (double)c->cfg.n_replicas);
     if (c->work_unit < 1e100) return;
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) c->loads[i].work /= c->work_unit;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        c->loads[i].work /= c->work_unit;
+        note_load(c, i);
+    }
     c->work_all /= c->work_unit;
     c->work_unit = 1.0;
 }
@@ -65,11 +79,13 @@ static void give_work(struct core *c, uint32_t replica, uint32_t rows)
 void router__ready(struct core *c, const struct replica *rep)
 {
     load_of(c, rep)->ctx = rep->ctx;
+    note_load(c, rep->id);
 }
 
 void router__lost(struct core *c, const struct replica *rep)
 {
     load_of(c, rep)->ctx = 0;
+    note_load(c, rep->id);
 }
 
 /* ---- what is learnt ---- */
@@ -95,6 +111,7 @@ void router__learn(struct core *c, struct replica *rep, const struct in_flight *
     add(&rep->flight.prompts, (double)took_ns, step->prompt_rows);
     add(&c->prompts, (double)took_ns, step->prompt_rows);
     load_of(c, rep)->row_ns = mean(&rep->flight.prompts, 0.0);
+    note_load(c, rep->id);
 }
 
 void router__ended(struct core *c)
@@ -125,6 +142,7 @@ static struct route_ask ask_of_all(const struct core *c)
                               .answer_ns = mean(&c->answers, 0.0),
                               .row_ns = mean(&c->prompts, ROW_NS),
                               .loads = c->loads,
+                              .columns = c->columns,
                               .costs = c->costs,
                               .work_all = c->work_all,
                               .page_size = c->cfg.page,
@@ -314,11 +332,13 @@ static void send_again(struct core *c, struct request *r)
     uint32_t from = r->replica->id;
     struct route_load all = c->loads[from];
     c->loads[from] = ahead_of(c, r);
+    note_load(c, from);
     struct index_found found;
     struct route_ask ask = ask_of(c, r, &found);
     uint32_t to = route_choose(&ask);
     double here = route_ttft(&ask, from), there = to == ROUTE_NONE ? here : route_ttft(&ask, to);
     c->loads[from] = all;
+    note_load(c, from);
     r->routed_ns = c->now_ns;
     if (AGAIN_FACTOR * there < here) send_to(c, r, &ask, &found, to);
 }

@@ -12,7 +12,7 @@ enum { REPLICAS = 4, PAGE = 16 };
 
 static struct route_load loads[REPLICAS];
 static uint32_t held[REPLICAS];
-static double costs[REPLICAS];
+static double costs[2 * REPLICAS], columns[ROUTE_COLUMNS * REPLICAS];
 
 /* A request of 100 pages for four idle replicas that hold nothing of it. */
 static struct route_ask ask(enum route_policy policy)
@@ -25,11 +25,19 @@ static struct route_ask ask(enum route_policy policy)
                               .max_running = 8,
                               .row_ns = 1000.0,
                               .loads = loads,
+                              .columns = columns,
                               .positions = 100 * PAGE,
                               .n_tokens = 100 * PAGE,
                               .page_size = PAGE,
                               .held = held,
                               .costs = costs};
+}
+
+static uint32_t choose(const struct route_ask *a)
+{
+    for (uint32_t i = 0; i < REPLICAS; i++)
+        route_note(columns, REPLICAS, i, &loads[i], a->max_running);
+    return route_choose(a);
 }
 
 static void load(uint32_t replica, uint64_t pages, uint32_t live)
@@ -80,8 +88,8 @@ static void test_policies(void **state)
         held[3] = 1;
         a.weight = cases[i].weight;
         a.turn = 3;
-        if (route_choose(&a) != cases[i].expected)
-            fail_msg("%s chooses %u, not %u", route_policy_name(a.policy), route_choose(&a),
+        if (choose(&a) != cases[i].expected)
+            fail_msg("%s chooses %u, not %u", route_policy_name(a.policy), choose(&a),
                      cases[i].expected);
     }
 }
@@ -96,9 +104,9 @@ static void test_who_may_take_it(void **state)
         loads[1].ctx = 100 * PAGE - 1;
         load(2, 5000, 7);
         loads[3].ctx = 0;
-        assert_int_equal(route_choose(&a), 2);
+        assert_int_equal(choose(&a), 2);
         loads[2].ctx = 0;
-        assert_int_equal(route_choose(&a), ROUTE_NONE);
+        assert_int_equal(choose(&a), ROUTE_NONE);
     }
 }
 
@@ -110,10 +118,10 @@ static void test_ties_spread(void **state)
         struct route_ask a = ask((enum route_policy)policy);
         uint32_t n[REPLICAS] = {0};
         if (a.policy == ROUTE_ROUND_ROBIN) continue;
-        for (a.draw = 0; a.draw < 4000; a.draw++) n[route_choose(&a)]++;
+        for (a.draw = 0; a.draw < 4000; a.draw++) n[choose(&a)]++;
         for (int i = 0; i < REPLICAS; i++) assert_in_range(n[i], 900, 1100);
         a.draw = 5;
-        assert_int_equal(route_choose(&a), route_choose(&a)); /* no state of its own */
+        assert_int_equal(choose(&a), choose(&a)); /* no state of its own */
     }
 }
 
@@ -125,17 +133,17 @@ static void test_auto_affinity(void **state)
     struct route_ask a = ask(ROUTE_AUTO);
     uint32_t n = 0;
     held[1] = 1;
-    for (a.draw = 0; a.draw < 400; a.draw++) n += route_choose(&a) == 1;
+    for (a.draw = 0; a.draw < 400; a.draw++) n += choose(&a) == 1;
     assert_in_range(n, 60, 140);
     held[1] = 60;
-    for (a.draw = 0; a.draw < 40; a.draw++) assert_int_equal(route_choose(&a), 1);
+    for (a.draw = 0; a.draw < 40; a.draw++) assert_int_equal(choose(&a), 1);
     load(1, 20, 1);
-    assert_int_equal(route_choose(&a), 1); /* 20 + 40 of 100 */
+    assert_int_equal(choose(&a), 1); /* 20 + 40 of 100 */
     load(1, 200, 1);
-    assert_int_not_equal(route_choose(&a), 1); /* 200 + 40: the prefix is computed again */
-    held[1] = 0;                               /* it was evicted */
+    assert_int_not_equal(choose(&a), 1); /* 200 + 40: the prefix is computed again */
+    held[1] = 0;                         /* it was evicted */
     load(1, 10, 1);
-    assert_int_not_equal(route_choose(&a), 1);
+    assert_int_not_equal(choose(&a), 1);
 }
 
 /* The more waits everywhere, the more a miss costs those that come later. */
@@ -146,11 +154,11 @@ static void test_auto_follows_the_load(void **state)
     for (uint32_t i = 0; i < REPLICAS; i++) load(i, 100, 0);
     load(1, 170, 0);
     held[1] = 60;
-    assert_int_not_equal(route_choose(&a), 1); /* 170 + 40, and 100 + 100 */
+    assert_int_not_equal(choose(&a), 1); /* 170 + 40, and 100 + 100 */
     for (uint32_t i = 0; i < REPLICAS; i++) loads[i].prompts = 3;
-    assert_int_equal(route_choose(&a), 1);
+    assert_int_equal(choose(&a), 1);
     load(1, 1500, 3); /* but not at any price */
-    assert_int_not_equal(route_choose(&a), 1);
+    assert_int_not_equal(choose(&a), 1);
 }
 
 /* Of two that cost nearly the same, the one takes it that was given less work of late; but no work
@@ -163,14 +171,14 @@ static void test_work_of_late(void **state)
     a.work_all = 100.0;
     loads[1].work = 70.0;
     loads[0].work = loads[2].work = 15.0;
-    assert_int_equal(route_choose(&a), 3); /* 90 pages and an eighth, or 100 less an eighth */
+    assert_int_equal(choose(&a), 3); /* 90 pages and an eighth, or 100 less an eighth */
     held[1] = 40;
-    assert_int_equal(route_choose(&a), 1);
+    assert_int_equal(choose(&a), 1);
     loads[1].work = 100.0;
-    assert_int_equal(route_choose(&a), 1);
+    assert_int_equal(choose(&a), 1);
     held[1] = 10;
     a.work_all = 0.0; /* nothing is known */
-    assert_int_equal(route_choose(&a), 1);
+    assert_int_equal(choose(&a), 1);
 }
 
 /* A row costs what it takes there; where nothing is measured, what it takes elsewhere. */
@@ -181,12 +189,12 @@ static void test_speed(void **state)
     for (uint32_t i = 0; i < REPLICAS; i++) loads[i].row_ns = 4000.0;
     loads[2].row_ns = 1000.0;
     load(2, 100, 1);
-    assert_int_equal(route_choose(&a), 2);
+    assert_int_equal(choose(&a), 2);
     assert_true(route_ttft(&a, 2) > 0.99 * 200 * PAGE * 1000.0);
     assert_true(route_ttft(&a, 2) < 1.01 * 200 * PAGE * 1000.0);
     a.row_ns = 10.0;
     loads[3].row_ns = 0.0;
-    assert_int_equal(route_choose(&a), 3);
+    assert_int_equal(choose(&a), 3);
 }
 
 /* Where all places are taken, answers must end first. */
@@ -198,9 +206,9 @@ static void test_places(void **state)
     for (uint32_t i = 0; i < REPLICAS; i++) loads[i].live = 10;
     loads[3].live = 7;
     held[0] = 80;
-    assert_int_equal(route_choose(&a), 3); /* 3 answers and 20 pages, or less than one and 100 */
+    assert_int_equal(choose(&a), 3); /* 3 answers and 20 pages, or less than one and 100 */
     loads[3].live = 10;
-    assert_int_equal(route_choose(&a), 0);
+    assert_int_equal(choose(&a), 0);
 }
 
 /* Long before all places are taken, others' decoding makes an answer slower: a replica without any
@@ -214,9 +222,9 @@ static void test_others_decode(void **state)
     for (uint32_t i = 0; i < REPLICAS; i++) loads[i].live = 8;
     loads[2].live = 0;
     held[0] = 20;
-    assert_int_equal(route_choose(&a), 2);
+    assert_int_equal(choose(&a), 2);
     held[0] = 80;
-    assert_int_equal(route_choose(&a), 0);
+    assert_int_equal(choose(&a), 0);
 }
 
 int main(void)
