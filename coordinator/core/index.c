@@ -106,6 +106,15 @@ static uint32_t place_of(const struct index_node *e, uint32_t replica)
     return low;
 }
 
+/* The same, where it is likely to be at `near`: the pages of a prefix have nearly the same holders,
+ * and a search among many costs as much as the rest of a page. */
+static uint32_t place_near(const struct index_node *e, uint32_t replica, uint32_t near)
+{
+    bool behind = near <= e->n_holders && (near == 0 || e->holders[near - 1].replica < replica);
+    bool before = near >= e->n_holders || e->holders[near].replica >= replica;
+    return behind && before ? near : place_of(e, replica);
+}
+
 /* The replica's page that holds an entry, or INDEX_NONE. */
 static uint32_t page_of(const struct index_node *e, uint32_t replica)
 {
@@ -114,10 +123,10 @@ static uint32_t page_of(const struct index_node *e, uint32_t replica)
                                                                   : INDEX_NONE;
 }
 
-/* The replica among the holders, who is added if it was not there. */
-static struct holder *add_holder(struct index_node *e, uint32_t replica)
+/* The replica among the holders, likely at `near`, who is added if it was not there. */
+static struct holder *add_holder(struct index_node *e, uint32_t replica, uint32_t near)
 {
-    uint32_t at = place_of(e, replica);
+    uint32_t at = place_near(e, replica, near);
     if (at < e->n_holders && e->holders[at].replica == replica) return &e->holders[at];
     if (e->n_holders == e->room_holders) {
         uint32_t room = 4 * e->room_holders;
@@ -144,9 +153,9 @@ static void drop_entry(struct index *x, struct index_node *e)
     free_entry(e);
 }
 
-static struct holder *holder_of(struct index_node *e, uint32_t replica)
+static struct holder *holder_of(struct index_node *e, uint32_t replica, uint32_t near)
 {
-    struct holder *h = &e->holders[place_of(e, replica)];
+    struct holder *h = &e->holders[place_near(e, replica, near)];
     CHECK(h < e->holders + e->n_holders && h->replica == replica);
     return h;
 }
@@ -331,7 +340,7 @@ void index_enter(struct index *x, uint32_t replica, struct prefix *walk, const i
     }
     struct index_node *e = find(x, walk, tokens); /* another replica may hold it */
     if (!e) e = new_entry(x, walk, tokens, parent ? parent->entry : NULL);
-    struct holder *holder = add_holder(e, replica);
+    struct holder *holder = add_holder(e, replica, 0);
     CHECK(holder->page == INDEX_NONE);
     holder->page = page;
     *h = (struct holding){.entry = e,
@@ -347,7 +356,7 @@ uint32_t index_remove(struct index *x, uint32_t replica, uint32_t page)
     struct holding *pool = x->pools[replica], *h = &pool[page];
     CHECK(page < x->n_pages[replica] && h->entry && h->children == 0);
     uint32_t parent = h->parent_page;
-    struct holder *holder = holder_of(h->entry, replica);
+    struct holder *holder = holder_of(h->entry, replica, 0);
     holder->page = INDEX_NONE;
     drop_holder(x, h->entry, holder);
     *h = (struct holding){.entry = NULL};
@@ -364,11 +373,16 @@ struct index_node *index_promise(struct index *x, uint32_t replica, const struct
     CHECK(found->depth <= n_pages);
     if (n_pages > INDEX_PROMISES - x->n_promised) return NULL;
     struct ahead ahead = {.n = 0};
-    for (struct index_node *e = last; e; e = e->parent) add_holder(e, replica)->promises++;
+    uint32_t at = 0;
+    for (struct index_node *e = last; e; e = e->parent) {
+        struct holder *h = add_holder(e, replica, at);
+        h->promises++;
+        at = (uint32_t)(h - e->holders);
+    }
     for (uint32_t i = found->depth; i < n_pages; i++) {
         look_ahead(x, &ahead, &walk, tokens, i, n_pages);
         last = new_entry(x, &walk, tokens + (size_t)i * x->cfg.page_size, last);
-        add_holder(last, replica)->promises++;
+        add_holder(last, replica, 0)->promises++;
         follow(&walk, last);
     }
     x->n_promised += n_pages;
@@ -377,9 +391,11 @@ struct index_node *index_promise(struct index *x, uint32_t replica, const struct
 
 void index_settle(struct index *x, uint32_t replica, struct index_node *promise)
 {
+    uint32_t at = 0;
     for (struct index_node *e = promise, *parent; e; e = parent) {
-        struct holder *h = holder_of(e, replica);
+        struct holder *h = holder_of(e, replica, at);
         parent = e->parent;
+        at = (uint32_t)(h - e->holders);
         CHECK(h->promises > 0 && x->n_promised > 0);
         h->promises--;
         x->n_promised--;
