@@ -244,6 +244,7 @@ struct actions core_step(struct core *c, const struct event *e)
         router__tick(c);
         break;
     case EV_COMPOSE:
+        if (c->cfg.n_replicas > 1) index_stock(c->index);
         router__balance(c);
         for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
             if (!c->loads[i].live) continue;

@@ -8,6 +8,10 @@
 #include <string.h>
 
 #define AHEAD 8u /* pages that a walk looks ahead */
+/* Entries without a prefix, whose memory is there: taken before any is allocated. */
+#define SPARE_LEAST 256u /* so many are kept at hand, */
+#define SPARE_MOST 1024u /* and so many at the most */
+#define SPARE_MADE 32u   /* at a time */
 
 struct holder {
     uint32_t replica;
@@ -40,9 +44,11 @@ struct index {
     uint32_t *n_pages;
     uint64_t all_pages;
     struct index_node **buckets;
-    uint64_t n_buckets;  /* a power of two, at least all_pages */
-    uint64_t serial;     /* the last one given to an entry or a holding */
-    uint32_t n_promised; /* pages */
+    uint64_t n_buckets;       /* a power of two, at least all_pages */
+    uint64_t serial;          /* the last one given to an entry or a holding */
+    uint32_t n_promised;      /* pages */
+    struct index_node *spare; /* n_spare, in a list by next_in_bucket */
+    uint32_t n_spare;
 };
 
 struct index *index_open(const struct index_config *config)
@@ -63,6 +69,35 @@ static void free_entry(struct index_node *e)
     mem_free(e);
 }
 
+static void put_spare(struct index *x, struct index_node *e)
+{
+    e->next_in_bucket = x->spare;
+    x->spare = e;
+    x->n_spare++;
+}
+
+static size_t entry_bytes(const struct index *x)
+{
+    return sizeof(struct index_node) + x->cfg.page_size * sizeof(int32_t);
+}
+
+/* Written to, since memory that is touched for the first time takes as long as the rest of a
+ * look-up. */
+void index_stock(struct index *x)
+{
+    for (uint32_t i = 0; i < SPARE_MADE && x->n_spare < SPARE_LEAST; i++)
+        put_spare(x, memset(mem_alloc(entry_bytes(x)), 0, entry_bytes(x)));
+}
+
+static struct index_node *take_spare(struct index *x)
+{
+    struct index_node *e = x->spare;
+    if (!e) return mem_alloc(entry_bytes(x));
+    x->spare = e->next_in_bucket;
+    x->n_spare--;
+    return e;
+}
+
 void index_close(struct index *x)
 {
     if (!x) return;
@@ -71,6 +106,10 @@ void index_close(struct index *x)
             next = e->next_in_bucket;
             free_entry(e);
         }
+    for (struct index_node *e = x->spare, *next; e; e = next) {
+        next = e->next_in_bucket;
+        mem_free(e);
+    }
     for (uint32_t i = 0; i < x->cfg.n_replicas; i++) mem_free(x->pools[i]);
     mem_free(x->pools);
     mem_free(x->n_pages);
@@ -150,7 +189,12 @@ static void drop_entry(struct index *x, struct index_node *e)
         at = &(*at)->next_in_bucket;
     }
     *at = e->next_in_bucket;
-    free_entry(e);
+    if (x->n_spare >= SPARE_MOST) {
+        free_entry(e);
+        return;
+    }
+    if (e->holders != &e->one) mem_free(e->holders);
+    put_spare(x, e);
 }
 
 static struct holder *holder_of(struct index_node *e, uint32_t replica, uint32_t near)
@@ -314,7 +358,7 @@ static struct index_node *new_entry(struct index *x, struct prefix *walk, const 
                                     struct index_node *parent)
 {
     size_t bytes = x->cfg.page_size * sizeof *tokens;
-    struct index_node *e = mem_alloc(sizeof *e + bytes);
+    struct index_node *e = take_spare(x);
     *e = (struct index_node){.serial = ++x->serial,
                              .tenant = walk->tenant,
                              .hash = next_hash(x, walk, tokens),

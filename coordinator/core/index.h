@@ -14,8 +14,8 @@
  * What a page keeps, and whether a sequence refers to it, is not known here (pages.h). Whatever
  * else than keys and values is kept for the end of a prefix, by replica, can have holders too.
  *
- * Pure, owned by one thread. Takes memory when a pool is set and when an entry or a holder is
- * added. */
+ * Pure, owned by one thread. Takes memory when a pool is set, when an entry or a holder is added,
+ * and in index_stock. */
 #ifndef FLOTILLA_CORE_INDEX_H
 #define FLOTILLA_CORE_INDEX_H
 
@@ -56,6 +56,10 @@ size_t index_bytes(uint32_t page_size);
 void index_set_pool(struct index *x, uint32_t replica, uint32_t n_pages);
 /* The replica holds nothing any more. */
 void index_clear(struct index *x, uint32_t replica);
+
+/* Memory for entries to come, a little of it at each call; between arrivals, so that they need not
+ * take it. Without it, all works as well. */
+void index_stock(struct index *x);
 
 struct prefix index_root(const struct index *x, uint64_t tenant);
 /* The replica's page that holds tokens[page_size] behind the walk, or INDEX_NONE. */
