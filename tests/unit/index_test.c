@@ -279,6 +279,52 @@ static void test_random(void **state)
     }
 }
 
+/* A prefix that many replicas hold, or are to hold: what each has is what it was given, in whatever
+ * order they come and go. */
+static void test_many_holders(void **state)
+{
+    (void)state;
+    enum { MANY = 200, ROUNDS = 4000 };
+    struct index_config k = {
+        .n_replicas = MANY, .page_size = SIZE, .seed = {1, 2}, .hash_mask = UINT64_MAX};
+    struct index *x = index_open(&k);
+    struct rng rng = {5};
+    int32_t tokens[DEPTH * SIZE];
+    bool has[MANY] = {false};
+    struct index_node *promised[MANY] = {NULL};
+    uint32_t held[MANY], most = 0;
+    make(10, tokens);
+    for (uint32_t r = 0; r < MANY; r++) index_set_pool(x, r, PAGES);
+    for (uint32_t n = 0; n < ROUNDS; n++) {
+        uint32_t r = (uint32_t)rng_below(&rng, MANY), n_held = 0;
+        struct index_found found = index_match(x, 0, tokens, DEPTH, held);
+        for (uint32_t i = 0; i < MANY; i++) {
+            assert_int_equal(held[i], has[i] || promised[i] ? DEPTH : 0);
+            n_held += held[i] > 0;
+        }
+        most = n_held > most ? n_held : most;
+        bool more = rng_below(&rng, 4) > 0 ? n < ROUNDS / 2 : n >= ROUNDS / 2;
+        if (rng_below(&rng, 2)) {
+            if (promised[r] && !more) {
+                index_settle(x, r, promised[r]);
+                promised[r] = NULL;
+            } else if (!promised[r] && more) {
+                promised[r] = index_promise(x, r, &found, tokens, DEPTH);
+            }
+        } else if (!has[r] && more) {
+            (void)enter(x, r, tokens, DEPTH, 0);
+            has[r] = true;
+        } else if (has[r] && !more) {
+            for (uint32_t page = DEPTH - 1; page != INDEX_NONE; page = index_remove(x, r, page))
+                continue;
+            has[r] = false;
+        }
+        index_stock(x);
+    }
+    assert_true(most > 100);
+    index_close(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -288,6 +334,7 @@ int main(void)
         cmocka_unit_test(test_another_pool),
         cmocka_unit_test(test_promises),
         cmocka_unit_test(test_many_promises),
+        cmocka_unit_test(test_many_holders),
         cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
