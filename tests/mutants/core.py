@@ -286,7 +286,7 @@ MUTANTS = [
     dict(name="work-goes-to-nobody", file="coordinator/core/router.c", old="    c->loads[replica].work += work;\n", new="    c->loads[replica].work += 0.0 * work;\n",
          tests="simulate_test", why="one of two idle replicas serves all prompts that begin alike"),
     dict(name="route-of-an-old-load", file="coordinator/core/router.c",
-         old="    load_of(c, rep)->ctx = 0;\n    note_load(c, rep->id);\n", new="    load_of(c, rep)->ctx = 0;\n", tests="replicas_test",
+         old="    load_of(c, rep)->ctx = 0;\n    note_load(c, rep->id);\n", new="    load_of(c, rep)->ctx = 0;\n", tests="sim_test",
          why="a choice does not see that a replica was lost"),
     dict(name="route-to-one-that-takes-none", file="coordinator/core/route.c",
          old="ns + (ctx[i] >= least ? 0.0 : NEVER);", new="ns + (ctx[i] + 1.0 >= least ? 0.0 : NEVER);", tests="route_test",
