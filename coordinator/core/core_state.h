@@ -101,6 +101,7 @@ struct asked {
     uint32_t line;                       /* its request's, when it was issued */
     uint32_t n_top;                      /* alternatives beside each token, if logprobs */
     bool logprobs;                       /* wanted */
+    bool embeds;                         /* no tokens, but an embedding */
 };
 
 struct verdict_name {
@@ -218,6 +219,7 @@ struct request {
      * of them are known to hold the right token: min(n_issued, n_tokens). */
     uint32_t n_issued, n_right;
     bool used, ignore_eos;
+    bool embed; /* its embedding is wanted: each row is computed for it, and no page is shared */
     bool running;
     bool drafts;             /* tokens are guessed for it */
     struct replica *replica; /* in which it runs, or in whose queue it is; NULL: it waits for one */
@@ -230,8 +232,8 @@ struct request {
     struct prefix walk; /* and along them */
     uint32_t n_found;   /* positions found computed before its first token */
     /* ---- its life ---- */
-    uint64_t routed_ns; /* when it was sent to its replica, or last looked at again */
-    uint32_t due;       /* rows of its prompt that count as waiting there */
+    uint64_t routed_ns;         /* when it was sent to its replica, or last looked at again */
+    uint32_t due;               /* rows of its prompt that count as waiting there */
     struct index_node *promise; /* that it will compute its prompt there, or NULL */
     struct replica *opened;     /* whose last stage has its sampling parameters, or NULL */
     bool looked;                /* it was counted among the look-ups for prefixes */
@@ -295,6 +297,7 @@ struct core {
     uint32_t n_waiting;         /* requests in the queues of all replicas */
     uint32_t n_trials;          /* live requests that are on trial */
     uint32_t n_constrained;     /* live requests with a grammar */
+    uint32_t n_embeds;          /* and those that want an embedding */
     /* ---- routing ---- */
     struct route_load *loads; /* of each replica */
     uint32_t *held;           /* of each replica: pages of the prompt that is being routed, */
