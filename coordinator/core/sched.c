@@ -180,8 +180,7 @@ static void enter_pages(struct core *c, uint64_t number, struct request *r)
     struct replica *rep = r->replica;
     uint32_t page = c->cfg.page;
     CHECK(r->n_right <= r->n_issued && r->n_right <= r->n_tokens);
-    if (r->embed)
-        return; /* texts that are embedded once do not push out what others come back to */
+    if (r->embed) return; /* a text that is embedded once pushes out nothing that others need */
     while ((r->n_walked + 1) * page <= r->n_right) {
         CHECK(r->n_walked < r->n_pages);
         uint32_t mine = r->pages[r->n_walked];

@@ -13,7 +13,7 @@ def m(name, file, old, new, tests, why, **kw):
 MUTANTS = [
     # ---- the numbers
     m("last-row-only", POOLING, "sum[i] += (double)rows[i];", "sum[i] = (double)rows[i];", "arch_test", "the embedding is of the last row"),
-    m("length", POOLING, "(float)(sum[i] / length)", "(float)(sum[i] / square)", "sums_test", "embeddings are not of length 1", short=True),
+    m("length", POOLING, "double length = sqrt(square);", "double length = square;", "sums_test", "embeddings are not of length 1", short=True),
     m("not-normed", STAGE, "uint32_t row = logits ? e->logit_rows[i] : e->hidden_rows[i - e->n_logits];",
       "uint32_t row = e->logit_rows[i];", "step_test", "hidden rows are those of other rows"),
     m("hidden-place", "common/engine/engine.c", "return e->norm + (size_t)e->n_logits * e->model.dims.hidden;", "return e->norm;",
@@ -31,9 +31,9 @@ MUTANTS = [
     m("not-opened", SCHED, "        r->opened = r->replica; /* the last stage has its sum */\n", "", "embed_test sim_test", "the last stage never forgets a sum"),
     m("result-room", SCHED, "    if (r->embed) return b->n_embeds == LIMIT_EMBEDDED / c->cfg.width;", "    if (r->embed) return false;", "embed_test",
       "a result is larger than may be"),
-    m("any-length", FLIGHT, " || x->n_embedding != c->cfg.width)", ")", "embed_test", "an embedding of any length counts"),
-    m("nan", FLIGHT, "        if (!isfinite(x->embedding[i])) return false;\n", "", "embed_test", "NaN is an embedding"),
-    m("uninvited", FLIGHT, "    if (x->n_embedding) return false;\n", "", "embed_test sim_test",
+    m("any-length", FLIGHT, "x->n_embedding != c->cfg.width)", "x->n_embedding > c->cfg.width)", "embed_test", "an embedding of any length counts"),
+    m("nan", FLIGHT, "if (!isfinite(x->embedding[i]))", "if (isinf(x->embedding[i]))", "embed_test", "NaN is an embedding"),
+    m("uninvited", FLIGHT, "    if (x->n_embedding) return false;\n", "", "embed_test",
       "an embedding that nobody wants counts"),
     m("without-limit", REQUESTS, "c->n_embeds == LIMIT_EMBEDS", "c->n_embeds == UINT32_MAX", "embed_test", "more live than the last stage has room for"),
     m("limit-leaks", REQUESTS, "    c->n_embeds -= r->embed;\n", "", "embed_test", "ended ones count"),

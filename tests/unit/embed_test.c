@@ -164,16 +164,21 @@ static void test_wrong_results(void **state)
     }
 }
 
-/* Nobody who wants tokens is told numbers. */
+/* Who wants tokens is told no numbers, in their place or beside them. */
 static void test_an_uninvited_embedding(void **state)
 {
     struct fixture *f = *state;
-    one_by_one(f);
-    (void)submit(f, 9, 4, 2);
-    assert_true(compose(f));
-    struct msg_run_result x = answer_of(&last.runs[0]);
-    x.first_pos--;
-    assert_non_null(first(answer(f, &x, 1), ACT_LINK_CLOSE));
+    static const int32_t token = 7;
+    for (uint32_t n_tokens = 0; n_tokens < 2; n_tokens++) {
+        one_by_one(f);
+        (void)submit(f, 9, 4, 2);
+        assert_true(compose(f));
+        struct msg_run_result x = answer_of(&last.runs[0]);
+        x.first_pos--;
+        x.n_tokens = n_tokens;
+        x.tokens = &token;
+        assert_non_null(first(answer(f, &x, 1), ACT_LINK_CLOSE));
+    }
 }
 
 static void test_an_error(void **state)
