@@ -12,7 +12,7 @@ void answer_open(struct answer *a, const struct answer_options *o)
 
 void answer_close(struct answer *a)
 {
-    struct buf *bufs[] = {&a->ends, &a->chosen, &a->top_ids, &a->top, &a->part};
+    struct buf *bufs[] = {&a->ends, &a->chosen, &a->top_ids, &a->top, &a->embedding, &a->part};
     for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++) buf_close(bufs[i]);
     detok_close(&a->detok);
     mem_free(a->tokens.ids);
@@ -52,6 +52,11 @@ bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
     if (a->detok.stopped || a->ended) return false;
     if (a->logprobs) keep_logprobs(a, l, k);
     return take(a, v, token);
+}
+
+void answer_embed(struct answer *a, const float *values, uint32_t n)
+{
+    (void)buf_append(&a->embedding, values, n * sizeof *values);
 }
 
 void answer_receive(struct answer *a, const struct vocab *v, const int32_t *tokens, uint32_t n)
@@ -112,6 +117,8 @@ bool answer_news(struct answer *a, struct msg_generate_reply *ret)
     if (all && a->ended) {
         ret->has_draft = a->drafts;
         ret->draft = a->draft;
+        ret->embedding = (const float *)(const void *)a->embedding.data;
+        ret->n_embedding = (uint32_t)(a->embedding.len / sizeof(float));
     }
     if (!all) {
         buf_drop(&a->part, a->part.len);

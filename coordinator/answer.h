@@ -18,13 +18,15 @@ struct answer {
     bool logprobs;      /* they were asked for, */
     uint32_t n_top;     /* with so many alternatives to each token */
     struct buf chosen, top_ids, top; /* of the tokens from n_received on, as in msg_logprobs */
-    uint32_t n_received;             /* tokens that the client brought along */
-    uint32_t n_sent;                 /* tokens, */
-    size_t text_sent;                /* and bytes of text that the client has */
-    bool end_sent;                   /* and that this is all */
-    uint32_t n_told;                 /* tokens up to the end of what answer_news told last */
-    struct buf part;                 /* its text, where it was not all */
-    uint64_t queued_us;              /* told with the first token, like the next */
+    struct buf
+        embedding; /* float: the prompt's, where that is wanted and no tokens. Told with the end */
+    uint32_t n_received; /* tokens that the client brought along */
+    uint32_t n_sent;     /* tokens, */
+    size_t text_sent;    /* and bytes of text that the client has */
+    bool end_sent;       /* and that this is all */
+    uint32_t n_told;     /* tokens up to the end of what answer_news told last */
+    struct buf part;     /* its text, where it was not all */
+    uint64_t queued_us;  /* told with the first token, like the next */
     uint32_t cached;
     uint64_t token_ns; /* when the last token came */
     bool ended;
@@ -50,6 +52,8 @@ void answer_close(struct answer *a);
  * now or before; nothing comes after it. */
 bool answer_take(struct answer *a, const struct vocab *v, int32_t token,
                  const struct msg_logprobs *l, uint32_t k);
+/* The prompt's embedding; the end follows. */
+void answer_embed(struct answer *a, const float *values, uint32_t n);
 /* Tokens that the client has from an earlier call. */
 void answer_receive(struct answer *a, const struct vocab *v, const int32_t *tokens, uint32_t n);
 /* A text that has met a stop string ended with that, whatever the reason. */

@@ -391,6 +391,14 @@ bool calls__tokens(struct shell *s, const struct action *a)
     return !goes_on;
 }
 
+void calls__embedding(struct shell *s, const struct action *a)
+{
+    struct call *c = calls__of_request(s, a->embedding.request);
+    if (!c || c->ended) return;
+    struct answer *x = &c->answers[a->embedding.request - c->request];
+    answer_embed(x, a->embedding.values, a->embedding.n);
+}
+
 void calls__finish(struct shell *s, struct call *c, enum status status, const char *text,
                    uint32_t retry_ms)
 {

@@ -53,6 +53,7 @@ struct call {
     struct buf bias_ids, bias;
     struct blob *grammar; /* of the answers, or NULL */
     bool ignore_eos, pieces, open_thought;
+    bool embed;                     /* its prompt's embedding is wanted, and no tokens */
     struct tokens prompt, received; /* received: tokens of the answer from an earlier call */
     enum status status;             /* once ended */
     char text[LIMIT_TEXT_BYTES];
@@ -69,6 +70,7 @@ void calls__close(struct shell *s);
 /* Actions of the core. calls__tokens returns true when the text met a stop string: the caller then
  * feeds EV_STOP. */
 bool calls__tokens(struct shell *s, const struct action *a);
+void calls__embedding(struct shell *s, const struct action *a);
 void calls__end(struct shell *s, const struct action *a);
 /* Replies to each call that is due one; cancels calls whose clients are gone or silent. */
 void calls__flush(struct shell *s);

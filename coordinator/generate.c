@@ -33,6 +33,16 @@ static int check_size(const struct shell *s, struct net_frame body, struct errms
     return 0;
 }
 
+/* Why a Generate that wants an embedding cannot be served, or NULL. */
+static const char *check_embed(const struct msg_generate *g)
+{
+    if (g->format) return "field 'embed': an embedding has no form; not with 'format_json'";
+    if (g->samples > 1) return "field 'embed': a prompt has one embedding; 'samples' must be 1";
+    if (g->n_received || g->from_index)
+        return "field 'embed': there are no tokens; not with 'received' or 'from_index'";
+    return NULL;
+}
+
 /* Why a Generate cannot be served, or NULL. */
 static const char *check_generate(const struct shell *s, const struct msg_generate *g,
                                   enum status *ret_status, struct errmsg *em)
@@ -58,6 +68,8 @@ static const char *check_generate(const struct shell *s, const struct msg_genera
     for (uint32_t i = 0; i < g->n_received; i++)
         if (g->received[i] < 0 || (uint32_t)g->received[i] >= s->model->dims.vocab)
             return "field 'received': a token is not in the vocabulary";
+    const char *why = g->embed ? check_embed(g) : NULL;
+    if (why) return why;
     if (g->samples > 1 && (g->n_received || g->from_index))
         return "field 'samples': 'received' and 'from_index' need samples = 1";
     for (uint32_t i = 0; i < g->sampling.n_bias; i++)
@@ -104,6 +116,7 @@ static void submit(struct shell *s, struct call *c)
                                      .sampling = c->sampling,
                                      .grammar = c->grammar,
                                      .ignore_eos = c->ignore_eos,
+                                     .embed = c->embed,
                                      .drafts = drafts__begin(s, c, i, &all),
                                      .draft_length = c->draft_length,
                                      .deadline_ns = c->deadline_ns - s->now_ns}};
@@ -129,12 +142,14 @@ static void join(struct shell *s, struct call *c, const struct route *from, uint
 /* What the message says is kept; then the prompt goes to the tokeniser, or the core. */
 static void begin(struct shell *s, struct call *c, const struct msg_generate *g)
 {
-    c->max_new = g->max_tokens;
+    c->embed = g->embed;
+    c->max_new = g->embed ? 0 : g->max_tokens;
     c->priority = g->priority;
     c->tenant = g->tenant[0] ? hash_bytes(g->tenant, strlen(g->tenant), 1) | 1 : 0;
     c->ignore_eos = g->ignore_eos;
     c->pieces = g->pieces;
     (void)drafts__choose(s, g, c, NULL); /* it was checked */
+    if (g->embed) c->draft = DRAFT_OFF;
     keep_sampling(c, &g->sampling);
     if (!g->has_seed) c->sampling.seed = sampling_draw_seed();
     struct answer_options o = {g->stops, g->n_stops, g->sampling.logprobs,

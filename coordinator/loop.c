@@ -233,6 +233,7 @@ void shell__event(struct shell *s, struct event *e)
                 silent[n_silent++] =
                     (struct no_draft){a->draft.request, a->draft.serial, a->draft.first_pos};
             break;
+        case ACT_EMBEDDING: calls__embedding(s, a); break;
         case ACT_END:
             drafts__end(s, a);
             calls__end(s, a);

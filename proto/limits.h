@@ -39,12 +39,15 @@
 #define LIMIT_GRAMMAR_BYTES 32768u    /* of that as a grammar, on the way to the last stage */
 #define LIMIT_CONSTRAINED 1024u       /* live requests that have one */
 #define LIMIT_CHAT_BYTES (8u << 20)   /* of a conversation in JSON */
+#define LIMIT_EMBEDS 256u             /* live requests that want an embedding */
+#define LIMIT_EMBEDDED (1u << 18)     /* numbers of all embeddings of a result */
 #define LIMIT_MAX_TOKENS LIMIT_CONTEXT
 
 #define LIMIT_CONTROL_BYTES (64u << 10) /* a control message */
 #define LIMIT_STEP_BYTES (16u << 20)    /* a Step's header frame */
-#define LIMIT_RESULT_BYTES (512u << 10) /* a result: LIMIT_STEP_RUNS of the longest runs */
-#define LIMIT_CLIENT_BYTES (17u << 20)  /* a client's message */
-#define LIMIT_UNPACK_FACTOR 8u          /* memory that unpacking may take, per byte received */
+/* A result: LIMIT_STEP_RUNS of the longest runs, and the embeddings, at 4 bytes a number. */
+#define LIMIT_RESULT_BYTES ((512u << 10) + 4u * LIMIT_EMBEDDED)
+#define LIMIT_CLIENT_BYTES (17u << 20) /* a client's message */
+#define LIMIT_UNPACK_FACTOR 8u         /* memory that unpacking may take, per byte received */
 
 #endif

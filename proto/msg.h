@@ -69,11 +69,18 @@ struct msg_run {
     enum run_kind kind;
     uint32_t first_pos, n_rows, n_logits, n_pages;
     uint32_t n_guesses;    /* of the rows, the last: their tokens are guesses */
+    uint32_t embed;        /* positions of the prompt whose embedding is wanted; 0: none is */
     const int32_t *tokens; /* n_rows */
     const uint32_t *pages; /* n_pages */
     bool has_open;
     struct msg_open open;
 };
+
+/* Whether the result has an embedding for it: it is the last run of its prompt. */
+static inline bool msg_run_embeds(const struct msg_run *r)
+{
+    return r->embed && r->first_pos + r->n_rows == r->embed;
+}
 
 struct msg_timing {
     uint32_t stage;
@@ -98,6 +105,8 @@ struct msg_run_result {
     bool dead;
     const char *error; /* "" or NULL: none */
     struct msg_logprobs logprobs;
+    const float *embedding; /* n_embedding, with the last run of a prompt that wants one */
+    uint32_t n_embedding;
 };
 
 struct msg_result {
@@ -135,7 +144,7 @@ struct msg_memory {
 struct msg_hello {
     char name[LIMIT_NAME_BYTES], isa[16];
     uint32_t threads, pid;
-    bool holds, verifies;
+    bool holds, verifies, embeds;
     struct msg_holding holding;
 };
 
@@ -240,6 +249,7 @@ struct msg_generate {
     const char *format; /* of the answer, in JSON, or NULL */
     const char *model;  /* "" or a name */
     bool special, ignore_eos, has_seed, pieces;
+    bool embed; /* no answer, but the prompt's embedding */
     uint32_t max_tokens;
     struct sampling sampling;
     const char *stops[LIMIT_STOPS];
@@ -292,6 +302,8 @@ struct msg_generate_reply {
     bool open_thought; /* the conversation's prompt ends within <think> */
     bool has_draft;    /* in the last reply: its tokens were guessed, and this became of it */
     struct msg_draft_status draft;
+    const float *embedding; /* n_embedding; in the last reply, where it was asked for */
+    uint32_t n_embedding;
 };
 
 /* An admin's. */

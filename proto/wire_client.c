@@ -120,6 +120,7 @@ void wire_put_generate(const struct msg_generate *m, struct buf *to)
     if (m->samples) SET(&g, samples, m->samples);
     if (m->draft && m->draft[0]) g.draft = (char *)(uintptr_t)m->draft;
     if (m->has_draft_length) SET(&g, draft_length, m->draft_length);
+    if (m->embed) SET(&g, embed, true);
     wire__pack(&g.base, to);
 }
 
@@ -273,6 +274,7 @@ int wire_get_generate(const void *data, size_t n, struct arena *a, struct msg_ge
         .draft = text_or_empty(g->draft),
         .has_draft_length = g->has_draft_length,
         .draft_length = g->draft_length,
+        .embed = g->embed,
     };
     for (size_t i = 0; i < g->n_stop; i++) ret->stops[i] = g->stop[i];
     return wire__get_sampling(g->sampling, &ret->sampling, em);
@@ -321,6 +323,8 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
         set_draft(&draft, &m->draft);
         r.speculation = &draft;
     }
+    r.n_embedding = m->n_embedding;
+    r.embedding = (float *)(uintptr_t)m->embedding;
     wire__pack(&r.base, to);
 }
 
@@ -342,6 +346,7 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
     if (!wire__get_logprobs(r->n_tokens, r->n_logprobs, r->logprobs, r->n_top_ids, r->top_ids,
                             r->n_top_logprobs, r->top_logprobs, &logprobs))
         return wire__bad(em, "logprobs");
+    if (r->n_embedding > LIMIT_EMBEDDED) return wire__bad(em, "embedding");
     *ret = (struct msg_generate_reply){.logprobs = logprobs,
                                        .sample = r->sample,
                                        .first_index = r->first_index,
@@ -353,7 +358,9 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                                        .finish_reason = parse_finish(r->finish_reason),
                                        .has_usage = r->usage != NULL,
                                        .has_draft = r->speculation != NULL,
-                                       .draft = get_draft(r->speculation)};
+                                       .draft = get_draft(r->speculation),
+                                       .embedding = r->embedding,
+                                       .n_embedding = (uint32_t)r->n_embedding};
     if (r->n_piece_bytes) {
         if (r->n_piece_bytes != r->n_tokens + r->n_top_ids) return wire__bad(em, "piece_bytes");
         ret->pieces = (const char *)r->pieces.data;

@@ -85,6 +85,8 @@ static void set_run(struct step_room *room, uint32_t i, const struct msg_run *r)
     p->pages = (uint32_t *)(uintptr_t)r->pages;
     p->has_guesses = r->n_guesses > 0;
     p->guesses = r->n_guesses;
+    p->has_embed = r->embed > 0;
+    p->embed = r->embed;
     if (!r->has_open) return;
     Flotilla__Cluster__SampleOpen *open = &room->opens[i];
     flotilla__cluster__sample_open__init(open);
@@ -133,6 +135,9 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
     uint64_t end = (uint64_t)p->first_pos + p->n_tokens;
     if (p->n_pages != (end + LIMIT_PAGE - 1) / LIMIT_PAGE) return wire__bad(em, "pages");
     if ((unsigned)p->kind > RUN_PROBE) return wire__bad(em, "kind");
+    if (p->embed && (p->embed > LIMIT_CONTEXT || end > p->embed || p->n_logits || p->open ||
+                     (unsigned)p->kind != RUN_PREFILL))
+        return wire__bad(em, "embed");
     *r = (struct msg_run){.request = p->request,
                           .attempt = p->attempt,
                           .sample = p->sample,
@@ -142,6 +147,7 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
                           .n_logits = p->n_logits,
                           .n_pages = (uint32_t)p->n_pages,
                           .n_guesses = p->guesses,
+                          .embed = p->embed,
                           .tokens = p->tokens,
                           .pages = p->pages,
                           .has_open = p->open != NULL};
@@ -181,9 +187,10 @@ int wire_get_step(const void *data, size_t n, struct arena *a, struct msg_step *
                              .n_closed = (uint32_t)s->n_closed,
                              .closed = s->closed};
     int rc = get_epoch(s->epoch, &ret->epoch, em);
-    uint64_t rows = 0, logits = 0;
+    uint64_t rows = 0, logits = 0, embeds = 0;
     for (size_t i = 0; i < s->n_runs && rc == 0; i++) {
         rc = get_run(s->runs[i], &runs[i], em);
+        embeds += rc == 0 && msg_run_embeds(&runs[i]);
         rows += rc == 0 ? runs[i].n_rows : 0;
         logits += rc == 0 ? runs[i].n_logits : 0;
     }
@@ -192,6 +199,7 @@ int wire_get_step(const void *data, size_t n, struct arena *a, struct msg_step *
     if (rows != s->rows || rows > LIMIT_STEP_ROWS) return wire__bad(em, "rows");
     if (logits > LIMIT_STEP_LOGITS) return wire__bad(em, "n_logits");
     if (s->width == 0 || s->width > LIMIT_WIDTH) return wire__bad(em, "width");
+    if (embeds * s->width > LIMIT_EMBEDDED) return wire__bad(em, "embed");
     if (s->frame_bytes && s->frame_bytes != rows * s->width * sizeof(float))
         return wire__bad(em, "frame_bytes");
     return 0;
@@ -224,6 +232,8 @@ void wire_put_result(const struct msg_result *m, struct buf *to)
         runs[i].has_dead = x->dead;
         runs[i].dead = x->dead;
         if (x->error && x->error[0]) runs[i].error = (char *)(uintptr_t)x->error;
+        runs[i].n_embedding = x->n_embedding;
+        runs[i].embedding = (float *)(uintptr_t)x->embedding;
         if (!x->logprobs.chosen) continue;
         runs[i].n_logprobs = x->n_tokens;
         runs[i].logprobs = (float *)(uintptr_t)x->logprobs.chosen;
@@ -253,6 +263,7 @@ int wire_get_result(const void *data, size_t n, struct arena *a, struct msg_resu
     if (r->n_runs > LIMIT_STEP_RUNS) return wire__bad(em, "runs");
     struct msg_run_result *runs = arena_alloc(a, (r->n_runs + 1) * sizeof *runs);
     if (!runs) return wire__bad(em, "runs");
+    size_t embedded = 0;
     for (size_t i = 0; i < r->n_runs; i++) {
         const PbRunResult *x = r->runs[i];
         if (!x->has_request || x->first_pos > LIMIT_CONTEXT || x->n_tokens > LIMIT_STEP_LOGITS)
@@ -261,9 +272,20 @@ int wire_get_result(const void *data, size_t n, struct arena *a, struct msg_resu
         if (!wire__get_logprobs(x->n_tokens, x->n_logprobs, x->logprobs, x->n_top_ids, x->top_ids,
                                 x->n_top_logprobs, x->top_logprobs, &logprobs))
             return wire__bad(em, "logprobs");
-        runs[i] = (struct msg_run_result){
-            x->request, x->attempt, x->sample, x->first_pos, (uint32_t)x->n_tokens,
-            x->tokens,  x->dead,    x->error,  logprobs};
+        embedded += x->n_embedding;
+        if (embedded > LIMIT_EMBEDDED || (x->n_embedding && x->n_tokens))
+            return wire__bad(em, "embedding");
+        runs[i] = (struct msg_run_result){.request = x->request,
+                                          .attempt = x->attempt,
+                                          .sample = x->sample,
+                                          .first_pos = x->first_pos,
+                                          .n_tokens = (uint32_t)x->n_tokens,
+                                          .tokens = x->tokens,
+                                          .dead = x->dead,
+                                          .error = x->error,
+                                          .logprobs = logprobs,
+                                          .embedding = x->embedding,
+                                          .n_embedding = (uint32_t)x->n_embedding};
     }
     *ret = (struct msg_result){
         .number = r->number, .digest = r->digest, .n_runs = (uint32_t)r->n_runs, .runs = runs};
@@ -393,6 +415,7 @@ static void set_hello(Flotilla__Cluster__Hello *p, Flotilla__Cluster__Holding *h
     SET(holding, layer_last, m->holding.layer_last);
     if (m->holds) p->holding = holding;
     SET(p, verifies, m->verifies);
+    SET(p, embeds, m->embeds);
 }
 
 void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
@@ -476,6 +499,7 @@ static int get_hello(const Flotilla__Cluster__Hello *p, struct msg_hello *ret, s
     ret->pid = p->pid;
     ret->holds = p->holding != NULL;
     ret->verifies = p->verifies;
+    ret->embeds = p->embeds;
     if (p->holding)
         ret->holding = (struct msg_holding){p->holding->model_digest, p->holding->layer_first,
                                             p->holding->layer_last};

@@ -89,7 +89,7 @@ static struct msg_memory memory_now(struct loop *l)
 static void send_hello(struct loop *l)
 {
     struct msg_from_worker m = {.type = FROM_HELLO, .hello = l->hello, .memory = memory_now(l)};
-    m.hello.verifies = true;
+    m.hello.verifies = m.hello.embeds = true;
     m.hello.holds = exec_holding(l->exec, &m.hello.holding);
     send_up(l, &m);
 }

@@ -8,6 +8,7 @@
 #include "common/io/ring.h"
 #include "common/text/chooser.h"
 #include "worker/constrain.h"
+#include "worker/sums.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -51,7 +52,8 @@ struct stage_work {
     uint32_t *free_samplers, n_free;
     struct imap by_request;
     struct chooser *chooser;
-    struct constrain *constrain; /* NULL, unless this is the last stage */
+    struct constrain *constrain; /* NULL, unless this is the last stage, like the next one */
+    struct sums *sums;
     /* Token ids by KV page, as keys and values are: the tokens before a position are found through
      * the run's own pages, whichever request wrote them. */
     int32_t *page_tokens;
@@ -110,6 +112,7 @@ static int open_tables(struct stage_work *w, const struct weights *model, struct
                        w->assign.n_pages);
     int rc = chooser_open(eng_dims(w->engine)->vocab, &w->chooser, em);
     if (rc == 0 && stage_work_is_last(w)) rc = constrain_open(model, w->chooser, &w->constrain, em);
+    if (rc == 0 && stage_work_is_last(w)) rc = sums_open(stage_work_width(w), &w->sums, em);
     return rc;
 }
 
@@ -147,6 +150,7 @@ void stage_work_close(struct stage_work *w)
     mem_free(w->logprobs);
     chooser_close(w->chooser);
     constrain_close(w->constrain);
+    sums_close(w->sums);
     mem_free(w);
 }
 
@@ -163,6 +167,7 @@ void stage_work_reset(struct stage_work *w)
 {
     imap_clear(&w->by_request);
     if (w->constrain) constrain_reset(w->constrain);
+    if (w->sums) sums_reset(w->sums);
     w->n_free = SLOTS;
     for (uint32_t i = 0; i < w->n_free; i++) w->free_samplers[i] = i;
 }
@@ -291,6 +296,7 @@ static void close_samplers(struct stage_work *w, const struct msg_step *s)
 {
     for (uint32_t i = 0; i < s->n_closed; i++) {
         const uint32_t *slot = imap_get(&w->by_request, s->closed[i]);
+        sums_drop(w->sums, s->closed[i]);
         if (!slot) continue;
         constrain_give(w->constrain, w->samplers[*slot].constraint);
         w->free_samplers[w->n_free++] = *slot;
@@ -356,14 +362,38 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
             w->logprobs->ids + row * SAMPLING_TOP_MAX, w->logprobs->top + row * SAMPLING_TOP_MAX};
 }
 
+/* Adds a run's hidden rows to the sum of its prompt. False: it is not the last, and there is
+ * nothing to say. */
+static bool embed(struct stage_work *w, const struct msg_run *r, const float *hidden,
+                  struct msg_run_result *ret)
+{
+    const float *embedding;
+    const char *error = sums_add(w->sums, r, hidden, &embedding);
+    if (!msg_run_embeds(r)) return false;
+    *ret = (struct msg_run_result){.request = r->request,
+                                   .attempt = r->attempt,
+                                   .sample = r->sample,
+                                   .first_pos = r->first_pos + r->n_rows + 1,
+                                   .error = error,
+                                   .embedding = embedding,
+                                   .n_embedding = embedding ? stage_work_width(w) : 0};
+    return true;
+}
+
 static void finish(struct stage_work *w, const struct msg_step *s, const float *logits,
                    struct msg_result *ret)
 {
     *ret = (struct msg_result){.epoch = s->epoch, .number = s->number, .runs = w->results};
     uint32_t row = 0;
+    const float *hidden = eng_hidden(w->engine);
+    sums_begin(w->sums);
     for (uint32_t i = 0; i < s->n_runs; i++) {
         const struct msg_run *r = &s->runs[i];
         const float *at = logits + row * eng_logits_stride(w->engine);
+        if (r->embed) {
+            ret->n_runs += embed(w, r, hidden, &w->results[ret->n_runs]);
+            hidden += (size_t)r->n_rows * stage_work_width(w);
+        }
         if (r->n_logits == 0) continue;
         if (r->kind == RUN_PROBE)
             ret->digest = hash_bytes(at, eng_dims(w->engine)->vocab * sizeof *at, 0);
@@ -384,8 +414,8 @@ int stage_work_step(struct stage_work *w, const struct msg_step *s, const void *
                        s->number, s->width, s->frame_bytes);
     for (uint32_t i = 0; i < s->n_runs; i++) {
         const struct msg_run *r = &s->runs[i];
-        w->runs[i] =
-            (struct eng_run){r->first_pos, r->n_rows, last ? r->n_logits : 0, r->tokens, r->pages};
+        uint32_t n_logits = !last ? 0 : r->embed ? ENG_HIDDEN : r->n_logits;
+        w->runs[i] = (struct eng_run){r->first_pos, r->n_rows, n_logits, r->tokens, r->pages};
         if (last && r->has_open) open_sampler(w, r);
     }
     const float *out;

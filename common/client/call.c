@@ -59,6 +59,7 @@ static struct msg_generate message_of(const struct client_request *q, struct cop
         .draft_length = q->draft_length,
         .max_tokens = q->max_tokens,
         .samples = q->samples,
+        .embed = q->embed,
         .sampling = q->sampling,
         .n_stops = q->n_stops};
     for (uint32_t i = 0; i < q->n_stops; i++) m.stops[i] = keep_text(to, q->stops[i]);
@@ -308,7 +309,9 @@ static void hand_out(struct client_call *r, const struct msg_generate_reply *m)
                                  .has_drafts = m->has_draft,
                                  .draft_runs = m->draft.runs,
                                  .drafted = m->draft.drafted,
-                                 .accepted = m->draft.accepted};
+                                 .accepted = m->draft.accepted,
+                                 .embedding = m->embedding,
+                                 .n_embedding = m->n_embedding};
     if (r->on_reply && !r->cancelled) r->on_reply(r->arg, r, &reply);
 }
 
@@ -369,6 +372,30 @@ int client_generate(struct client *c, const struct client_request *request,
     if (rc < 0) return rc;
     while (!o.done) (void)client_turn(c, 100);
     return ret_end->lost ? err_set(em, ret_end->lost, "%s", ret_end->text) : 0;
+}
+
+/* Keeps the embedding where replies of calls with one reply are kept. */
+static void keep_embedding(void *arg, struct client_call *call, const struct client_reply *reply)
+{
+    struct client *c = arg;
+    (void)call;
+    (void)buf_append(&c->reply, reply->embedding, reply->n_embedding * sizeof(float));
+}
+
+int client_embed(struct client *c, const struct client_request *request,
+                 const float **ret_embedding, uint32_t *ret_n, struct client_end *ret_end,
+                 struct errmsg *em)
+{
+    struct client_request q = *request;
+    q.embed = true;
+    q.samples = 0;
+    q.format = NULL;
+    buf_drop(&c->reply, c->reply.len);
+    int rc = client_generate(c, &q, keep_embedding, c, ret_end, em);
+    if (rc < 0) return rc;
+    *ret_embedding = (const float *)(const void *)c->reply.data;
+    *ret_n = (uint32_t)(c->reply.len / sizeof(float));
+    return 0;
 }
 
 const char *client_status_name(enum status status)

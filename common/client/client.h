@@ -104,6 +104,7 @@ struct client_request {
      * does. */
     const char *draft;
     uint32_t draft_length;
+    bool embed; /* no answer, but the prompt's embedding; see client_embed */
 };
 
 #define CLIENT_STOPS_MAX 16
@@ -139,6 +140,9 @@ struct client_reply {
      * at, in so many runs, and those that were right. */
     bool has_drafts;
     uint64_t draft_runs, drafted, accepted;
+    /* In the last reply of a request with `embed`: n_embedding numbers. Else NULL and 0. */
+    const float *embedding;
+    uint32_t n_embedding;
 };
 
 /* How a call ended. */
@@ -185,6 +189,17 @@ int client_wait_ms(struct client *c);
 int client_generate(struct client *c, const struct client_request *request,
                     client_reply_fn on_reply, void *arg, struct client_end *ret_end,
                     struct errmsg *em);
+
+/* The embedding of a request's prompt, its tokens or its conversation; as client_generate of the
+ * request with `embed`, for which client_start does the same without waiting. *ret_embedding has
+ * *ret_n numbers, as many as the model is wide: the mean over all positions of the last layer's
+ * output behind the model's last norm, with length 1. It is the same to the bit for the same model
+ * file, KV type and tokens, and valid until the next function of this client. Of the request only
+ * the prompt, model, tenant, user, priority and deadline count. Where ret_end has another status
+ * than STATUS_OK, *ret_n is 0. */
+int client_embed(struct client *c, const struct client_request *request,
+                 const float **ret_embedding, uint32_t *ret_n, struct client_end *ret_end,
+                 struct errmsg *em);
 
 /* "RESOURCE_EXHAUSTED" and the like. */
 const char *client_status_name(enum status status);

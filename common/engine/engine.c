@@ -27,9 +27,11 @@ static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *
     if (end > e->ctx)
         return err_set(em, ERR_RANGE, "position %" PRIu64 " is beyond the context of %" PRIu64,
                        end - 1, e->ctx);
-    if (run->n_logits > run->n_rows || run->n_logits > e->logits_max - e->n_logits ||
+    bool hidden = run->n_logits == ENG_HIDDEN;
+    uint32_t n_logits = hidden ? 0 : run->n_logits;
+    if (n_logits > run->n_rows || n_logits > e->logits_max - e->n_logits ||
         (run->n_logits && !e->model.last))
-        return err_set(em, ERR_RANGE, "logits of %" PRIu32 " rows", run->n_logits);
+        return err_set(em, ERR_RANGE, "logits of %" PRIu32 " rows", n_logits);
     for (uint64_t p = 0; p < (end + KV_PAGE - 1) / KV_PAGE; p++)
         if (run->pages[p] >= e->n_pages)
             return err_set(em, ERR_RANGE, "page %" PRIu32 " of %" PRIu32, run->pages[p],
@@ -39,7 +41,8 @@ static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *
         if (token < 0 || (uint32_t)token >= e->model.dims.vocab)
             return err_set(em, ERR_RANGE, "token %" PRId32 " of %" PRIu32, token,
                            e->model.dims.vocab);
-        if (i + run->n_logits >= run->n_rows) e->logit_rows[e->n_logits++] = e->n_rows;
+        if (i + n_logits >= run->n_rows) e->logit_rows[e->n_logits++] = e->n_rows;
+        if (hidden) e->hidden_rows[e->n_hidden++] = e->n_rows;
         e->rows[e->n_rows++] = (struct row){run->first_pos + i, token, run->pages};
         for (uint32_t b = 0; b < e->model.dims.n_blocks; b++) {
             uint32_t n = eng__sight(e->model.dims.blocks[b].window, run->first_pos + i).n_spans;
@@ -65,7 +68,7 @@ static void set_shapes(struct engine *e)
 int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
              const float **ret_out, struct errmsg *em)
 {
-    e->n_rows = e->n_logits = 0;
+    e->n_rows = e->n_logits = e->n_hidden = 0;
     memset(e->n_spans, 0, sizeof e->n_spans);
     for (uint32_t i = 0; i < n_runs; i++) {
         int rc = take_run(e, &runs[i], em);
@@ -78,6 +81,11 @@ int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, cons
     pool_run(e->pool, eng__run_step, e);
     *ret_out = e->model.last ? e->logits : e->x;
     return 0;
+}
+
+const float *eng_hidden(const struct engine *e)
+{
+    return e->norm + (size_t)e->n_logits * e->model.dims.hidden;
 }
 
 /* ---- keys and values ---- */
@@ -181,6 +189,7 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->ld_logits = round16(d->vocab);
     e->rows = mem_try_zeroed(rows, sizeof *e->rows);
     e->logit_rows = mem_try_zeroed(rows, sizeof *e->logit_rows);
+    e->hidden_rows = mem_try_zeroed(rows, sizeof *e->hidden_rows);
     e->x = floats(rows * d->hidden);
     e->norm = floats(rows * d->hidden);
     e->qkv = floats(rows * e->ld_qkv);
@@ -207,10 +216,10 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->dispatch = mem_try_zeroed((size_t)threads * ENG_N_OPS, sizeof *e->dispatch);
     e->n_parts = eng__parts(d, e->ctx, threads);
     e->parts = mem_try_zeroed(e->n_parts, sizeof *e->parts);
-    if (!e->rows || !e->logit_rows || !e->x || !e->norm || !e->qkv || !e->att || !e->gate ||
-        !e->up || !e->tmp || !complete || (e->model.last && !e->logits) || !e->in_act.q ||
-        !e->in_act.x || !e->in_act.y || !e->in_act.s || !e->in_act.h || !e->scratch ||
-        !e->dispatch || !e->parts)
+    if (!e->rows || !e->logit_rows || !e->hidden_rows || !e->x || !e->norm || !e->qkv || !e->att ||
+        !e->gate || !e->up || !e->tmp || !complete || (e->model.last && !e->logits) ||
+        !e->in_act.q || !e->in_act.x || !e->in_act.y || !e->in_act.s || !e->in_act.h ||
+        !e->scratch || !e->dispatch || !e->parts)
         return err_set(em, ERR_NOMEM, "buffers for steps of %zu rows", rows);
     for (uint32_t i = 0; i < d->n_blocks; i++)
         rope_frequencies(&d->blocks[i].rope, d->rope_dims,
@@ -264,10 +273,10 @@ void eng_close(struct engine *e)
         mem_free(e->cs[i]);
         mem_free(e->inv_freq[i]);
     }
-    void *buffers[] = {e->rows,     e->logit_rows, e->x,        e->norm,     e->qkv,
-                       e->att,      e->gate,       e->up,       e->tmp,      e->logits,
-                       e->in_act.q, e->in_act.x,   e->in_act.y, e->in_act.s, e->in_act.h,
-                       e->scratch,  e->dispatch,   e->parts};
+    void *buffers[] = {e->rows,     e->logit_rows, e->x,        e->norm,       e->qkv,
+                       e->att,      e->gate,       e->up,       e->tmp,        e->logits,
+                       e->in_act.q, e->in_act.x,   e->in_act.y, e->in_act.s,   e->in_act.h,
+                       e->scratch,  e->dispatch,   e->parts,    e->hidden_rows};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
     mem_free(e);
 }

@@ -48,10 +48,15 @@ struct eng_options {
     atomic_ullong *moves; /* or NULL: raised with each layer of a step; borrowed until eng_close */
 };
 
+/* Instead of a number of rows that want logits: none does, and all are to be hidden rows
+ * (eng_hidden). */
+#define ENG_HIDDEN UINT32_MAX
+
 struct eng_run {
     uint32_t first_pos;
     uint32_t n_rows;
-    uint32_t n_logits;     /* the last n_logits rows want logits; 0 but on the last slice */
+    uint32_t n_logits;     /* the last n_logits rows want logits, or ENG_HIDDEN; 0 but on the last
+                              slice */
     const int32_t *tokens; /* n_rows; read by the first slice only */
     const uint32_t *pages; /* page ids of positions 0 .. first_pos + n_rows - 1 */
 };
@@ -77,6 +82,11 @@ void eng_close(struct engine *e);
  * count out of range. Allocates nothing. */
 int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
              const float **ret_out, struct errmsg *em);
+
+/* The last step's hidden rows: what the last layer hands out, behind the model's last norm. hidden
+ * floats for each row of the runs that want them, in the order of the runs. Valid until the next
+ * step. */
+const float *eng_hidden(const struct engine *e);
 
 /* A step is about to come: wakes the engine's threads. */
 void eng_wake(struct engine *e);

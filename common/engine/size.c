@@ -19,7 +19,7 @@ struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows, uint32_t lo
                       2 * padded(d->ffn) + padded(d->hidden) + (uint64_t)d->n_blocks * d->rope_dims;
     uint64_t block =
         2 * sizeof(float) + sizeof(*(struct act){.k = 0}.s) + 2 * sizeof(*(struct act){.k = 0}.h);
-    uint64_t row = sizeof(struct row) + sizeof(uint32_t) + floats * sizeof(float) + widest +
+    uint64_t row = sizeof(struct row) + 2 * sizeof(uint32_t) + floats * sizeof(float) + widest +
                    (widest / ACT_BLOCK + 1) * block;
     uint64_t spans = positions / ATTN_SPAN + 2;
     return (struct eng_sizes){.step_bytes = rows * row + SPLIT_PARTS_BYTES,

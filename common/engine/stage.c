@@ -4,7 +4,7 @@
  *
  * Buffers, with R = rows of the step:
  *   x     [R][hidden]         the residual stream
- *   norm  [R][hidden]         normalised rows
+ *   norm  [R][hidden]         normalised rows; at last those that want logits, then hidden rows
  *   qkv   [R][q + 2 kv]       queries, keys, values (each padded to whole panels)
  *   att   [R][q]              attention output
  *   gate, up [R][ffn]         feed-forward (padded)
@@ -246,20 +246,31 @@ static void run_layer(const struct stage_thread *t, uint32_t idx, const struct k
     pool_barrier(e->pool);
 }
 
-static void run_head(const struct stage_thread *t)
+/* The last norm of the rows that want logits, and behind them of those that want to be hidden rows.
+ */
+static void norm_last(const struct stage_thread *t)
 {
     struct engine *e = t->e;
     uint32_t n = e->model.dims.hidden, a, b;
     const struct kern_norm norm =
         norm_of(e, e->model.layer_last - e->model.layer_first, e->model.output_norm);
-    eng__share(e->n_logits, t->idx, t->n, &a, &b);
+    eng__share(e->n_logits + e->n_hidden, t->idx, t->n, &a, &b);
     uint64_t start = clock_ns();
     for (uint32_t i = a; i < b; i++) {
-        float *y = e->norm + (size_t)i * n;
-        kern_norm_row(e->kern, &norm, e->x + (size_t)e->logit_rows[i] * n, n, y,
-                      eng__is_quantised(&e->model.output) ? &e->head_act : NULL, i);
+        bool logits = i < e->n_logits;
+        uint32_t row = logits ? e->logit_rows[i] : e->hidden_rows[i - e->n_logits];
+        kern_norm_row(e->kern, &norm, e->x + (size_t)row * n, n, e->norm + (size_t)i * n,
+                      logits && eng__is_quantised(&e->model.output) ? &e->head_act : NULL, i);
     }
     if (a < b) eng__count_call(t, ENG_NORM, start);
+}
+
+static void run_head(const struct stage_thread *t)
+{
+    struct engine *e = t->e;
+    uint32_t n = e->model.dims.hidden, a, b;
+    norm_last(t);
+    if (e->n_logits == 0) return;
     pool_barrier(e->pool);
     eng__share(mat_n_panels(&e->model.output), t->idx, t->n, &a, &b);
     project(t, &e->model.output, a, b, &e->head_act, e->norm, n, e->logits, e->ld_logits);
@@ -284,6 +295,6 @@ void eng__run_step(void *arg, unsigned idx, unsigned n)
         add_rows(&t, &post);
         pool_barrier(e->pool);
     }
-    if (e->model.last && e->n_logits) run_head(&t);
+    if (e->model.last && e->n_logits + e->n_hidden) run_head(&t);
     mem_guard_end();
 }

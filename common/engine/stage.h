@@ -32,8 +32,9 @@ struct engine {
     double *inv_freq[ARCH_BLOCKS_MAX], magnitude[ARCH_BLOCKS_MAX]; /* by block, like the next two */
     /* the step at hand */
     struct row *rows;
-    uint32_t *logit_rows; /* indices of the rows that want logits */
-    uint32_t n_rows, n_logits;
+    /* Indices of the rows that want logits, and of those that want to be hidden rows. */
+    uint32_t *logit_rows, *hidden_rows;
+    uint32_t n_rows, n_logits, n_hidden;
     uint32_t n_spans[ARCH_BLOCKS_MAX]; /* the most that a row sees, by block */
     const uint8_t *in;                 /* of eng_step */
     /* buffers (stage.c), and floats from one row of them to the next */

@@ -125,6 +125,7 @@ struct event {
             struct sampling sampling;
             struct blob *grammar; /* of the answer, or NULL: it is free. Shared */
             bool ignore_eos;
+            bool embed;            /* no token is wanted (max_new is 0), but ACT_EMBEDDING */
             bool drafts;           /* its tokens are guessed, where the configuration has drafts */
             uint32_t draft_length; /* of its drafts, constant; 0: as configured */
             uint64_t deadline_ns;  /* from now; 0: the default */
@@ -158,7 +159,8 @@ enum action_type {
     ACT_TOKENS,
     /* next tokens of a request: each once, in order */ ACT_END, /* the request's one last action */
     ACT_ANSWER,                                                  /* what follows from an order */
-    ACT_NOTE,  /* a change worth a line in the log */
+    ACT_EMBEDDING, /* of a request that wants one; its ACT_END follows */
+    ACT_NOTE,      /* a change worth a line in the log */
     ACT_DRAFT, /* guesses are wanted; answer with EV_DRAFT. One ask of a request counts, the last */
 };
 
@@ -197,9 +199,14 @@ struct action {
             struct accept_stats accept; /* of its guesses */
             enum status status;
             const char *text;                 /* "" with STATUS_OK */
-            enum finish_reason finish_reason; /* with STATUS_OK */
+            enum finish_reason finish_reason; /* with STATUS_OK, where tokens were wanted */
             uint32_t retry_ms;
         } end;
+        struct {
+            uint64_t request;
+            const float *values; /* n: as many as the model is wide */
+            uint32_t n;
+        } embedding;
         struct {
             enum status status; /* STATUS_OK or STATUS_NOT_FOUND */
             const char *text;

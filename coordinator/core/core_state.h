@@ -101,6 +101,7 @@ struct asked {
     uint32_t line;                       /* its request's, when it was issued */
     uint32_t n_top;                      /* alternatives beside each token, if logprobs */
     bool logprobs;                       /* wanted */
+    bool embeds;                         /* no tokens, but an embedding */
 };
 
 struct verdict_name {
@@ -220,6 +221,7 @@ struct request {
      * of them are known to hold the right token: min(n_issued, n_tokens). */
     uint32_t n_issued, n_right;
     bool used, ignore_eos;
+    bool embed; /* its embedding is wanted: each row is computed for it, and no page is shared */
     bool running;
     bool drafts;             /* tokens are guessed for it */
     struct replica *replica; /* in which it runs, or in whose queue it is; NULL: it waits for one */
@@ -297,6 +299,7 @@ struct core {
     uint32_t n_waiting;         /* requests in the queues of all replicas */
     uint32_t n_trials;          /* live requests that are on trial */
     uint32_t n_constrained;     /* live requests with a grammar */
+    uint32_t n_embeds;          /* and those that want an embedding */
     /* ---- routing ---- */
     struct route_load *loads; /* of each replica, */
     double *columns;          /* and what route_note makes of them */

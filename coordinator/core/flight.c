@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #define HUNG_NS (10 * NS_PER_S) /* limit of a probe: no Step's time is known yet */
@@ -56,7 +57,8 @@ static uint32_t note_asked(struct core *c, const struct flight *f, const struct 
                            .n_guesses = x->n_guesses,
                            .line = r->line,
                            .n_top = s->top_logprobs < c->cfg.vocab ? s->top_logprobs : c->cfg.vocab,
-                           .logprobs = s->logprobs};
+                           .logprobs = s->logprobs,
+                           .embeds = msg_run_embeds(x)};
     }
     return n;
 }
@@ -199,6 +201,17 @@ static bool is_error(struct core *c, const struct asked *a, const struct msg_run
            has_its_logprobs(c, a, x);
 }
 
+/* An embedding, of numbers, and nothing else. */
+static bool is_embedding(const struct core *c, const struct asked *a,
+                         const struct msg_run_result *x)
+{
+    if (x->first_pos != a->first_pos || x->n_tokens || x->dead || x->n_embedding != c->cfg.width)
+        return false;
+    for (uint32_t i = 0; i < x->n_embedding; i++)
+        if (!isfinite(x->embedding[i])) return false;
+    return true;
+}
+
 /* A token for each row whose own token is known, and for as many guesses behind them as held. */
 static bool has_its_tokens(const struct asked *a, const struct msg_run_result *x)
 {
@@ -215,17 +228,19 @@ static bool is_answer(struct core *c, const struct asked *a, const struct msg_ru
     if (x->request != a->request || x->attempt != a->attempt || x->sample != a->sample)
         return false;
     if (x->error && x->error[0]) return is_error(c, a, x);
+    if (a->embeds) return is_embedding(c, a, x);
+    if (x->n_embedding) return false;
     return has_its_tokens(a, x) && spec__agrees(c, a, x) && has_its_logprobs(c, a, x);
 }
 
-/* One for each run that wants a token, in their order. */
+/* One for each run that wants a token or an embedding, in their order. */
 static bool is_what_was_asked(struct core *c, const struct flight *f, const struct in_flight *step,
                               const struct msg_result *m)
 {
     const struct asked *asked = flight__asked(c, f, step->number);
     uint32_t n = 0;
     for (uint32_t i = 0; i < step->n_asked; i++) {
-        if (!asked[i].n_tokens) continue;
+        if (!asked[i].n_tokens && !asked[i].embeds) continue;
         if (n == m->n_runs || !is_answer(c, &asked[i], &m->runs[n])) return false;
         n++;
     }

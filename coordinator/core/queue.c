@@ -229,12 +229,27 @@ static struct request *next_in(struct core *c, struct replica *rep)
     return r && make_room(c, rep, r) ? r : NULL;
 }
 
+/* The stage of a replica that cannot do with embeddings, or NULL. */
+static const struct worker *cannot_embed(struct core *c, const struct replica *rep)
+{
+    for (uint32_t i = 0; i < rep->n_stages; i++)
+        if (!replica__at(c, rep, i)->hello.embeds) return replica__at(c, rep, i);
+    return NULL;
+}
+
 void queue__admit(struct core *c, struct replica *rep)
 {
     CHECK(rep->state >= REPLICA_READY);
     while (rep->n_queued) {
         struct request *r = next_in(c, rep);
         if (!r) return;
+        const struct worker *old = r->embed ? cannot_embed(c, rep) : NULL;
+        if (old) {
+            request__end(
+                c, r, STATUS_UNIMPLEMENTED, FINISH_NONE,
+                core__text(c, "worker %s is of a version without embeddings", old->hello.name));
+            continue;
+        }
         r->class = aged(c, r);
         r->waited_ns += c->now_ns - r->queued_ns;
         queue__leave(c, r);

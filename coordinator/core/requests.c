@@ -20,9 +20,9 @@ static void refuse(struct core *c, uint64_t id, enum status status, const char *
 }
 
 /* Why a request cannot be taken at all, or NULL. */
-static const char *check(struct core *c, uint32_t n_prompt, uint32_t n_received)
+static const char *check(struct core *c, const struct event *e)
 {
-    uint32_t ctx = c->ctx;
+    uint32_t ctx = c->ctx, n_prompt = e->submit.n_prompt, n_received = e->submit.n_received;
     if (n_prompt == 0) return "the prompt has no tokens";
     if (n_prompt >= ctx)
         return core__text(c, "a prompt of %" PRIu32 " tokens does not fit the context of %" PRIu32,
@@ -31,20 +31,25 @@ static const char *check(struct core *c, uint32_t n_prompt, uint32_t n_received)
         return core__text(c,
                           "%" PRIu32 " tokens cannot have been received: the context is %" PRIu32,
                           n_received, ctx);
+    if (e->submit.embed && c->cfg.width > LIMIT_EMBEDDED)
+        return core__text(c, "an embedding of %" PRIu32 " numbers: the limit is %u", c->cfg.width,
+                          LIMIT_EMBEDDED);
     return NULL;
 }
 
-/* Why one more request of this client is too many, or NULL. */
-static const char *too_many(struct core *c, uint64_t client, bool constrained)
+/* Why one more request like this is too many, or NULL. */
+static const char *too_many(struct core *c, const struct event *e)
 {
-    const uint32_t *live = imap_get(&c->n_live, client);
+    const uint32_t *live = imap_get(&c->n_live, e->submit.client);
     uint32_t n = live ? *live : 0;
     if (c->n_free_slots == 0)
         return core__text(c, "%" PRIu32 " requests are live, the limit", c->cfg.max_live);
     if (n >= c->cfg.max_per_client)
         return core__text(c, "%" PRIu32 " requests of this client are live, the limit", n);
-    if (constrained && c->n_constrained == LIMIT_CONSTRAINED)
+    if (e->submit.grammar && c->n_constrained == LIMIT_CONSTRAINED)
         return core__text(c, "%u requests with a format are live, the limit", LIMIT_CONSTRAINED);
+    if (e->submit.embed && c->n_embeds == LIMIT_EMBEDS)
+        return core__text(c, "%u requests for embeddings are live, the limit", LIMIT_EMBEDS);
     return NULL;
 }
 
@@ -80,12 +85,12 @@ void request__submit(struct core *c, const struct event *e)
     uint64_t id = e->submit.request;
     uint32_t n_prompt = e->submit.n_prompt, n_received = e->submit.n_received;
     uint32_t max_new = e->submit.max_new;
-    const char *why = check(c, n_prompt, n_received); /* the context never exceeds the pool */
+    const char *why = check(c, e); /* the context never exceeds the pool */
     if (why) {
         refuse(c, id, STATUS_INVALID_ARGUMENT, why);
         return;
     }
-    why = too_many(c, e->submit.client, e->submit.grammar != NULL);
+    why = too_many(c, e);
     if (why) {
         refuse(c, id, STATUS_RESOURCE_EXHAUSTED, why);
         return;
@@ -119,6 +124,7 @@ void request__submit(struct core *c, const struct event *e)
                           .submitted_ns = c->now_ns,
                           .attempt = 1,
                           .ignore_eos = e->submit.ignore_eos,
+                          .embed = e->submit.embed,
                           .tokens = tokens,
                           .n_prompt = n_prompt,
                           .n_tokens = n_prompt + n_received,
@@ -127,11 +133,12 @@ void request__submit(struct core *c, const struct event *e)
                           .sampling = sampling,
                           .grammar = blob_share(e->submit.grammar)};
     c->n_constrained += r->grammar != NULL;
+    c->n_embeds += r->embed;
     spec__submit(c, r, e);
     queue__enter(c, r);
     imap_put(&c->by_id, id, slot);
     count_live(c, r->client, 1);
-    if (n_received >= max_new) {
+    if (n_received >= max_new && !r->embed) {
         request__end(c, r, STATUS_OK, FINISH_LENGTH, "");
         return;
     }
@@ -180,6 +187,7 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
     mem_free((void *)(uintptr_t)r->sampling.bias_ids);
     mem_free((void *)(uintptr_t)r->sampling.bias);
     c->n_constrained -= r->grammar != NULL;
+    c->n_embeds -= r->embed;
     blob_drop(r->grammar);
     *r = (struct request){0};
 }
@@ -260,6 +268,18 @@ static bool take_token(struct core *c, struct request *r, const struct msg_run_r
     return false;
 }
 
+/* The request's one answer, kept until the next event; it ends with it. */
+static void take_embedding(struct core *c, struct request *r, const struct msg_run_result *x)
+{
+    float *values = core__alloc(c, x->n_embedding * sizeof *values);
+    memcpy(values, x->embedding, x->n_embedding * sizeof *values);
+    struct action *a = core__act(c, ACT_EMBEDDING);
+    a->embedding.request = r->id;
+    a->embedding.values = values;
+    a->embedding.n = x->n_embedding;
+    request__end(c, r, STATUS_OK, FINISH_NONE, "");
+}
+
 /* The tokens of a run. What a run of guesses brought is noted before the request may end with it.
  */
 static void take_run(struct core *c, struct replica *rep, const struct asked *a,
@@ -275,7 +295,10 @@ static void take_run(struct core *c, struct replica *rep, const struct asked *a,
         request__end(c, r, STATUS_INTERNAL, FINISH_NONE, core__text(c, "%s", x->error));
         return;
     }
-    if (counts && r->running) spec__spoke(c, rep, r, r->n_tokens - before);
+    if (counts && a->embeds)
+        take_embedding(c, r, x);
+    else if (counts && r->running)
+        spec__spoke(c, rep, r, r->n_tokens - before);
 }
 
 void request__results(struct core *c, const struct msg_result *m)
@@ -284,7 +307,7 @@ void request__results(struct core *c, const struct msg_result *m)
     CHECK(rep != NULL); /* flight.c has compared the result with a Step of it */
     const struct asked *a = flight__asked(c, &rep->flight, m->number);
     for (uint32_t i = 0; i < m->n_runs; i++, a++) {
-        while (!a->n_tokens) a++; /* it wanted none */
+        while (!a->n_tokens && !a->embeds) a++; /* it wanted nothing */
         take_run(c, rep, a, &m->runs[i]);
     }
 }

@@ -126,10 +126,11 @@ static bool knows_prefixes(const struct core *c)
     return c->cfg.share && c->cfg.n_replicas > 1;
 }
 
-/* Pages of which a hit may cover all positions: the last row is always computed. */
+/* Pages of which a hit may cover all positions: the last row is always computed. An embedding needs
+ * every row. */
 static uint32_t whole_pages(const struct core *c, const struct request *r)
 {
-    return (r->n_tokens - 1) / c->cfg.page;
+    return r->embed ? 0 : (r->n_tokens - 1) / c->cfg.page;
 }
 
 /* What route.c is told of the replicas, whatever the request. */

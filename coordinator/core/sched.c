@@ -32,7 +32,8 @@ struct step_build {
     struct request *of[LIMIT_STEP_RUNS]; /* whose runs they are; a probe's is not here */
     uint64_t number;
     uint32_t n_runs;
-    uint32_t n_pages; /* in tables of runs, chosen decodes' included */
+    uint32_t n_pages;  /* in tables of runs, chosen decodes' included */
+    uint32_t n_embeds; /* embeddings that its result will have */
     struct cost_work work;
     uint64_t limit_ns;  /* what it should take; 0: no limit */
     uint32_t chunk;     /* rows of prompts that it may still take */
@@ -179,6 +180,7 @@ static void enter_pages(struct core *c, uint64_t number, struct request *r)
     struct replica *rep = r->replica;
     uint32_t page = c->cfg.page;
     CHECK(r->n_right <= r->n_issued && r->n_right <= r->n_tokens);
+    if (r->embed) return; /* a text that is embedded once pushes out nothing that others need */
     while ((r->n_walked + 1) * page <= r->n_right) {
         CHECK(r->n_walked < r->n_pages);
         uint32_t mine = r->pages[r->n_walked];
@@ -243,8 +245,13 @@ static void add_run(struct core *c, struct step_build *b, struct request *r, uin
 {
     bool decode = sched__decoding(r);
     CHECK(r->n_issued + n <= r->n_tokens);
-    struct msg_run *run = new_run(c, b, r, n, r->n_issued + n == r->n_tokens);
+    struct msg_run *run = new_run(c, b, r, n, !r->embed && r->n_issued + n == r->n_tokens);
     run->kind = decode ? RUN_DECODE : RUN_PREFILL;
+    if (r->embed) {
+        run->embed = r->n_tokens;
+        b->n_embeds += msg_run_embeds(run);
+        r->opened = r->replica; /* the last stage has its sum */
+    }
     if (run->n_logits && !r->opened) {
         run->has_open = true;
         r->opened = r->replica;
@@ -340,7 +347,7 @@ static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
     struct replica *rep = r->replica;
     uint32_t page = c->cfg.page, n_hits = 0;
     enum pages_found found = PAGES_HIT;
-    if (r->n_issued != r->n_walked * page) return true;
+    if (r->n_issued != r->n_walked * page || r->embed) return true;
     while (r->n_pages > r->n_walked) pages_drop(rep->pages, r->pages[--r->n_pages]);
     while (found == PAGES_HIT && r->n_issued + page < r->n_tokens) {
         found = pages_find(rep->pages, &r->walk, r->tokens + r->n_issued, b->number,
@@ -422,6 +429,14 @@ static uint32_t rows_in_time(const struct step_build *b, const struct request *r
     return low;
 }
 
+/* Whether the Step has no room for what follows the prompt's last row. */
+static bool last_row_waits(const struct core *c, const struct step_build *b,
+                           const struct request *r)
+{
+    if (r->embed) return b->n_embeds == LIMIT_EMBEDDED / c->cfg.width;
+    return b->work.logits + r->replica->n_chosen >= c->cfg.logits_max;
+}
+
 static void add_prefill(struct core *c, struct step_build *b, struct request *r)
 {
     struct replica *rep = r->replica;
@@ -433,8 +448,7 @@ static void add_prefill(struct core *c, struct step_build *b, struct request *r)
     uint32_t room = c->cfg.rows_max - b->work.rows - rep->n_chosen, n = sched__rows_due(r);
     if (room > b->chunk) room = b->chunk;
     if (b->n_prompts > 0) room = (room + 1) / 2; /* the others' */
-    if (n <= room && b->work.logits + rep->n_chosen >= c->cfg.logits_max)
-        n--; /* its last row waits */
+    if (n <= room && last_row_waits(c, b, r)) n--;
     if (n > room) n = room;
     bool first = !b->seen_first;
     b->seen_first = true;
@@ -455,7 +469,7 @@ static void add_prefill(struct core *c, struct step_build *b, struct request *r)
     b->n_pages += n_pages;
     if (first) rep->prefilled = b->number;
     add_run(c, b, r, n);
-    if (knows_next_page(c, r) && r->n_issued > r->n_walked * page)
+    if (knows_next_page(c, r) && r->n_issued > r->n_walked * page && !r->embed)
         b->growing[b->n_growing++] = r; /* at most one for each run */
 }
 

@@ -25,6 +25,7 @@ struct param {
 };
 
 #define BOTH (ASK_COMPLETION | ASK_CHAT)
+#define ALL (BOTH | ASK_EMBEDDING)
 #define AT(field) offsetof(struct ask, field)
 
 static int wrong(struct fault *f, const char *name, const char *what)
@@ -250,6 +251,7 @@ static int take_one_prompt(struct ask *a, const char *name, const struct json *v
     size_t n;
     struct ask_prompt *p = &a->prompts[a->n_prompts++];
     if (!json_as_string(v, &p->text, &n)) return take_tokens(p, name, v, f);
+    if (n == 0 && a->kind == ASK_EMBEDDING) return wrong(f, name, "a text that is not empty");
     if (n > LIMIT_PROMPT_BYTES)
         return fault_set(f, 400, name, "'%s' has %zu bytes, the limit is %u", name, n,
                          LIMIT_PROMPT_BYTES);
@@ -261,9 +263,9 @@ static int take_prompt(struct ask *a, const char *name, const struct json *v, st
     size_t n = 0;
     uint64_t id;
     bool many = json_count(v, &n) && n > 0 && !json_as_u64(json_at(v, 0), &id);
-    if (many && n > ASK_PROMPTS_MAX)
-        return fault_set(f, 400, name, "'%s' has %zu prompts, the limit is %u", name, n,
-                         ASK_PROMPTS_MAX);
+    unsigned most = a->kind == ASK_EMBEDDING ? ASK_INPUTS_MAX : ASK_PROMPTS_MAX;
+    if (many && n > most)
+        return fault_set(f, 400, name, "'%s' has %zu prompts, the limit is %u", name, n, most);
     a->prompts = mem_try_zeroed(many ? n : 1, sizeof *a->prompts);
     if (!a->prompts) return no_memory(f);
     if (!many) return take_one_prompt(a, name, v, f);
@@ -409,7 +411,23 @@ static int take_modalities(struct ask *a, const char *name, const struct json *v
     return 0;
 }
 
+static int take_encoding(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    const char *text;
+    size_t n;
+    if (!json_as_string(v, &text, &n)) return wrong(f, name, "float or base64");
+    a->base64 = strcmp(text, "base64") == 0;
+    return a->base64 || strcmp(text, "float") == 0 ? 0 : wrong(f, name, "float or base64");
+}
+
 /* ---- what is known, and not served ---- */
+
+static int refuse_dimensions(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    (void)a;
+    (void)v;
+    return unsupported(f, name, "another number of dimensions than the model's width");
+}
 
 /* Only the value that changes nothing. */
 static int refuse_flag(struct ask *a, const char *name, const struct json *v, struct fault *f)
@@ -444,8 +462,11 @@ static int take_tier(struct ask *a, const char *name, const struct json *v, stru
 #define SAMPLING(field) AT(request.sampling.field)
 
 static const struct param params[] = {
-    {"model", BOTH, OTHER, 0, 0, 0, take_model},
+    {"model", ALL, OTHER, 0, 0, 0, take_model},
     {"prompt", ASK_COMPLETION, OTHER, 0, 0, 0, take_prompt},
+    {"input", ASK_EMBEDDING, OTHER, 0, 0, 0, take_prompt},
+    {"encoding_format", ASK_EMBEDDING, OTHER, 0, 0, 0, take_encoding},
+    {"dimensions", ASK_EMBEDDING, OTHER, 0, 0, 0, refuse_dimensions},
     {"stream", BOTH, FLAG, AT(stream), 0, 0, NULL},
     {"stream_options", BOTH, OTHER, 0, 0, 0, take_stream_options},
     {"max_tokens", BOTH, OTHER, 0, 0, 0, take_max},
@@ -470,8 +491,8 @@ static const struct param params[] = {
     {"ignore_eos", BOTH, FLAG, AT(request.ignore_eos), 0, 0, NULL},
     {"cache_prompt", BOTH, FLAG, AT(cache_prompt), 0, 0, NULL},
     {"special", ASK_COMPLETION, FLAG, AT(request.special), 0, 0, NULL},
-    {"user", BOTH, OTHER, 0, 0, 0, take_user},
-    {"priority", BOTH, OTHER, 0, 0, 0, take_priority},
+    {"user", ALL, OTHER, 0, 0, 0, take_user},
+    {"priority", ALL, OTHER, 0, 0, 0, take_priority},
     {"service_tier", BOTH, OTHER, 0, 0, 0, take_tier},
     {"store", ASK_CHAT, OTHER, 0, 0, 0, refuse_flag},
     {"messages", ASK_CHAT, OTHER, 0, 0, 0, take_messages},
@@ -529,6 +550,8 @@ static int check(struct ask *a, struct fault *f)
 {
     if (a->kind == ASK_COMPLETION && a->n_prompts == 0)
         return fault_set(f, 400, "prompt", "'prompt' is missing");
+    if (a->kind == ASK_EMBEDDING && a->n_prompts == 0)
+        return fault_set(f, 400, "input", "'input' is missing");
     if (a->kind == ASK_CHAT && !a->messages)
         return fault_set(f, 400, "messages", "'messages' is missing");
     if (!a->best_of) a->best_of = a->n;
@@ -635,6 +658,7 @@ static void complete(struct ask *a)
     if (a->user[0]) r->user = a->user;
     if (a->kind == ASK_CHAT) r->chat = a->chat.data;
     r->format = a->format.len ? a->format.data : NULL;
+    r->embed = a->kind == ASK_EMBEDDING;
 }
 
 static int parse(const char *body, size_t bytes, struct json **ret, struct fault *f)

@@ -1,5 +1,6 @@
-/* The body of a request for completions, as the client API takes it. Pure: bytes in, a structure or
- * a fault out. A parameter that is not known, or not supported with this value, is refused by name.
+/* The body of a request for completions or embeddings, as the client API takes it. Pure: bytes in,
+ * a structure or a fault out. A parameter that is not known, or not supported with this value, is
+ * refused by name.
  */
 #ifndef FLOTILLA_GATEWAY_ASK_H
 #define FLOTILLA_GATEWAY_ASK_H
@@ -9,11 +10,12 @@
 #include "coordinator/gateway/fault.h"
 
 #define ASK_PROMPTS_MAX 64u
+#define ASK_INPUTS_MAX 2048u /* texts of one request for embeddings, as OpenAI has it */
 #define ASK_TOOLS_MAX 128u
 #define ASK_CHOICES_MAX 128u      /* of all prompts together */
 #define ASK_COMPLETION_TOKENS 16u /* where a completion names no limit, as OpenAI has it */
 
-enum ask_kind { ASK_COMPLETION = 1, ASK_CHAT = 2 };
+enum ask_kind { ASK_COMPLETION = 1, ASK_CHAT = 2, ASK_EMBEDDING = 4 };
 
 struct ask_prompt {
     const char *text; /* or NULL, and then: */
@@ -49,6 +51,7 @@ struct ask {
     struct buf format;        /* as the client API takes it; empty: the answer is free */
     const char *format_param; /* which parameter it follows from */
     bool raw_reasoning;       /* it stays in the content */
+    bool base64;              /* encoding_format: embeddings are told so, not as numbers */
     struct buf chat;          /* as the client API takes it */
     char user[256];
 };

@@ -87,6 +87,7 @@ enum route {
     ROUTE_CHAT,
     ROUTE_MESSAGES,
     ROUTE_RESPONSES,
+    ROUTE_EMBEDDINGS,
     ROUTE_COUNT,
     ROUTE_TOKENIZE,
     ROUTE_DETOKENIZE,
@@ -110,6 +111,7 @@ static const struct {
     {"/v1/chat/completions", "POST", ROUTE_CHAT, false},
     {"/v1/messages", "POST", ROUTE_MESSAGES, false},
     {"/v1/responses", "POST", ROUTE_RESPONSES, false},
+    {"/v1/embeddings", "POST", ROUTE_EMBEDDINGS, false},
     {"/v1/messages/count_tokens", "POST", ROUTE_COUNT, false},
     {"/tokenize", "POST", ROUTE_TOKENIZE, false},
     {"/detokenize", "POST", ROUTE_DETOKENIZE, false},
@@ -148,6 +150,7 @@ static void serve(struct gateway *g, struct httpd_request *r, size_t i)
     case ROUTE_CHAT: job__begin(g, r, ASK_CHAT, JOB_COMPLETIONS); break;
     case ROUTE_MESSAGES: job__begin(g, r, ASK_CHAT, JOB_MESSAGES); break;
     case ROUTE_RESPONSES: job__begin(g, r, ASK_CHAT, JOB_RESPONSES); break;
+    case ROUTE_EMBEDDINGS: embed__begin(g, r); break;
     case ROUTE_COUNT: tokenize__count(g, r); break;
     case ROUTE_TOKENIZE: tokenize__text(g, r); break;
     case ROUTE_DETOKENIZE: tokenize__back(g, r); break;

@@ -42,8 +42,7 @@ struct gateway {
     uint64_t ids;       /* the next id's number, behind a random beginning */
     uint32_t n_jobs;    /* requests for completions that are not answered, */
     struct job *jobs;   /* and the list of them */
-    uint32_t n_queries; /* requests that wait for one reply of the coordinator, or for their own to
-                           leave */
+    uint32_t n_queries; /* others that wait for the coordinator, or for their reply to leave */
     uint64_t beat_ns;   /* when streams without news were last looked at */
     struct {
         uint64_t replies[GATEWAY_STATUSES]; /* by HTTP status */
@@ -71,6 +70,13 @@ void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind, 
 int job__read_anthropic(struct httpd_request *r, bool counts, struct ask *ret, struct fault *f);
 /* Streams without news for a while are told that the server lives. */
 void job__beat(struct gateway *g, uint64_t now);
+
+/* How long it may take, in milliseconds, as its header says; 0: as the coordinator has it. */
+int job__deadline(const struct httpd_request *r, uint64_t *ret_ms, struct fault *f);
+
+/* ---- embed.c ---- */
+
+void embed__begin(struct gateway *g, struct httpd_request *r);
 
 /* ---- page.c ---- */
 

@@ -367,11 +367,11 @@ static int start_part(struct job *j, uint32_t i)
     return rc;
 }
 
-/* How long it may take, in milliseconds, as its header says. */
-static int read_deadline(const struct httpd_request *r, uint64_t *ret_ms, struct fault *f)
+int job__deadline(const struct httpd_request *r, uint64_t *ret_ms, struct fault *f)
 {
     const char *text = httpd_header(r, "X-Deadline-Ms");
     char *end;
+    *ret_ms = 0;
     if (!text) return 0;
     unsigned long long ms = strtoull(text, &end, 10);
     if (*text < '0' || *text > '9' || *end || ms == 0)
@@ -460,7 +460,7 @@ void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind, 
     struct ask a;
     struct json *echo = NULL;
     uint64_t deadline_ms = 0;
-    if (read_deadline(r, &deadline_ms, &f) < 0 || read_ask(r, kind, form, &echo, &a, &f) < 0) {
+    if (job__deadline(r, &deadline_ms, &f) < 0 || read_ask(r, kind, form, &echo, &a, &f) < 0) {
         gateway__refuse(g, r, &f);
         return;
     }

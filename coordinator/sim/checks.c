@@ -42,6 +42,23 @@ static void check_tokens(struct world *w, const struct action *a)
     }
 }
 
+/* 1. Once, to one who wants it, and of all rows of the prompt in their order. */
+static void check_embedding(struct world *w, const struct action *a)
+{
+    struct world_request *r = check__find(w, a->embedding.request);
+    if (!r || r->ended || !r->submitted || !r->embed || r->embedded) {
+        world__fail(w, "an embedding for request %" PRIu64 ", which wants none",
+                    a->embedding.request);
+        return;
+    }
+    if (!check__is_embedding(r, a->embedding.values, a->embedding.n))
+        world__fail(w, "request %" PRIu64 ": another embedding", r->id);
+    r->embedded = true;
+    r->lost_in_flight = 0;
+    w->report->embeddings++;
+    w->n_tokens_now++;
+}
+
 /* Live requests of a client, by our count: the one that is being refused has ended already. */
 static uint32_t live_of(const struct world *w, uint64_t client)
 {
@@ -110,9 +127,11 @@ static void check_terminal(struct world *w, const struct action *a)
     }
     r->ended = true;
     r->status = a->end.status;
-    bool ok = r->status == STATUS_OK, complete = r->n_tokens == r->n_oracle;
+    bool ok = r->status == STATUS_OK;
+    bool complete = r->embed ? r->embedded : r->n_tokens == r->n_oracle;
     enum finish_reason reason = !ok                          ? FINISH_NONE
                                 : r->stopped_by_us || r->eog ? FINISH_STOP
+                                : r->embed                   ? FINISH_NONE
                                                              : FINISH_LENGTH;
     if (ok && !complete && !r->stopped_by_us)
         world__fail(w, "request %" PRIu64 ": OK after %" PRIu32 " of %" PRIu32 " tokens", r->id,
@@ -268,7 +287,10 @@ static void check_step(struct world *w, const struct msg_step *s)
         if (!q->begun_ns) q->begun_ns = w->now_ns;
         q->in_step = true;
         q->replica = s->epoch.replica;
-        q->told[q->replica] |= r->has_open;
+        q->told[q->replica] |= r->has_open || r->embed;
+        if (r->embed != (q->embed ? q->n_prompt : 0) || (q->embed && r->n_logits))
+            world__fail(w, "request %" PRIu64 ": a run for an embedding of %" PRIu32 " rows", q->id,
+                        r->embed);
         q->last_step = s->number;
         check_issued(w, s, r, q);
     }
@@ -308,6 +330,7 @@ void check__action(struct world *w, const struct action *a)
 {
     switch (a->type) {
     case ACT_TOKENS: check_tokens(w, a); break;
+    case ACT_EMBEDDING: check_embedding(w, a); break;
     case ACT_END: check_terminal(w, a); break;
     case ACT_STEP: check_step(w, a->step); break;
     case ACT_LINK_CLOSE: check_loss(w, a->link.epoch.replica); break;

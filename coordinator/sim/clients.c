@@ -53,6 +53,8 @@ static void make(struct world *w, uint32_t idx)
                                          ? FAR_NS
                                          : NS_PER_MS * (200 + rng_below(&w->rng, 20000)));
     make_prompt(w, r);
+    r->embed = !r->witness && rng_below(&w->embed_rng, 6) == 0;
+    if (r->embed) r->max_new = 0;
     r->sampling = (struct sampling){.seed = r->seed, .repetition = 1.0f};
     if (rng_below(&w->rng, 4) == 0)
         r->sampling = (struct sampling){.seed = r->seed,
@@ -64,7 +66,7 @@ static void make(struct world *w, uint32_t idx)
                                         .presence = 0.5f,
                                         .frequency = 0.25f};
     check__oracle(w, r);
-    r->drafts = w->cfg.draft.kind != DRAFT_OFF && rng_below(&w->draft_rng, 8) > 0;
+    r->drafts = w->cfg.draft.kind != DRAFT_OFF && rng_below(&w->draft_rng, 8) > 0 && !r->embed;
     r->made = true;
     uint32_t n_new = r->n_oracle > r->n_prompt ? r->n_oracle - r->n_prompt : 0;
     uint32_t n_received = rng_below(&w->rng, 6) ? 0 : (uint32_t)rng_below(&w->rng, n_new + 1);
@@ -98,6 +100,7 @@ void client__submit(struct world *w, uint32_t idx)
                                  .sample = r->sample,
                                  .max_new = r->max_new,
                                  .ignore_eos = r->ignore_eos,
+                                 .embed = r->embed,
                                  .drafts = r->drafts,
                                  .sampling = r->sampling,
                                  .deadline_ns = left_ns}};

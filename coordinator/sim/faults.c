@@ -290,12 +290,16 @@ uint64_t fault__lie(struct world *w, enum lie *lie, struct msg_result *m,
                     struct msg_run_result *runs)
 {
     static const int32_t many[LIMIT_STEP_LOGITS], foreign = WORLD_VOCAB;
+    static const float numbers[WORLD_WIDTH];
     if (m->n_runs == 0) {
         *lie = LIE_NONE;
         return 0;
     }
     struct msg_run_result *x = &runs[rng_below(&w->rng, m->n_runs)];
     uint64_t request = x->request;
+    bool embeds = x->n_embedding > 0;
+    if (*lie == LIE_DEAD || *lie == LIE_MORE_TOKENS || *lie == LIE_TOKEN || *lie == LIE_ERROR)
+        x->n_embedding = 0; /* beside tokens it would be no message at all */
     switch (*lie) {
     case LIE_DEAD:
         x->dead = true;
@@ -317,6 +321,12 @@ uint64_t fault__lie(struct world *w, enum lie *lie, struct msg_result *m,
         x->dead = false;
         break;
     case LIE_FEWER: m->n_runs--; break;
+    case LIE_EMBEDDING: /* one that is too short, or that nobody wants */
+        x->embedding = numbers;
+        x->n_embedding = WORLD_WIDTH - embeds;
+        x->n_tokens = 0;
+        x->dead = false;
+        break;
     case LIE_ERROR:
         x->error = "out of samplers";
         x->n_tokens = 0;

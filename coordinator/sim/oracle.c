@@ -125,6 +125,49 @@ void check__verify(struct world *w, struct world_worker *s, const struct msg_run
     ret->dead = ret->n_tokens == 0;
 }
 
+/* An embedding depends on the tags of all rows and on their order. */
+static uint64_t add_row(uint64_t sum, uint64_t tag)
+{
+    return check__mix(sum, tag);
+}
+
+static float number(uint64_t sum, uint32_t i)
+{
+    return (float)(check__mix(sum, i) >> 40);
+}
+
+bool check__is_embedding(const struct world_request *r, const float *values, uint32_t n)
+{
+    uint64_t sum = 0;
+    for (uint32_t p = 0; p < r->n_prompt; p++) sum = add_row(sum, r->tags[p]);
+    for (uint32_t i = 0; i < n; i++)
+        if (values[i] != number(sum, i)) return false;
+    return n == WORLD_WIDTH;
+}
+
+bool check__embed(struct world *w, struct world_worker *s, const struct msg_run *r, float *values,
+                  struct msg_run_result *ret)
+{
+    const struct world_request *q = check__find(w, r->request);
+    struct world_sum *x = &s->sums[q->id - 1];
+    if (r->first_pos == 0) *x = (struct world_sum){0};
+    if (x->next != r->first_pos)
+        world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " are added behind %" PRIu32,
+                    q->id, r->first_pos, x->next);
+    for (uint32_t i = 0; i < r->n_rows; i++)
+        x->value = add_row(x->value, s->tags[place(w, r->pages, r->first_pos + i)]);
+    x->next += r->n_rows;
+    if (!msg_run_embeds(r)) return false;
+    for (uint32_t i = 0; i < WORLD_WIDTH; i++) values[i] = number(x->value, i);
+    *ret = (struct msg_run_result){.request = r->request,
+                                   .attempt = r->attempt,
+                                   .sample = r->sample,
+                                   .first_pos = r->first_pos + r->n_rows + 1,
+                                   .embedding = values,
+                                   .n_embedding = WORLD_WIDTH};
+    return true;
+}
+
 static bool same_sampling(const struct sampling *a, const struct sampling *b)
 {
     return a->seed == b->seed && a->temp == b->temp && a->top_k == b->top_k &&
@@ -137,6 +180,7 @@ void check__open(struct world *w, struct world_worker *s, const struct msg_step 
     for (uint32_t i = 0; i < m->n_runs; i++) {
         const struct msg_run *x = &m->runs[i];
         const struct world_request *q = check__find(w, x->request);
+        if (q && x->embed) s->open[q->id - 1] = true;
         if (!q || !x->n_logits) continue;
         if (x->has_open == s->open[q->id - 1])
             world__fail(w, "request %" PRIu64 ": parameters %s", q->id,

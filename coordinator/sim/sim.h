@@ -18,6 +18,7 @@ struct sim_report {
     uint64_t requests, completed, tokens, generations;
     uint64_t drained,
         replanned; /* workers that left as ordered; generations that were planned as ordered */
+    uint64_t embeddings;                       /* handed out */
     uint64_t cut_shorter;                      /* generations of fewer stages than wanted */
     uint64_t guesses;                          /* rows of Steps that were guesses, of */
     uint64_t drafted, accepted, early, wasted; /* runs that were verified (draft/accept.h) */

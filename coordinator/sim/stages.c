@@ -48,8 +48,9 @@ static void tell_of_epoch(struct world *w, uint32_t who, struct msg_from_worker 
 static void say_hello(struct world *w, uint32_t who)
 {
     struct world_worker *s = &w->workers[who];
-    struct msg_from_worker m = {.type = FROM_HELLO,
-                                .hello = {.threads = 1, .pid = who, .verifies = !w->unverified}};
+    struct msg_from_worker m = {
+        .type = FROM_HELLO,
+        .hello = {.threads = 1, .pid = who, .verifies = !w->unverified, .embeds = true}};
     memcpy(m.hello.name, s->name, sizeof m.hello.name);
     if (s->loaded) {
         m.hello.holds = true;
@@ -91,6 +92,7 @@ void stage__start(struct world *w, uint32_t who)
     s->next_lie = LIE_NONE;
     if ((int)who != w->cripple) s->hung = false;
     memset(s->open, 0, sizeof s->open);
+    memset(s->sums, 0, sizeof s->sums);
     s->downstream = -2;
     s->inbox_n = 0;
     s->heartbeat = (struct msg_heartbeat){0};
@@ -179,6 +181,7 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
         s->ran = 0;
         s->stands = false;
         memset(s->open, 0, sizeof s->open);
+        memset(s->sums, 0, sizeof s->sums);
         s->downstream = -2;
         s->cut = false;
         s->heartbeat = (struct msg_heartbeat){0};
@@ -262,7 +265,8 @@ static void make_result(struct world *w, struct world_worker *s, const struct ms
 {
     struct msg_run_result runs[LIMIT_STEP_RUNS];
     int32_t tokens[LIMIT_STEP_LOGITS];
-    uint32_t n_tokens = 0;
+    float values[LIMIT_STEP_RUNS * WORLD_WIDTH];
+    uint32_t n_tokens = 0, n_values = 0;
     struct msg_result r = {.epoch = m->epoch, .number = m->number, .runs = runs};
     r.n_timings = m->n_timings;
     memcpy(r.timings, m->timings, sizeof r.timings);
@@ -270,6 +274,10 @@ static void make_result(struct world *w, struct world_worker *s, const struct ms
         const struct msg_run *x = &m->runs[i];
         const struct world_request *q = check__find(w, x->request);
         if (x->kind == RUN_PROBE) r.digest = digest_of(w, m->epoch);
+        if (x->embed && q && check__embed(w, s, x, values + n_values, &runs[r.n_runs])) {
+            r.n_runs++;
+            n_values += WORLD_WIDTH;
+        }
         if (!x->n_logits || x->kind == RUN_PROBE || !q) continue;
         check__verify(w, s, x, tokens + n_tokens, &runs[r.n_runs++]);
         n_tokens += x->n_logits;

@@ -159,6 +159,10 @@ static uint64_t fold(struct world *w, uint64_t digest, const struct action *a)
         for (uint32_t i = 0; i < a->tokens.n; i++)
             digest = check__mix(digest, (uint64_t)a->tokens.tokens[i]);
         return check__mix(digest, a->tokens.queued_ns);
+    case ACT_EMBEDDING:
+        digest = check__mix(digest, a->embedding.request);
+        return check__mix(digest,
+                          hash_bytes(a->embedding.values, a->embedding.n * sizeof(float), 0));
     case ACT_END: return check__mix(digest, a->end.request * 64 + (uint64_t)a->end.status);
     case ACT_DRAFT: return check__mix(digest, a->draft.serial * 64 + a->draft.want);
     case ACT_ANSWER: return check__mix(digest, (uint64_t)a->answer.status);
@@ -195,6 +199,7 @@ static void carry_out(struct world *w, struct actions actions)
             w->answered++;
             w->answer = a->answer.status;
             break;
+        case ACT_EMBEDDING:
         case ACT_END:
         case ACT_NOTE: break;
         }
@@ -443,7 +448,7 @@ static void draw_config(struct world *w)
                                   .n_stages = n_stages,
                                   .max_workers = LIMIT_WORKERS,
                                   .n_layers = 4 + (uint32_t)rng_below(&w->rng, 8),
-                                  .width = 64,
+                                  .width = WORLD_WIDTH,
                                   .model_digest = 1,
                                   .model_path = "model",
                                   .results_endpoint = "results",
@@ -542,6 +547,7 @@ bool sim_run(uint64_t seed, bool drafts, struct sim_report *ret_report)
     *ret_report = (struct sim_report){0};
     w->rng.s = seed;
     w->draft_rng.s = ~seed;
+    w->embed_rng.s = seed ^ 0xe3bedd;
     w->report = ret_report;
     open_world(w, drafts);
     while (w->n_heap && !w->failed && !w->done) {

@@ -18,6 +18,7 @@
 #define WORLD_PAGES_MAX 64u
 #define WORLD_TOKENS_MAX 256u /* of a sequence */
 #define WORLD_VOCAB 1000u
+#define WORLD_WIDTH 64u /* of the residual stream, and so numbers of an embedding */
 #define WORLD_EOG 7
 #define WORLD_INBOX 256u
 #define WORLD_FAMILIES 4u /* of prompts that begin alike */
@@ -84,6 +85,7 @@ enum lie {
     LIE_TOKEN,
     LIE_FEWER,
     LIE_CUT_SHORT,
+    LIE_EMBEDDING,
     N_LIES,
     LIE_ERROR
 };
@@ -109,6 +111,12 @@ struct world_chain {
     uint64_t tags[WORLD_TOKENS_MAX];
     uint32_t next;
     int32_t chosen;
+};
+
+/* Of the rows of a prompt whose embedding is wanted: what they come to, and which is the next. */
+struct world_sum {
+    uint64_t value;
+    uint32_t next;
 };
 
 struct world_worker {
@@ -137,6 +145,7 @@ struct world_worker {
     struct msg_open
         told[WORLD_REQUESTS + WORLD_WITNESSES]; /* their parameters, as the last stage */
     struct world_chain chains[WORLD_REQUESTS + WORLD_WITNESSES];
+    struct world_sum sums[WORLD_REQUESTS + WORLD_WITNESSES];
     struct buf inbox[WORLD_INBOX]; /* Steps that wait, a ring */
     uint32_t inbox_at, inbox_n;
     struct buf outgoing; /* what it will hand on when done */
@@ -152,6 +161,7 @@ struct world_worker {
 struct world_request {
     bool made, submitted, ended;   /* made: its prompt and its answer are known */
     bool witness, ignore_eos, eog; /* eog: the answer ends with an end token */
+    bool embed, embedded;          /* its embedding is wanted, and no token; it was handed out */
     uint64_t id, seed, client, tenant, deadline_at_ns, submitted_ns;
     enum priority class;
     struct sampling sampling;
@@ -224,6 +234,7 @@ struct world_replica {
 struct world {
     struct rng rng;
     struct rng draft_rng; /* of its own, so that worlds without drafts draw what they always did */
+    struct rng embed_rng; /* likewise, of which requests want embeddings */
     struct sim_report *report;
     struct core *core;
     struct core_config cfg;
@@ -340,6 +351,12 @@ void check__open(struct world *w, struct world_worker *s, const struct msg_step 
 void check__verify(struct world *w, struct world_worker *s, const struct msg_run *r,
                    int32_t *tokens, struct msg_run_result *ret);
 int32_t check__choose(const struct msg_open *o, uint32_t sample, uint64_t tag);
+/* What the last stage says to a run of a prompt whose embedding is wanted; `values` has room for
+ * it. False: nothing, since more runs follow. */
+bool check__embed(struct world *w, struct world_worker *s, const struct msg_run *r, float *values,
+                  struct msg_run_result *ret);
+/* Whether these are the request's embedding. */
+bool check__is_embedding(const struct world_request *r, const float *values, uint32_t n);
 struct world_request *check__find(struct world *w, uint64_t id);
 uint64_t check__mix(uint64_t a, uint64_t b);
 /* The tag before the first token. */

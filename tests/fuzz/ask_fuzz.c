@@ -23,8 +23,9 @@ static void check_ask(const struct ask *a)
     struct json *j;
     fuzz_check(sampling_check(&r->sampling, NULL) == 0);
     fuzz_check(r->n_stops <= CLIENT_STOPS_MAX && r->samples == a->best_of && a->n <= a->best_of);
-    fuzz_check(a->n_prompts >= 1 && a->n_prompts * a->best_of <= ASK_CHOICES_MAX);
-    for (uint32_t i = 0; a->kind == ASK_COMPLETION && i < a->n_prompts; i++)
+    uint32_t most = a->kind == ASK_EMBEDDING ? ASK_INPUTS_MAX : ASK_CHOICES_MAX;
+    fuzz_check(a->n_prompts >= 1 && a->n_prompts * a->best_of <= most);
+    for (uint32_t i = 0; a->kind != ASK_CHAT && i < a->n_prompts; i++)
         fuzz_check(a->prompts[i].text || a->prompts[i].n_tokens);
     if (a->kind != ASK_CHAT) return;
     fuzz_check(json_read(r->chat, strlen(r->chat), &j, NULL) == 0);
@@ -67,7 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check_translated((const char *)data + 1, size - 1, data[0] & 4);
         return 0;
     }
-    enum ask_kind kind = data[0] & 1 ? ASK_CHAT : ASK_COMPLETION;
+    enum ask_kind kind = data[0] % 8 == 7 ? ASK_EMBEDDING : data[0] & 1 ? ASK_CHAT : ASK_COMPLETION;
     if (ask_read(kind, (const char *)data + 1, size - 1, &a, &f) < 0) {
         check_fault(&f);
         return 0;

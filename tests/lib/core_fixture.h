@@ -73,7 +73,7 @@ static inline struct actions from(struct fixture *f, uint64_t who, struct msg_fr
 
 static inline struct actions hello(struct fixture *f, uint64_t who, const char *name)
 {
-    struct msg_from_worker m = {.type = FROM_HELLO, .hello = {.verifies = true}};
+    struct msg_from_worker m = {.type = FROM_HELLO, .hello = {.verifies = true, .embeds = true}};
     (void)snprintf(m.hello.name, sizeof m.hello.name, "%s", name);
     return from(f, who, m);
 }
@@ -280,7 +280,8 @@ static inline struct fixture ready_open(struct core_config k)
 {
     struct fixture r = {.core = core_open(&k), .now_ns = 1000 * MS, .n_stages = k.n_stages};
     for (uint64_t w = 1; w <= k.n_stages; w++) {
-        struct msg_from_worker m = {.type = FROM_HELLO, .hello = {.verifies = true}};
+        struct msg_from_worker m = {.type = FROM_HELLO,
+                                    .hello = {.verifies = true, .embeds = true}};
         (void)snprintf(m.hello.name, sizeof m.hello.name, "w%u", (unsigned)w);
         ready_from(&r, w, m);
     }

@@ -1,8 +1,9 @@
 /* logits_tool FILE SLICES KV ISA CHUNK THREADS LAST: token ids (int32) on stdin, the logits (f32)
  * of the last LAST positions (0: of all) on stdout, by a chain of engines that hold a slice each.
- */
+ * LAST `embedding`: the embedding of the tokens instead. */
 #include "common/base/mem.h"
 #include "common/engine/engine.h"
+#include "common/engine/pooling.h"
 #include "common/io/ring.h"
 
 #include <stdio.h>
@@ -15,6 +16,7 @@ struct chain {
     struct engine *slice[SLICES_MAX];
     uint32_t n, hidden, vocab, from; /* the first position whose logits are wanted */
     uint32_t *pages;
+    double *sum; /* of hidden rows, where the embedding is wanted; else NULL */
 };
 
 static int open_chain(struct chain *c, const struct weights *g, enum kv_type kv, const char *isa,
@@ -50,15 +52,27 @@ static int step(const struct chain *c, uint32_t first, const int32_t *ids, uint3
     const float *out = NULL;
     uint32_t wanted = first + n <= c->from ? 0 : first >= c->from ? n : first + n - c->from;
     for (uint32_t i = 0; i < c->n; i++) {
-        struct eng_run run = {first, n, i + 1 == c->n ? wanted : 0, ids, c->pages};
+        uint32_t n_logits = i + 1 < c->n ? 0 : c->sum ? ENG_HIDDEN : wanted;
+        struct eng_run run = {first, n, n_logits, ids, c->pages};
         int rc = eng_step(c->slice[i], &run, 1, i ? hop : NULL, &out, em);
         if (rc < 0) return rc;
         if (i + 1 < c->n) memcpy(hop, out, (size_t)n * c->hidden * sizeof *hop);
     }
-    for (uint32_t r = 0; r < wanted; r++)
+    if (c->sum) pooling_add(c->sum, eng_hidden(c->slice[c->n - 1]), n, c->hidden);
+    for (uint32_t r = 0; r < wanted && !c->sum; r++)
         (void)fwrite(out + r * eng_logits_stride(c->slice[c->n - 1]), sizeof *out, c->vocab,
                      stdout);
     return 0;
+}
+
+static int print_embedding(const struct chain *c, struct errmsg *em)
+{
+    float *values = mem_alloc(c->hidden * sizeof *values);
+    int rc = pooling_finish(c->sum, c->hidden, values);
+    if (rc < 0) (void)err_set(em, rc, "not finite");
+    if (rc == 0) (void)fwrite(values, sizeof *values, c->hidden, stdout);
+    mem_free(values);
+    return rc;
 }
 
 int main(int argc, char **argv)
@@ -78,9 +92,12 @@ int main(int argc, char **argv)
         rc =
             open_chain(&c, g, kv, argv[4][0] ? argv[4] : NULL, chunk, (unsigned)atoi(argv[6]), &em);
     float *hop = rc == 0 ? mem_alloc((size_t)chunk * c.hidden * sizeof *hop) : NULL;
+    if (rc == 0 && strcmp(argv[7], "embedding") == 0) c.sum = mem_zalloc(c.hidden * sizeof *c.sum);
     for (uint32_t at = 0; at < n && rc == 0; at += chunk)
         rc = step(&c, at, ids + at, n - at < chunk ? n - at : chunk, hop, &em);
+    if (rc == 0 && c.sum) rc = print_embedding(&c, &em);
     for (uint32_t i = 0; i < c.n; i++) eng_close(c.slice[i]);
+    mem_free(c.sum);
     mem_free(hop);
     mem_free(c.pages);
     weights_close(g);

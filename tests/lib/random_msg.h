@@ -49,6 +49,11 @@ static inline void random_step(struct rng *r, struct buf *to)
             x->n_logits = x->n_rows;
             x->n_guesses = (uint32_t)rng_below(r, x->n_rows + 1);
         }
+        if (rng_below(r, 5) == 0) { /* rows of a prompt whose embedding is wanted */
+            x->kind = RUN_PREFILL;
+            x->n_logits = x->n_guesses = 0;
+            x->embed = x->first_pos + x->n_rows + (uint32_t)rng_below(r, 3);
+        }
         x->n_pages = (x->first_pos + x->n_rows + LIMIT_PAGE - 1) / LIMIT_PAGE;
         x->has_open = x->n_logits && rng_below(r, 2);
         x->open.sampling = SAMPLING_PLAIN;
@@ -69,6 +74,8 @@ static inline void random_result(struct rng *r, struct buf *to)
     struct msg_result m = {
         .epoch = random_epoch(r), .number = rng_below(r, 9) + 1, .n_runs = 1, .runs = &x};
     x.first_pos = (uint32_t)rng_below(r, 100);
+    static const float values[4] = {0.5f, 0.5f, -0.5f, 0.5f};
+    if (rng_below(r, 3) == 0) x.n_tokens = 0, x.embedding = values, x.n_embedding = 4;
     wire_put_result(&m, to);
 }
 
@@ -132,6 +139,7 @@ static inline void random_generate(struct rng *r, struct buf *to)
     if (rng_below(r, 4) == 0) g.received = ids, g.n_received = (uint32_t)rng_below(r, 5);
     g.from_index = (uint32_t)rng_below(r, 3);
     g.samples = (uint32_t)rng_below(r, 4);
+    g.embed = rng_below(r, 4) == 0;
     if (rng_below(r, 3) == 0) g.stops[g.n_stops++] = " the";
     wire_put_generate(&g, to);
 }

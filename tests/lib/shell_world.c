@@ -317,6 +317,26 @@ static void choose(const struct msg_run *r, struct msg_run_result *ret)
     ret->logprobs = (struct msg_logprobs){&chosen[at], n, ids[at], top[at]};
 }
 
+/* The embedding of a prompt of n tokens is n, n + 1, ... False: it is not the prompt's last run. */
+static bool embed(const struct msg_run *r, struct msg_run_result *ret)
+{
+    static float values[LIMIT_STEP_RUNS][WORLD_WIDTH];
+    static uint32_t at;
+    the_world->n_open += r->first_pos == 0;
+    if (!msg_run_embeds(r)) return false;
+    at = (at + 1) % LIMIT_STEP_RUNS;
+    for (uint32_t i = 0; i < WORLD_WIDTH; i++) values[at][i] = (float)(r->embed + i);
+    *ret = (struct msg_run_result){.request = r->request,
+                                   .attempt = r->attempt,
+                                   .sample = r->sample,
+                                   .first_pos = r->embed + 1,
+                                   .error = the_world->run_error,
+                                   .embedding = values[at],
+                                   .n_embedding = WORLD_WIDTH};
+    the_world->run_error = NULL;
+    return true;
+}
+
 static void on_step(const struct net_frame *f)
 {
     static struct msg_run_result runs[LIMIT_STEP_RUNS];
@@ -328,6 +348,7 @@ static void on_step(const struct net_frame *f)
     assert_true(the_world->n_open >= s.n_closed);
     the_world->n_open -= s.n_closed;
     for (uint32_t i = 0; i < s.n_runs; i++) {
+        if (s.runs[i].embed) r.n_runs += embed(&s.runs[i], &runs[r.n_runs]);
         if (s.runs[i].n_logits == 0) continue;
         if (s.runs[i].kind == RUN_PROBE)
             r.digest = 42;
@@ -367,6 +388,8 @@ static void read_generate(struct seen *x, const struct msg_generate_reply *r)
         x->open_thought = r->open_thought;
     }
     if (r->n_tokens && r->first_index == 0) x->cached = r->cached;
+    if (r->n_embedding == WORLD_WIDTH) memcpy(x->embedding, r->embedding, sizeof x->embedding);
+    x->n_embedding += r->n_embedding;
     for (uint32_t i = 0, at = 0; i < r->n_pieces; at += r->piece_bytes[i++]) {
         size_t n = strlen(x->pieces);
         (void)snprintf(x->pieces + n, sizeof x->pieces - n, "[%.*s]", (int)r->piece_bytes[i],
@@ -511,11 +534,11 @@ struct world *world_open(const char *yaml)
     w->model =
         (struct model_file){.path = w->config.model, .weights = make_gguf(), .vocab = make_vocab()};
     w->model.dims.n_layers = 2;
-    w->model.dims.hidden = 8;
+    w->model.dims.hidden = WORLD_WIDTH;
     w->model.dims.vocab = WORLD_VOCAB;
     w->model.dims.ctx_train = 1024;
     open_shell(w);
-    struct msg_from_worker hello = {.type = FROM_HELLO};
+    struct msg_from_worker hello = {.type = FROM_HELLO, .hello = {.embeds = true}};
     (void)snprintf(hello.hello.name, sizeof hello.hello.name, "w1");
     say(hello);
     for (int i = 0; i < 100 && !world_status(w)->ready; i++) world_run(w, 10);

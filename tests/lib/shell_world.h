@@ -18,6 +18,7 @@
 #define WORLD_CLIENT 11u
 #define WORLD_VOCAB 30u
 #define WORLD_EOS 29
+#define WORLD_WIDTH 8u
 #define WORLD_LONGEST 16u /* bytes of the longest token */
 #define WORLD_OTHERS 900000u
 #define WORLD_TOKENIZES 1000000u
@@ -38,6 +39,8 @@ struct seen {
     char pieces[1024]; /* bytes of tokens and alternatives, each in brackets */
     uint32_t cached;   /* told with the first token */
     bool open_thought;
+    float embedding[WORLD_WIDTH];
+    uint32_t n_embedding; /* of all replies */
     bool ended;
     enum status status;
     char message[LIMIT_TEXT_BYTES], finish[16];

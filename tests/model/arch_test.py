@@ -7,7 +7,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import numpy as np
 import tiny_arch
 from cluster import Cluster, run
-from logits import KV_TYPES, logits
+from logits import KV_TYPES, embedding, logits
 from machine import levels
 
 NAMES = [n for n, c in tiny_arch.CFG.items() if c["arch"] in ("llama", "gemma3", "qwen2", "qwen3")]
@@ -55,6 +55,23 @@ class Architectures(unittest.TestCase):
                 if kv in ("q8_0", "q4_0") and tiny_arch.CFG[name]["hd"] % 32:
                     self.assertIsNone(base)
         self.assertGreaterEqual(len(levels()), 2)
+
+    def test_embeddings(self):
+        """The mean of all hidden rows, with length 1, as numpy has it; and bit for bit however it was computed."""
+        for name in NAMES:
+            c = tiny_arch.CFG[name]
+            mean = tiny_arch.hidden(c, tiny_arch.weights(name, c), np.array(IDS)).mean(0)
+            want = mean / np.linalg.norm(mean)
+            for kv in KV_TYPES:
+                if kv in ("q8_0", "q4_0") and c["hd"] % 32:
+                    continue
+                base = embedding(self.path(name), IDS, kv=kv)
+                self.assertEqual(base.shape, want.shape)
+                self.assertLess(np.abs(base - want).max(), {"f32": 1e-4, "f16": 1e-2}.get(kv, 0.3), (name, kv))
+                for slices in range(1, min(3, layers(name)) + 1):
+                    for axis in [dict(), dict(chunk=1), dict(chunk=7), dict(threads=3), *(dict(isa=i) for i in levels())]:
+                        got = embedding(self.path(name), IDS, kv=kv, slices=slices, **axis)
+                        self.assertEqual(got.tobytes(), base.tobytes(), (name, kv, slices, axis))
 
     def test_workers(self):
         for name in NAMES:

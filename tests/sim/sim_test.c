@@ -18,6 +18,7 @@ static void add(struct sim_report *sum, const struct sim_report *r)
     sum->completed += r->completed;
     sum->tokens += r->tokens;
     sum->generations += r->generations;
+    sum->embeddings += r->embeddings;
     sum->cut_shorter += r->cut_shorter;
     sum->drained += r->drained;
     sum->replanned += r->replanned;
@@ -73,9 +74,11 @@ int main(int argc, char **argv)
     }
     double n = (double)seeds;
     (void)printf("%" PRIu32 " seeds held; a seed has on average %.0f events, %.1f faults, %.1f "
-                 "generations lost, %.1f requests of which %.1f complete, %.0f tokens\n",
+                 "generations lost, %.1f requests of which %.1f complete, %.0f tokens, %.1f "
+                 "embeddings\n",
                  seeds, (double)sum.events / n, (double)sum.faults / n, (double)sum.generations / n,
-                 (double)sum.requests / n, (double)sum.completed / n, (double)sum.tokens / n);
+                 (double)sum.requests / n, (double)sum.completed / n, (double)sum.tokens / n,
+                 (double)sum.embeddings / n);
     (void)printf("in all: %" PRIu64 " workers left as ordered, %" PRIu64
                  " replicas were planned anew, %" PRIu64 " generations had fewer stages\n",
                  sum.drained, sum.replanned, sum.cut_shorter);
@@ -86,6 +89,10 @@ int main(int argc, char **argv)
     (void)printf("digest of all actions: %016" PRIx64 "\n", digest);
     if ((double)sum.events / n < 500.0 || (double)sum.faults / n < 5.0) {
         (void)printf("too little happens: 500 events and 5 faults a seed are needed\n");
+        return 1;
+    }
+    if (seeds >= 50 && (double)sum.embeddings / n < 1.0) {
+        (void)printf("too few embeddings are asked for: one a seed is needed\n");
         return 1;
     }
     if (!no_drafts && seeds >= 50 &&

@@ -120,6 +120,55 @@ static void test_tools(void **state)
     ask_close(&a);
 }
 
+static void test_embeddings(void **state)
+{
+    (void)state;
+    struct ask a = taken(ASK_EMBEDDING, "{\"input\": \"x <|y|>\", \"model\": \"m\"}");
+    assert_true(a.n_prompts == 1 && a.request.embed && !a.request.special && !a.base64);
+    assert_string_equal(a.prompts[0].text, "x <|y|>");
+    assert_string_equal(a.request.model, "m");
+    ask_close(&a);
+    a = taken(ASK_EMBEDDING, "{\"input\": [\"x\", \"y\", [3, 4]], \"encoding_format\": \"base64\", "
+                             "\"user\": \"u\", \"priority\": \"low\", \"dimensions\": null}");
+    assert_true(a.n_prompts == 3 && a.base64 && a.prompts[2].n_tokens == 2);
+    assert_true(a.request.priority == PRIORITY_LOW && strcmp(a.request.user, "u") == 0);
+    ask_close(&a);
+    a = taken(ASK_EMBEDDING, "{\"input\": [5, 6], \"encoding_format\": \"float\"}");
+    assert_true(a.n_prompts == 1 && a.prompts[0].n_tokens == 2 && !a.base64);
+    ask_close(&a);
+    a = taken(ASK_COMPLETION, "{\"prompt\": \"\"}"); /* which may be empty, as ever */
+    assert_false(a.request.embed);
+    ask_close(&a);
+    refused(ASK_EMBEDDING, "{}", "input", "missing");
+    refused(ASK_EMBEDDING, "{\"input\": null}", "input", "missing");
+    refused(ASK_EMBEDDING, "{\"input\": \"\"}", "input", "not empty");
+    refused(ASK_EMBEDDING, "{\"input\": [\"a\", \"\"]}", "input", "not empty");
+    refused(ASK_EMBEDDING, "{\"input\": []}", "input", "must be");
+    refused(ASK_EMBEDDING, "{\"input\": [[1], []]}", "input", "must be");
+    refused(ASK_EMBEDDING, "{\"input\": {\"a\": 1}}", "input", "must be");
+    refused(ASK_EMBEDDING, "{\"input\": [1, \"a\"]}", "input", "no token id");
+    refused(ASK_EMBEDDING, "{\"input\": [-1]}", "input", "");
+    refused(ASK_EMBEDDING, "{\"input\": \"a\", \"dimensions\": 64}", "dimensions", "not supported");
+    refused(ASK_EMBEDDING, "{\"input\": \"a\", \"encoding_format\": \"int8\"}", "encoding_format",
+            "float or base64");
+    refused(ASK_EMBEDDING, "{\"input\": \"a\", \"temperature\": 1}", "temperature", "no parameter");
+    refused(ASK_COMPLETION, "{\"prompt\": \"a\", \"input\": \"a\"}", "input", "no parameter");
+    for (unsigned n = ASK_INPUTS_MAX; n <= ASK_INPUTS_MAX + 1; n++) {
+        struct buf b = {0};
+        (void)buf_append(&b, "{\"input\":[\"a\"", 13);
+        for (unsigned i = 1; i < n; i++) (void)buf_append(&b, ",\"a\"", 4);
+        (void)buf_append(&b, "]}", 3);
+        if (n > ASK_INPUTS_MAX) {
+            refused(ASK_EMBEDDING, b.data, "input", "the limit is 2048");
+        } else {
+            a = taken(ASK_EMBEDDING, b.data);
+            assert_int_equal(a.n_prompts, n);
+            ask_close(&a);
+        }
+        buf_close(&b);
+    }
+}
+
 static void has_format(enum ask_kind kind, const char *body, const char *format)
 {
     struct ask a = taken(kind, body);
@@ -780,6 +829,7 @@ int main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_parameters),
         cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_embeddings),
         cmocka_unit_test(test_formats),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_chunks),

@@ -38,6 +38,7 @@ static struct server {
     uint32_t n_generates, n_pings, n_unary, n_cancels;
     uint64_t pinged[CALLS_MAX], deadline_ms; /* how often each call was; of the last Generate */
     uint64_t cancelled;                      /* the last call that was */
+    uint32_t n_embedding;                    /* numbers: 1, 2, ... */
     char prompt[32], stop[32];               /* of the last Generate */
     int32_t bias_id;
     uint32_t from_index, n_received;
@@ -79,6 +80,16 @@ static void say_tokens(uint32_t sock, uint64_t call, uint32_t from, uint32_t n, 
     reply(sock, delay_ns, &(struct msg_reply){.call = call, .end = last});
 }
 
+static void say_embedding(uint32_t sock, uint64_t call)
+{
+    float values[64];
+    for (uint32_t i = 0; i < server.n_embedding; i++) values[i] = (float)(i + 1);
+    struct msg_generate_reply r = {
+        .text = "", .has_usage = true, .embedding = values, .n_embedding = server.n_embedding};
+    wire_put_generate_reply(&r, &body);
+    reply(sock, MS, &(struct msg_reply){.call = call, .end = true});
+}
+
 static void on_generate(uint32_t sock, const struct msg_call *h, struct net_frame b)
 {
     struct msg_generate g;
@@ -105,6 +116,10 @@ static void on_generate(uint32_t sock, const struct msg_call *h, struct net_fram
                               .retry_ms = 1000};
         (void)snprintf(r.message, sizeof r.message, "the coordinator is restarting");
         reply(sock, MS, &r);
+        return;
+    }
+    if (g.embed) {
+        say_embedding(sock, h->call);
         return;
     }
     uint64_t delay = MS;
@@ -247,6 +262,22 @@ static void test_answer(void **state)
     turn_for(*state, 60);
     assert_whole(&s);
     assert_int_equal(server.n_generates, 1);
+}
+
+/* Of the first embedding nothing is left in the second, which is shorter. */
+static void test_embed(void **state)
+{
+    const float *values = NULL;
+    uint32_t n;
+    struct client_end end;
+    struct errmsg em = {0};
+    for (server.n_embedding = 48; server.n_embedding; server.n_embedding -= 16) {
+        assert_int_equal(client_embed(*state, &request, &values, &n, &end, &em), 0);
+        assert_true(end.status == STATUS_OK && n == server.n_embedding);
+        for (uint32_t i = 0; i < n; i++) assert_true(values[i] == (float)(i + 1));
+    }
+    server.dead = true;
+    assert_int_equal(client_embed(*state, &request, &values, &n, &end, &em), ERR_TIMEOUT);
 }
 
 static void test_vanished_coordinator(void **state)
@@ -920,6 +951,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_answer, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_embed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_calls_are_asked_in_order, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keys, setup, teardown),
         cmocka_unit_test_setup_teardown(test_vanished_coordinator, setup, teardown),

@@ -195,6 +195,12 @@ bool calls__tokens(struct shell *s, const struct action *a)
     return false;
 }
 
+void calls__embedding(struct shell *s, const struct action *a)
+{
+    (void)s;
+    (void)a;
+}
+
 void calls__end(struct shell *s, const struct action *a)
 {
     (void)s;

@@ -87,6 +87,7 @@ static void look(struct actions a)
             w.answer = x->answer.status;
             (void)snprintf(w.text, sizeof w.text, "%s", x->answer.text);
             break;
+        case ACT_EMBEDDING:
         case ACT_DRAFT: break;
         case ACT_NOTE: note(x->loss ? w.losses : w.notes, sizeof w.notes, x->note); break;
         }

@@ -318,13 +318,47 @@ static void test_histogram(void **state)
     buf_close(&text);
 }
 
+/* Hidden rows are those from which logits follow, wherever a step has others; they come without
+ * logits, and from the last slice only. */
+static void test_hidden_rows(void **state)
+{
+    (void)state;
+    static float want[ROWS * TINY_HIDDEN], logits[ROWS * VOCAB];
+    const uint32_t pages[3][1] = {{0}, {1}, {2}};
+    struct errmsg em = {0};
+    const float *out;
+    for (int q8 = 0; q8 < 2; q8++) {
+        struct engine *e = open_all(q8, KV_F32, 2);
+        struct eng_run all = {0, 8, ENG_HIDDEN, tiny_tokens, pages[0]};
+        tiny_run(e, 0, 8, pages[1], logits); /* leaves its rows behind */
+        if (eng_step(e, &all, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+        memcpy(want, eng_hidden(e), sizeof(float) * 8 * TINY_HIDDEN);
+        for (uint32_t i = 0; i < TINY_HIDDEN; i++) assert_true(isfinite(want[i]) && want[i] != 0);
+        const struct eng_run runs[] = {{0, 1, 1, tiny_tokens, pages[1]},
+                                       {0, 3, ENG_HIDDEN, tiny_tokens, pages[0]},
+                                       {0, 4, 2, tiny_tokens, pages[2]},
+                                       {3, 5, ENG_HIDDEN, tiny_tokens + 3, pages[0]}};
+        if (eng_step(e, runs, 4, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+        assert_memory_equal(eng_hidden(e), want, sizeof(float) * 8 * TINY_HIDDEN);
+        assert_memory_equal(out, logits, VOCAB * sizeof(float)); /* of position 0 */
+        assert_memory_equal(out + 2 * eng_logits_stride(e), logits + 3 * VOCAB,
+                            VOCAB * sizeof(float));
+        eng_close(e);
+    }
+    struct engine *first = tiny_open(model, KV_F32, 0, 0, 1);
+    struct eng_run run = {0, 1, ENG_HIDDEN, tiny_tokens, pages[0]};
+    assert_int_equal(eng_step(first, &run, 1, NULL, &out, &em), ERR_RANGE);
+    eng_close(first);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sight),          cmocka_unit_test(test_alignment),
-        cmocka_unit_test(test_written_once),   cmocka_unit_test(test_each_row_once),
-        cmocka_unit_test(test_dispatch),       cmocka_unit_test(test_few_is_chosen),
-        cmocka_unit_test(test_blocks_of_rows), cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_hidden_rows),   cmocka_unit_test(test_sight),
+        cmocka_unit_test(test_alignment),     cmocka_unit_test(test_written_once),
+        cmocka_unit_test(test_each_row_once), cmocka_unit_test(test_dispatch),
+        cmocka_unit_test(test_few_is_chosen), cmocka_unit_test(test_blocks_of_rows),
+        cmocka_unit_test(test_histogram),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
