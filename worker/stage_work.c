@@ -82,6 +82,7 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
                             .layer_last = o->assign->layer_last,
                             .kv = (enum kv_type)o->assign->kv_type,
                             .n_pages = o->assign->n_pages,
+                            .n_window_pages = o->assign->n_window_pages,
                             .ctx = o->assign->ctx,
                             .hashes = o->assign->tensor_hashes,
                             .n_hashes = o->assign->n_tensors,
@@ -155,8 +156,8 @@ bool stage_work_fits(const struct stage_work *w, const struct msg_assign *a)
     const struct msg_assign *b = &w->assign;
     return a->model_digest == b->model_digest && a->layer_first == b->layer_first &&
            a->layer_last == b->layer_last && a->kv_type == b->kv_type && a->n_pages == b->n_pages &&
-           a->ctx == b->ctx && a->rows_max == b->rows_max && a->logits_max == b->logits_max &&
-           a->threads == b->threads;
+           a->n_window_pages == b->n_window_pages && a->ctx == b->ctx &&
+           a->rows_max == b->rows_max && a->logits_max == b->logits_max && a->threads == b->threads;
 }
 
 void stage_work_reset(struct stage_work *w)
@@ -384,8 +385,13 @@ int stage_work_step(struct stage_work *w, const struct msg_step *s, const void *
                        s->number, s->width, s->frame_bytes);
     for (uint32_t i = 0; i < s->n_runs; i++) {
         const struct msg_run *r = &s->runs[i];
-        w->runs[i] =
-            (struct eng_run){r->first_pos, r->n_rows, last ? r->n_logits : 0, r->tokens, r->pages};
+        w->runs[i] = (struct eng_run){.first_pos = r->first_pos,
+                                      .n_rows = r->n_rows,
+                                      .n_logits = last ? r->n_logits : 0,
+                                      .tokens = r->tokens,
+                                      .pages = r->pages,
+                                      .window_first = r->window_first,
+                                      .window_pages = r->n_window_pages ? r->window_pages : NULL};
         if (last && r->has_open) open_sampler(w, r);
     }
     const float *out;

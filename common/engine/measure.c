@@ -169,7 +169,7 @@ static int run(struct bench *b, uint32_t rows, uint32_t logits, uint64_t *ret_ns
 {
     static const int32_t tokens[ROWS_MAX];
     static const uint32_t pages[N_PAGES]; /* all positions in one page: the bytes are the same */
-    struct eng_run r = {b->depth, rows, logits, tokens, pages};
+    struct eng_run r = {b->depth, rows, logits, tokens, .pages = pages};
     const float *out;
     if (b->o->goes_on && !b->o->goes_on(b->o->arg)) return err_set(em, ERR_CANCELLED, "given up");
     uint64_t start = now_ns(b);

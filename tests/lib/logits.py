@@ -7,9 +7,11 @@ BIN = os.environ["FLOTILLA_BIN"]
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 
 
-def logits(path, ids, kv="f32", slices=1, isa="", chunk=512, threads=2, last=0, program=BIN, prefix=()):
-    """[positions][vocabulary] f32, of all positions or the `last` ones; None where the engine refuses."""
-    r = subprocess.run([*prefix, os.path.join(program, "logits_tool"), path, str(slices), kv, isa, str(chunk), str(threads), str(last)],
+def logits(path, ids, kv="f32", slices=1, isa="", chunk=512, threads=2, last=0, windowed=0, program=BIN, prefix=()):
+    """[positions][vocabulary] f32, of all positions or the `last` ones; None where the engine refuses. windowed: pages of layers
+    with a window; 0: these keep all positions."""
+    r = subprocess.run([*prefix, os.path.join(program, "logits_tool"), path, str(slices), kv, isa, str(chunk), str(threads), str(last),
+                        str(windowed)],
                        input=np.array(ids, np.int32).tobytes(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if r.returncode == 1:
         return None
