@@ -491,7 +491,7 @@ static uint32_t n_needed(const struct world *w)
  * for some. */
 static void draw_window(struct world *w)
 {
-    static const uint32_t windows[] = {1, 5, 16, 17, 30, 48, 80};
+    static const uint32_t windows[] = {1, 5, 16, 18, 34, 50, 80};
     struct rng *rng = &w->window_rng;
     uint32_t page = w->cfg.page;
     if (rng_below(rng, 2)) return;
