@@ -169,6 +169,26 @@ static void put_pages(struct buf *b, const struct msg_status *s)
     }
 }
 
+/* Only where a replica has such pages. */
+static void put_windowed_pages(struct buf *b, const struct msg_status *s)
+{
+    const char *name = "flotilla_kv_windowed_pages";
+    char labels[192];
+    bool any = false;
+    for (uint32_t i = 0; i < s->n_replicas; i++) any |= s->replicas[i].windowed_total > 0;
+    if (!any) return;
+    prom_head(b, name, "gauge", "KV pages of layers with a window, by state.");
+    for (uint32_t i = 0; i < s->n_replicas; i++) {
+        const struct msg_replica_status *r = &s->replicas[i];
+        const struct msg_cache_status *c = &r->cache;
+        prom_int(b, name, labels_of(r, "state=\"free\"", labels, sizeof labels),
+                 r->windowed_total - c->windowed_held - c->windowed_cached);
+        prom_int(b, name, labels_of(r, "state=\"cached\"", labels, sizeof labels),
+                 c->windowed_cached);
+        prom_int(b, name, labels_of(r, "state=\"held\"", labels, sizeof labels), c->windowed_held);
+    }
+}
+
 static void put_stages(struct buf *b, const char *name, const char *help,
                        const struct msg_status *s, bool idle)
 {
@@ -202,6 +222,7 @@ static void put_replicas(struct buf *b, const struct msg_status *s)
         s->ready);
     put_values(b, s);
     put_pages(b, s);
+    put_windowed_pages(b, s);
     put_stages(b, "flotilla_stage_compute_seconds_total", "Computing Steps.", s, false);
     put_stages(b, "flotilla_stage_idle_seconds_total",
                "Between Steps while requests run: with compute, the bubble share.", s, true);

@@ -96,6 +96,29 @@ static uint32_t pages_for(uint64_t positions)
     return (uint32_t)(n < most ? n : most);
 }
 
+/* Positions that windowed layers see, the widest; 0: none is windowed. */
+static uint32_t window_of(const struct arch_dims *d)
+{
+    uint32_t most = 0;
+    for (uint32_t l = 0; l < d->n_layers; l++)
+        if (arch_block(d, l)->window > most) most = arch_block(d, l)->window;
+    return most;
+}
+
+/* Windowed pages: room for two sequences at the least, and for prefixes as much as for sequences.
+ */
+static void set_windowed(const struct config *c, const struct arch_dims *d, struct room_costs *ret)
+{
+    uint32_t window = window_of(d);
+    if (window == 0) return;
+    bool *windowed = mem_alloc(d->n_layers * sizeof *windowed);
+    for (uint32_t l = 0; l < d->n_layers; l++) windowed[l] = arch_block(d, l)->window > 0;
+    uint32_t each = room_window(window, LIMIT_PAGE, c->chunk);
+    ret->layer_windowed = windowed;
+    ret->windowed_least = 2 * each;
+    ret->windowed_most = 2 * each * sequences_of(c);
+}
+
 /* Rows of a Step that may want logits. */
 static uint32_t logits_max_of(const struct config *c, const struct arch_dims *d)
 {
@@ -158,6 +181,7 @@ int setup_costs(const struct config *c, const struct weights *weights,
                                    .thread_bytes = s.thread_bytes,
                                    .last_bytes = s.logits_bytes,
                                    .table_bytes = free == UINT64_MAX ? 0 : free / TABLES_SHARE + 1};
+    set_windowed(c, dims, &m->costs);
     return 0;
 }
 
@@ -186,6 +210,8 @@ void setup_close(struct core_config *k, struct setup_model *m)
     k->wishes = NULL;
     mem_free((void *)(uintptr_t)m->costs.layer_bytes);
     m->costs.layer_bytes = NULL;
+    mem_free((void *)(uintptr_t)m->costs.layer_windowed);
+    m->costs.layer_windowed = NULL;
     mem_free(m->layer_work);
     m->layer_work = NULL;
 }
@@ -232,6 +258,7 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
         .step_ns = c->step_ms * NS_PER_MS,
         .policy = policy_of(c),
         .page = LIMIT_PAGE,
+        .attn_window = window_of(m->dims),
         .share = c->prefix_cache,
         .hash_seed = incarnation,
         .hash_mask = UINT64_MAX,

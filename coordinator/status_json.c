@@ -57,6 +57,13 @@ static struct json *pages_json(const struct msg_replica_status *r)
     struct json *j = json_new_object();
     json_put_int(j, "total", r->pages_total);
     json_put_int(j, "free", r->pages_free);
+    if (!r->windowed_total) return j;
+    struct json *windowed = json_new_object();
+    json_put_int(windowed, "total", r->windowed_total);
+    json_put_int(windowed, "free", r->windowed_total - r->cache.windowed_held);
+    json_put_int(windowed, "cached", r->cache.windowed_cached);
+    json_put_int(windowed, "held", r->cache.windowed_held);
+    json_put(j, "windowed", windowed);
     return j;
 }
 

@@ -72,6 +72,9 @@ struct msg_run {
     uint32_t embed;        /* positions of the prompt whose embedding is wanted; 0: none is */
     const int32_t *tokens; /* n_rows */
     const uint32_t *pages; /* n_pages */
+    /* Of layers with a window, from page window_first of the table on: up to its end, or none. */
+    uint32_t window_first, n_window_pages;
+    const uint32_t *window_pages;
     bool has_open;
     struct msg_open open;
 };
@@ -200,7 +203,8 @@ struct msg_assign {
     uint32_t n_tensors;            /* at most LIMIT_SLICE_TENSORS */
     uint32_t ctx;                  /* positions of a sequence */
     uint32_t layer_first, layer_last, kv_type, n_pages, rows_max, logits_max, window;
-    uint32_t threads; /* at most so many; 0: as many as the worker has */
+    uint32_t n_window_pages; /* of layers with a window, at most n_pages; 0: n_pages */
+    uint32_t threads;        /* at most so many; 0: as many as the worker has */
     bool plaintext;
     struct key upstream; /* of the stage before, or of the coordinator; not set: no keys */
 };
@@ -329,7 +333,8 @@ struct msg_worker_status {
 /* The index of cached prefixes, and what it saved. */
 struct msg_cache_status {
     uint32_t pages_cached, pages_held;
-    uint64_t positions_unused; /* of pages_held: for which no row was issued yet */
+    uint32_t windowed_cached, windowed_held; /* pages of layers with a window, likewise */
+    uint64_t positions_unused;               /* of pages_held: for which no row was issued yet */
     uint64_t lookups, hits; /* requests that looked for their prompt; those that found some of it */
     uint64_t tokens_saved, tokens_computed; /* of prompts and replays: found; computed */
     uint64_t evicted, preemptions;
@@ -340,6 +345,7 @@ struct msg_replica_status {
     bool ready;       /* it takes requests */
     bool rebalancing; /* it is to be planned anew, or is */
     uint32_t generation, n_workers, pages_total, pages_free, sequences_max, ctx;
+    uint32_t windowed_total;  /* 0: layers with a window have no pages of their own */
     uint32_t running, queued; /* requests: that run here, that wait for it */
     uint64_t steps, steps_mixed;
     /* Of Steps' round trips, beside the stages' computing: on the way, and behind other Steps. */

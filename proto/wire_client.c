@@ -607,6 +607,11 @@ static void set_replica(struct replica_out *out, const struct msg_replica_status
     SET(&r, pages_cached, x->cache.pages_cached);
     SET(&r, pages_held, x->cache.pages_held);
     SET(&r, positions_unused, x->cache.positions_unused);
+    if (x->windowed_total) {
+        SET(&r, windowed_total, x->windowed_total);
+        SET(&r, windowed_cached, x->cache.windowed_cached);
+        SET(&r, windowed_held, x->cache.windowed_held);
+    }
     SET(&r, prefix_lookups, x->cache.lookups);
     SET(&r, prefix_hits, x->cache.hits);
     SET(&r, tokens_saved, x->cache.tokens_saved);
@@ -712,6 +717,7 @@ static int get_replica(const PbReplica *r, struct arena *a, struct msg_replica_s
                                        .n_workers = (uint32_t)r->n_workers,
                                        .workers = workers,
                                        .pages_total = r->pages_total,
+                                       .windowed_total = r->windowed_total,
                                        .ctx = r->ctx,
                                        .pages_free = r->pages_free,
                                        .steps = r->steps,
@@ -724,6 +730,8 @@ static int get_replica(const PbReplica *r, struct arena *a, struct msg_replica_s
                                        .cache = {.pages_cached = r->pages_cached,
                                                  .pages_held = r->pages_held,
                                                  .positions_unused = r->positions_unused,
+                                                 .windowed_cached = r->windowed_cached,
+                                                 .windowed_held = r->windowed_held,
                                                  .lookups = r->prefix_lookups,
                                                  .hits = r->prefix_hits,
                                                  .tokens_saved = r->tokens_saved,

@@ -83,6 +83,10 @@ static void set_run(struct step_room *room, uint32_t i, const struct msg_run *r)
     p->tokens = (int32_t *)(uintptr_t)r->tokens;
     p->n_pages = r->n_pages;
     p->pages = (uint32_t *)(uintptr_t)r->pages;
+    p->has_window_first = r->window_first > 0;
+    p->window_first = r->window_first;
+    p->n_window_pages = r->n_window_pages;
+    p->window_pages = (uint32_t *)(uintptr_t)r->window_pages;
     p->has_guesses = r->n_guesses > 0;
     p->guesses = r->n_guesses;
     p->has_embed = r->embed > 0;
@@ -134,6 +138,9 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
     if (p->guesses > p->n_logits) return wire__bad(em, "guesses"); /* each is to be verified */
     uint64_t end = (uint64_t)p->first_pos + p->n_tokens;
     if (p->n_pages != (end + LIMIT_PAGE - 1) / LIMIT_PAGE) return wire__bad(em, "pages");
+    if (p->window_first > p->first_pos / LIMIT_PAGE) return wire__bad(em, "window_first");
+    if (p->n_window_pages && p->n_window_pages != p->n_pages - p->window_first)
+        return wire__bad(em, "window_pages");
     if ((unsigned)p->kind > RUN_PROBE) return wire__bad(em, "kind");
     if (p->embed && (p->embed > LIMIT_CONTEXT || end > p->embed || p->n_logits || p->open ||
                      (unsigned)p->kind != RUN_PREFILL))
@@ -150,6 +157,9 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
                           .embed = p->embed,
                           .tokens = p->tokens,
                           .pages = p->pages,
+                          .window_first = p->window_first,
+                          .n_window_pages = (uint32_t)p->n_window_pages,
+                          .window_pages = p->window_pages,
                           .has_open = p->open != NULL};
     if (!p->open) return 0;
     r->open.boundary = p->open->boundary;
@@ -625,6 +635,7 @@ void wire_put_to_worker(const struct msg_to_worker *m, struct buf *to)
         SET(&assign, layer_last, m->assign.layer_last);
         SET(&assign, kv_type, m->assign.kv_type);
         SET(&assign, n_pages, m->assign.n_pages);
+        if (m->assign.n_window_pages) SET(&assign, n_window_pages, m->assign.n_window_pages);
         SET(&assign, rows_max, m->assign.rows_max);
         SET(&assign, logits_max, m->assign.logits_max);
         SET(&assign, window, m->assign.window);
@@ -688,6 +699,7 @@ static int get_assign(const Flotilla__Cluster__Assign *p, struct msg_to_worker *
     a->layer_last = p->layer_last;
     a->kv_type = p->kv_type;
     a->n_pages = p->n_pages;
+    a->n_window_pages = p->n_window_pages;
     a->rows_max = p->rows_max;
     a->logits_max = p->logits_max;
     a->window = p->window;
@@ -701,6 +713,7 @@ static int get_assign(const Flotilla__Cluster__Assign *p, struct msg_to_worker *
     if (a->ctx == 0 || a->ctx > LIMIT_CONTEXT) return wire__bad(em, "ctx");
     if (a->layer_first > a->layer_last) return wire__bad(em, "layers");
     if (a->n_pages == 0) return wire__bad(em, "n_pages");
+    if (a->n_window_pages > a->n_pages) return wire__bad(em, "n_window_pages");
     if (a->rows_max == 0 || a->rows_max > LIMIT_STEP_ROWS) return wire__bad(em, "rows_max");
     if (a->logits_max == 0 || a->logits_max > LIMIT_STEP_LOGITS) return wire__bad(em, "logits_max");
     if (a->window == 0 || a->window > LIMIT_WINDOW) return wire__bad(em, "window");

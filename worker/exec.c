@@ -109,6 +109,7 @@ static uint64_t header_max(const struct msg_assign *a)
     uint64_t runs = a->rows_max < LIMIT_STEP_RUNS ? a->rows_max : LIMIT_STEP_RUNS;
     uint64_t table = a->n_pages < LIMIT_SEQ_PAGES ? a->n_pages : LIMIT_SEQ_PAGES;
     uint64_t pages = runs * table < LIMIT_STEP_PAGES ? runs * table : LIMIT_STEP_PAGES;
+    if (a->n_window_pages) pages *= 2; /* a second table, which is no longer */
     uint64_t varint = 5, run = 256 + SAMPLING_BIASES_MAX * (varint + sizeof(float));
     run += LIMIT_GRAMMAR_BYTES;
     return a->rows_max * varint + pages * varint + runs * run + LIMIT_LIVE * sizeof(uint64_t) +

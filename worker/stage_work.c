@@ -84,6 +84,7 @@ static int open_engine(struct stage_work *w, const struct stage_work_options *o,
                             .layer_last = o->assign->layer_last,
                             .kv = (enum kv_type)o->assign->kv_type,
                             .n_pages = o->assign->n_pages,
+                            .n_window_pages = o->assign->n_window_pages,
                             .ctx = o->assign->ctx,
                             .hashes = o->assign->tensor_hashes,
                             .n_hashes = o->assign->n_tensors,
@@ -159,8 +160,8 @@ bool stage_work_fits(const struct stage_work *w, const struct msg_assign *a)
     const struct msg_assign *b = &w->assign;
     return a->model_digest == b->model_digest && a->layer_first == b->layer_first &&
            a->layer_last == b->layer_last && a->kv_type == b->kv_type && a->n_pages == b->n_pages &&
-           a->ctx == b->ctx && a->rows_max == b->rows_max && a->logits_max == b->logits_max &&
-           a->threads == b->threads;
+           a->n_window_pages == b->n_window_pages && a->ctx == b->ctx &&
+           a->rows_max == b->rows_max && a->logits_max == b->logits_max && a->threads == b->threads;
 }
 
 void stage_work_reset(struct stage_work *w)
@@ -415,7 +416,13 @@ int stage_work_step(struct stage_work *w, const struct msg_step *s, const void *
     for (uint32_t i = 0; i < s->n_runs; i++) {
         const struct msg_run *r = &s->runs[i];
         uint32_t n_logits = !last ? 0 : r->embed ? ENG_HIDDEN : r->n_logits;
-        w->runs[i] = (struct eng_run){r->first_pos, r->n_rows, n_logits, r->tokens, r->pages};
+        w->runs[i] = (struct eng_run){.first_pos = r->first_pos,
+                                      .n_rows = r->n_rows,
+                                      .n_logits = n_logits,
+                                      .tokens = r->tokens,
+                                      .pages = r->pages,
+                                      .window_first = r->window_first,
+                                      .window_pages = r->n_window_pages ? r->window_pages : NULL};
         if (last && r->has_open) open_sampler(w, r);
     }
     const float *out;

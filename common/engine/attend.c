@@ -21,9 +21,11 @@ static void one_span(const struct stage_thread *t, uint32_t layer, uint32_t row,
     const struct arch_dims *d = &e->model.dims;
     uint32_t group = d->n_heads / d->n_kv_heads;
     uint32_t p0 = (s->span + i) * ATTN_SPAN, p1 = p0 + ATTN_SPAN < s->end ? p0 + ATTN_SPAN : s->end;
-    struct kv_view kv = eng__kv_view(e, layer, head, e->rows[row].pages);
+    uint32_t at;
+    struct kv_view kv = eng__kv_view(e, layer, head, &e->rows[row], &at);
     const float *q = e->qkv + row * e->ld_qkv + (size_t)head * group * d->head_size;
-    e->kern->attn_span(&kv, q, group, p0 > s->first ? p0 : s->first, p1, d->score_softcap, parts);
+    if (p0 < s->first) p0 = s->first;
+    e->kern->attn_span(&kv, q, group, p0 - at, p1 - at, d->score_softcap, parts);
 }
 
 static void attend_spans(const struct stage_thread *t, uint32_t layer)

@@ -19,6 +19,24 @@ static size_t round16(size_t n)
 
 /* ---- a step ---- */
 
+static int check_pages(const uint32_t *pages, uint64_t n, uint32_t n_pages, struct errmsg *em)
+{
+    for (uint64_t p = 0; p < n; p++)
+        if (pages[p] >= n_pages)
+            return err_set(em, ERR_RANGE, "page %" PRIu32 " of %" PRIu32, pages[p], n_pages);
+    return 0;
+}
+
+/* The pages of layers with a window reach from what the first row sees to the last row. */
+static int check_window_pages(const struct engine *e, const struct eng_run *run, uint64_t n,
+                              struct errmsg *em)
+{
+    uint32_t first = eng__sight(e->window, run->first_pos).first;
+    if (!run->window_pages || run->window_first > first / KV_PAGE)
+        return err_set(em, ERR_RANGE, "position %" PRIu32 " is seen, but has no page", first);
+    return check_pages(run->window_pages, n - run->window_first, e->n_window_pages, em);
+}
+
 static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *em)
 {
     uint64_t end = (uint64_t)run->first_pos + run->n_rows;
@@ -32,10 +50,10 @@ static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *
     if (n_logits > run->n_rows || n_logits > e->logits_max - e->n_logits ||
         (run->n_logits && !e->model.last))
         return err_set(em, ERR_RANGE, "logits of %" PRIu32 " rows", n_logits);
-    for (uint64_t p = 0; p < (end + KV_PAGE - 1) / KV_PAGE; p++)
-        if (run->pages[p] >= e->n_pages)
-            return err_set(em, ERR_RANGE, "page %" PRIu32 " of %" PRIu32, run->pages[p],
-                           e->n_pages);
+    uint64_t n_pages = (end + KV_PAGE - 1) / KV_PAGE;
+    int rc = check_pages(run->pages, n_pages, e->n_pages, em);
+    if (rc == 0 && e->window) rc = check_window_pages(e, run, n_pages, em);
+    if (rc < 0) return rc;
     for (uint32_t i = 0; i < run->n_rows; i++) {
         int32_t token = e->model.first ? run->tokens[i] : 0;
         if (token < 0 || (uint32_t)token >= e->model.dims.vocab)
@@ -43,7 +61,11 @@ static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *
                            e->model.dims.vocab);
         if (i + n_logits >= run->n_rows) e->logit_rows[e->n_logits++] = e->n_rows;
         if (hidden) e->hidden_rows[e->n_hidden++] = e->n_rows;
-        e->rows[e->n_rows++] = (struct row){run->first_pos + i, token, run->pages};
+        e->rows[e->n_rows++] = (struct row){.pos = run->first_pos + i,
+                                            .token = token,
+                                            .pages = run->pages,
+                                            .window_pages = run->window_pages,
+                                            .window_at = run->window_first * KV_PAGE};
         for (uint32_t b = 0; b < e->model.dims.n_blocks; b++) {
             uint32_t n = eng__sight(e->model.dims.blocks[b].window, run->first_pos + i).n_spans;
             if (n > e->n_spans[b]) e->n_spans[b] = n;
@@ -105,6 +127,15 @@ size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_lay
     return (size_t)n_layers * d->n_kv_heads * 2 * kv_half_bytes(kv, d->head_size);
 }
 
+uint64_t eng_kv_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t layer_first,
+                      uint32_t layer_last, uint64_t n_pages, uint64_t n_window_pages)
+{
+    uint64_t pages = 0;
+    for (uint32_t l = layer_first; l <= layer_last; l++)
+        pages += n_window_pages && arch_block(d, l)->window ? n_window_pages : n_pages;
+    return pages * eng_page_bytes(d, kv, 1);
+}
+
 /* The pages of the pool are touched before the engine is ready, a piece at a time, by all threads:
  * what the system has not got is missed now, and the progress moves while it is found. */
 #define TOUCH_BYTES ((size_t)256 << 20)
@@ -138,11 +169,17 @@ static int touch_kv(struct engine *e, const struct eng_options *o, struct errmsg
 static int open_kv(struct engine *e, const struct eng_options *o, struct errmsg *em)
 {
     const struct arch_dims *d = &e->model.dims;
-    uint32_t n_layers = e->model.layer_last - e->model.layer_first + 1;
+    uint32_t first = e->model.layer_first, last = e->model.layer_last;
     e->page_bytes = eng_page_bytes(d, e->kv, 1);
     e->head_bytes = e->page_bytes / d->n_kv_heads;
-    e->layer_bytes = e->page_bytes * e->n_pages;
-    e->stats.kv_bytes = (uint64_t)e->layer_bytes * n_layers;
+    e->stats.kv_bytes = eng_kv_bytes(d, e->kv, first, last, e->n_pages, e->n_window_pages);
+    for (uint32_t l = first; l <= last; l++) {
+        uint32_t window = e->n_window_pages ? arch_block(d, l)->window : 0;
+        e->layer_at[l - first] =
+            (size_t)eng_kv_bytes(d, e->kv, first, l, e->n_pages, e->n_window_pages) -
+            e->page_bytes * (window ? e->n_window_pages : e->n_pages);
+        if (window > e->window) e->window = window;
+    }
     e->pool_kv = mem_pages((size_t)e->stats.kv_bytes);
     if (!e->pool_kv)
         return err_set(em, ERR_NOMEM, "KV pool of %" PRIu64 " bytes", e->stats.kv_bytes);
@@ -237,11 +274,15 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
         return err_set(em, ERR_RANGE,
                        "rows %" PRIu32 " (1..%u), logits %" PRIu32 ", pages %" PRIu32, o->rows_max,
                        ENG_ROWS_MAX, o->logits_max, o->n_pages);
+    if (o->n_window_pages > o->n_pages)
+        return err_set(em, ERR_RANGE, "%" PRIu32 " windowed pages of %" PRIu32, o->n_window_pages,
+                       o->n_pages);
     fm_set_rounding(); /* tables and weights are computed here too */
     struct engine *e = mem_zalloc(sizeof *e);
     e->kv = o->kv;
     e->moves = o->moves;
     e->n_pages = o->n_pages;
+    e->n_window_pages = o->n_window_pages;
     e->ctx = (uint64_t)o->n_pages * KV_PAGE;
     if (o->ctx && o->ctx < e->ctx) e->ctx = o->ctx;
     e->rows_max = o->rows_max;

@@ -27,7 +27,10 @@ struct eng_options {
     uint32_t layer_first, layer_last; /* inclusive; the first layer brings the embedding, the last
                                          the output head */
     enum kv_type kv;
-    uint32_t n_pages;    /* KV pages of KV_PAGE positions */
+    uint32_t n_pages; /* KV pages of KV_PAGE positions */
+    /* Pages of layers with a window, at most n_pages, which have numbers of their own then; 0: they
+     * have n_pages, and the tables of the others. */
+    uint32_t n_window_pages;
     uint32_t ctx;        /* most positions of one sequence; 0: as many as the pages hold */
     uint32_t rows_max;   /* rows of a step, 1..ENG_ROWS_MAX */
     uint32_t logits_max; /* rows of a step that want logits, 1..rows_max */
@@ -59,6 +62,10 @@ struct eng_run {
                               slice */
     const int32_t *tokens; /* n_rows; read by the first slice only */
     const uint32_t *pages; /* page ids of positions 0 .. first_pos + n_rows - 1 */
+    /* With n_window_pages: the same of layers with a window, from page window_first of the table
+     * on, where what the first row sees begins or before. */
+    uint32_t window_first;
+    const uint32_t *window_pages;
 };
 
 struct eng_stats {
@@ -117,6 +124,9 @@ struct eng_stats eng_stats(const struct engine *e);
 
 /* ERR_UNSUPPORTED: the model's heads do not fit the blocks of this KV type. */
 int eng_kv_check(const struct arch_dims *d, enum kv_type kv, struct errmsg *em);
+/* Bytes of the KV pool of a slice. n_window_pages: as in eng_options. */
+uint64_t eng_kv_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t layer_first,
+                      uint32_t layer_last, uint64_t n_pages, uint64_t n_window_pages);
 /* Bytes of KV for one page over n layers. */
 size_t eng_page_bytes(const struct arch_dims *d, enum kv_type kv, uint32_t n_layers);
 /* "f32", "f16", "q8_0" or "q4_0"; false for another name. */

@@ -27,7 +27,8 @@
 #define POINT_NS (30 * NS_PER_MS)       /* for so long, and RUNS_LEAST times, a point is run */
 #define POINT_MOST_NS (500 * NS_PER_MS) /* while others have the CPU, it may be fewer times */
 #define RUNS_LEAST 4u
-#define ALL_NS (2 * NS_PER_S) /* for the layers, and for the head: points beyond it are left out */
+#define ALL_NS (2 * NS_PER_S) /* for the layers, and for the head: points beyond it are left out   \
+                               */
 
 /* Rows of steps of which the layers are measured; of those, the first N_HEADS also with logits. */
 static const uint32_t rows_of_point[] = {1, 2, 4, 8, 32};
@@ -169,7 +170,7 @@ static int run(struct bench *b, uint32_t rows, uint32_t logits, uint64_t *ret_ns
 {
     static const int32_t tokens[ROWS_MAX];
     static const uint32_t pages[N_PAGES]; /* all positions in one page: the bytes are the same */
-    struct eng_run r = {b->depth, rows, logits, tokens, pages};
+    struct eng_run r = {b->depth, rows, logits, tokens, .pages = pages};
     const float *out;
     if (b->o->goes_on && !b->o->goes_on(b->o->arg)) return err_set(em, ERR_CANCELLED, "given up");
     uint64_t start = now_ns(b);

@@ -224,8 +224,8 @@ static int load_pieces(struct model *m, const struct eng_options *o, const struc
                        struct errmsg *em)
 {
     struct load l = {.m = m, .o = o, .pieces = b->pieces};
-    l.total = (uint64_t)o->n_pages * /* the pool is touched after the tensors are read */
-              eng_page_bytes(&m->dims, o->kv, m->layer_last - m->layer_first + 1);
+    l.total = eng_kv_bytes(&m->dims, o->kv, m->layer_first, m->layer_last, o->n_pages,
+                           o->n_window_pages); /* it is touched after the tensors are read */
     size_t n = 0;
     for (uint32_t i = 0; i < b->n; i++) {
         n += b->pieces[i].rows / content_part_rows(b->pieces[i].tensor) + 1;

@@ -37,7 +37,8 @@ static uint64_t need(const struct eng_options *o, const struct arch_dims *d, uin
     if (o->ctx && o->ctx < positions) positions = o->ctx;
     struct eng_sizes s = eng_sizes(d, o->rows_max, o->logits_max, positions);
     bool last = o->layer_last == d->n_layers - 1;
-    return n_pages * eng_page_bytes(d, o->kv, o->layer_last - o->layer_first + 1) + s.step_bytes +
+    uint64_t windowed = o->n_window_pages < n_pages ? o->n_window_pages : n_pages;
+    return eng_kv_bytes(d, o->kv, o->layer_first, o->layer_last, n_pages, windowed) + s.step_bytes +
            o->threads * s.thread_bytes + (last ? s.logits_bytes : 0);
 }
 

@@ -144,8 +144,9 @@ static void rotate_and_store(const struct stage_thread *t, uint32_t layer)
             kern_hadamard(v, d->n_kv_heads * hs);
         }
         for (uint32_t h = 0; h < d->n_kv_heads; h++) {
-            struct kv_view kv = eng__kv_view(e, layer, h, e->rows[r].pages);
-            e->kern->kv_store(&kv, e->rows[r].pos, k + h * hs, v + h * hs);
+            uint32_t at;
+            struct kv_view kv = eng__kv_view(e, layer, h, &e->rows[r], &at);
+            e->kern->kv_store(&kv, e->rows[r].pos - at, k + h * hs, v + h * hs);
         }
     }
     if (a < b) eng__count_call(t, ENG_ROTATE, start);

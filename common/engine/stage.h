@@ -17,7 +17,9 @@
 struct row {
     uint32_t pos;
     int32_t token;
-    const uint32_t *pages;
+    const uint32_t *pages;        /* of all positions */
+    const uint32_t *window_pages; /* where layers with a window have their own: from window_at on */
+    uint32_t window_at;           /* a position */
 };
 
 struct engine {
@@ -26,9 +28,12 @@ struct engine {
     struct pool *pool;
     enum kv_type kv;
     uint32_t n_pages, rows_max, logits_max;
-    uint64_t ctx;                               /* positions of one sequence, at most */
-    uint8_t *pool_kv;                           /* [layer][page][kv head][keys, values] */
-    size_t head_bytes, page_bytes, layer_bytes; /* its strides */
+    uint32_t n_window_pages;       /* 0: layers with a window have n_pages */
+    uint32_t window;               /* the widest of layers with pages of their own; 0: none has */
+    uint64_t ctx;                  /* positions of one sequence, at most */
+    uint8_t *pool_kv;              /* [layer][page][kv head][keys, values] */
+    size_t head_bytes, page_bytes; /* its strides, */
+    size_t layer_at[ARCH_LAYERS_MAX]; /* and where each layer of the slice begins */
     double *inv_freq[ARCH_BLOCKS_MAX], magnitude[ARCH_BLOCKS_MAX]; /* by block, like the next two */
     /* the step at hand */
     struct row *rows;
@@ -79,18 +84,22 @@ static inline void eng__count_call(const struct stage_thread *t, enum eng_op op,
     stats_record_own(&t->e->dispatch[t->idx * ENG_N_OPS + op], clock_ns() - start);
 }
 
-static inline struct kv_view eng__kv_view(const struct engine *e, uint32_t layer, uint32_t head,
-                                          const uint32_t *pages)
-{
-    return (struct kv_view){e->kv, e->model.dims.head_size,
-                            e->pool_kv + layer * e->layer_bytes + head * e->head_bytes,
-                            e->page_bytes, pages};
-}
-
 /* The index of the block of a layer of the slice. */
 static inline uint32_t eng__block(const struct engine *e, uint32_t layer)
 {
     return e->model.dims.block_of[e->model.layer_first + layer];
+}
+
+/* The keys and values that a row sees in a layer. *ret_at: the position, a multiple of KV_PAGE,
+ * from which on the view counts positions. */
+static inline struct kv_view eng__kv_view(const struct engine *e, uint32_t layer, uint32_t head,
+                                          const struct row *row, uint32_t *ret_at)
+{
+    bool own = e->n_window_pages && e->model.dims.blocks[eng__block(e, layer)].window;
+    *ret_at = own ? row->window_at : 0;
+    return (struct kv_view){e->kv, e->model.dims.head_size,
+                            e->pool_kv + e->layer_at[layer] + head * e->head_bytes, e->page_bytes,
+                            own ? row->window_pages : row->pages};
 }
 
 /* Keys and values to be quantised are Hadamard-transformed first, so that one large element does

@@ -70,6 +70,8 @@ static void print_json(const struct msg_status *s)
         json_put_bool(x, "planned", r->n_workers != 0);
         put(x, "why", r->n_workers ? "" : r->why);
         json_put_int(x, "kv_pages", r->n_workers ? r->pages_total : 0);
+        if (r->windowed_total)
+            json_put_int(x, "kv_windowed_pages", r->n_workers ? r->windowed_total : 0);
         json_put_int(x, "ctx", r->n_workers ? r->ctx : 0);
         if (r->steps) json_put_real(x, "network_ms", network_ms(r));
         put(x, "bottleneck", bottleneck(r) ? bottleneck(r)->name : "");
@@ -90,9 +92,13 @@ static void print_replica(const struct msg_replica_status *r)
     }
     const struct msg_worker_status *slowest = bottleneck(r);
     if (r->steps) (void)printf("network   %.2f ms a Step, all links together\n", network_ms(r));
+    char windowed[64] = "";
+    if (r->windowed_total)
+        (void)snprintf(windowed, sizeof windowed, " and %" PRIu32 " windowed ones",
+                       r->windowed_total);
     (void)printf("replica   %s: KV pool of %" PRIu64 " tokens (%" PRIu32
-                 " pages), contexts of %" PRIu32 "\n",
-                 r->name, (uint64_t)r->pages_total * LIMIT_PAGE, r->pages_total, r->ctx);
+                 " pages%s), contexts of %" PRIu32 "\n",
+                 r->name, (uint64_t)r->pages_total * LIMIT_PAGE, r->pages_total, windowed, r->ctx);
     (void)printf("%-20s %8s %8s %10s %10s %10s  %s\n", "worker", "layers", "threads", "1 row",
                  "4 streams", "32 rows", "isa");
     for (uint32_t i = 0; i < r->n_workers; i++) {

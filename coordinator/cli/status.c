@@ -26,7 +26,8 @@ static void print_workers(const struct msg_worker_status *list, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         const struct msg_worker_status *w = &list[i];
         char layers[32] = "none", took[16] = "-", predicted[16] = "-";
-        if (w->timed_steps) (void)snprintf(took, sizeof took, "%.2f", status_step_ms(w->compute_ns, w));
+        if (w->timed_steps)
+            (void)snprintf(took, sizeof took, "%.2f", status_step_ms(w->compute_ns, w));
         if (w->timed_steps && w->predicted_ns)
             (void)snprintf(predicted, sizeof predicted, "%.2f", status_step_ms(w->predicted_ns, w));
         if (w->layer_first <= w->layer_last)
@@ -46,14 +47,21 @@ static void print_workers(const struct msg_worker_status *list, uint32_t n)
 
 static void print_replica(const struct msg_replica_status *r)
 {
+    char windowed[96] = "";
+    if (r->windowed_total)
+        (void)snprintf(windowed, sizeof windowed,
+                       "\nwindowed  %" PRIu32 " free of %" PRIu32 ", %" PRIu32
+                       " of them kept for prefixes",
+                       r->windowed_total - r->cache.windowed_held, r->windowed_total,
+                       r->cache.windowed_cached);
     (void)printf(
         "replica   %s: %s%s%s, generation %" PRIu32 ", %" PRIu32 " running, %" PRIu32 " queued\n"
-        "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32 " of them kept for prefixes\n"
+        "KV pages  %" PRIu32 " free of %" PRIu32 ", %" PRIu32 " of them kept for prefixes%s\n"
         "prefixes  %" PRIu64 " of %" PRIu64 " requests found theirs, %" PRIu64
         " tokens saved, %" PRIu64 " computed\n",
         r->name, r->state, r->why[0] ? ": " : "", r->why, r->generation, r->running, r->queued,
-        r->pages_free, r->pages_total, r->cache.pages_cached, r->cache.hits, r->cache.lookups,
-        r->cache.tokens_saved, r->cache.tokens_computed);
+        r->pages_free, r->pages_total, r->cache.pages_cached, windowed, r->cache.hits,
+        r->cache.lookups, r->cache.tokens_saved, r->cache.tokens_computed);
     if (r->n_workers) print_workers(r->workers, r->n_workers);
 }
 

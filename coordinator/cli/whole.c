@@ -53,7 +53,7 @@ void whole_close(struct whole *w)
 int whole_step(struct whole *w, uint32_t first_pos, const int32_t *tokens, uint32_t n,
                uint32_t n_logits, const float **ret_logits, struct errmsg *em)
 {
-    struct eng_run run = {first_pos, n, n_logits, tokens, w->pages};
+    struct eng_run run = {first_pos, n, n_logits, tokens, .pages = w->pages};
     const float *out;
     int rc = eng_step(w->engine, &run, 1, NULL, &out, em);
     if (rc == 0 && n_logits) *ret_logits = out;

@@ -32,6 +32,8 @@ static void copy_config(struct core *c, const struct core_config *config)
                config->n_layers * sizeof *c->layer_bytes);
     }
     c->cfg.costs.layer_bytes = c->layer_bytes;
+    c->cfg.costs.layer_windowed = c->layer_windowed =
+        copy_of(config->costs.layer_windowed, config->n_layers * sizeof *c->layer_windowed);
     c->cfg.layer_work = c->layer_work =
         copy_of(config->layer_work, config->n_layers * sizeof *c->layer_work);
     c->cfg.chains = c->chains = copy_of(config->chains, config->n_replicas * sizeof *c->chains);
@@ -69,6 +71,7 @@ struct core *core_open(const struct core_config *config)
     CHECK(config->n_wanted <= config->n_replicas);
     CHECK(config->max_workers >= n_needed(config));
     CHECK(config->window > 0 && config->window <= LIMIT_WINDOW && config->page > 0);
+    CHECK((config->attn_window > 0) == (config->costs.windowed_most > 0));
     struct core *c = mem_zalloc(sizeof *c);
     copy_config(c, config);
     c->workers = mem_zalloc(config->max_workers * sizeof *c->workers);
@@ -105,6 +108,7 @@ void core_close(struct core *c)
     for (uint32_t i = 0; i < c->cfg.max_live; i++) {
         mem_free(c->requests[i].tokens);
         mem_free(c->requests[i].pages);
+        mem_free(c->requests[i].windowed);
         mem_free((void *)(uintptr_t)c->requests[i].sampling.bias_ids);
         mem_free((void *)(uintptr_t)c->requests[i].sampling.bias);
         blob_drop(c->requests[i].grammar);
@@ -130,6 +134,7 @@ void core_close(struct core *c)
     mem_free(c->staff);
     mem_free(c->spares);
     mem_free(c->layer_bytes);
+    mem_free(c->layer_windowed);
     mem_free(c->layer_work);
     mem_free(c->chains);
     mem_free(c->given);
@@ -319,6 +324,7 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
 {
     struct msg_worker_status *workers = c->staff + (size_t)r->id * c->cfg.n_stages;
     struct pages_stats pages = pages_stats(r->pages);
+    struct windowed_stats windowed = core_windowed(c, r->id);
     uint64_t unused = 0;
     for (uint32_t i = 0; i < r->n_running; i++) {
         const struct request *x = &c->requests[r->running[i]];
@@ -332,6 +338,7 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                        .workers = workers,
                                        .generation = r->generation,
                                        .pages_total = r->n_pages,
+                                       .windowed_total = r->n_windowed,
                                        .ctx = r->ctx,
                                        .pages_free = pages.n_free + pages.n_cached,
                                        .sequences_max = r->sequences_max,
@@ -343,6 +350,8 @@ static void replica_status(struct core *c, struct replica *r, struct msg_replica
                                        .queue_ns = r->flight.queue_sum_ns,
                                        .cache = {.pages_cached = pages.n_cached,
                                                  .pages_held = pages.n_held,
+                                                 .windowed_cached = windowed.n_cached,
+                                                 .windowed_held = windowed.n_held,
                                                  .positions_unused = unused,
                                                  .lookups = r->prefix_lookups,
                                                  .hits = r->prefix_hits,
@@ -428,7 +437,9 @@ struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
                                   .n_tokens = r->n_tokens,
                                   .n_guessed = r->n_guessed,
                                   .arrival = r->arrival,
-                                  .pages = r->pages};
+                                  .pages = r->pages,
+                                  .windowed = r->windowed,
+                                  .first_windowed = r->first_windowed};
 }
 
 struct pages_stats core_pages(const struct core *c, uint32_t replica)
@@ -439,6 +450,22 @@ struct pages_stats core_pages(const struct core *c, uint32_t replica)
 struct page_view core_page_at(const struct core *c, uint32_t replica, uint32_t page)
 {
     return pages_view(c->replicas[replica].pages, page);
+}
+
+uint32_t core_n_windowed(const struct core *c, uint32_t replica)
+{
+    return c->replicas[replica].n_windowed;
+}
+
+struct windowed_stats core_windowed(const struct core *c, uint32_t replica)
+{
+    const struct windowed *w = c->replicas[replica].windowed;
+    return w ? windowed_stats(w) : (struct windowed_stats){0};
+}
+
+struct windowed_view core_windowed_at(const struct core *c, uint32_t replica, uint32_t page)
+{
+    return windowed_view(c->replicas[replica].windowed, page);
 }
 
 uint32_t core_in_flight(const struct core *c, uint32_t replica)

@@ -63,6 +63,8 @@ struct core_config {
     uint32_t pages_least, pages_most; /* between these */
     struct room_costs costs; /* without layer_bytes, n_pages is not checked against any memory */
     uint32_t page;           /* positions of a page */
+    uint32_t attn_window;    /* positions that windowed layers see, the widest; 0: none is windowed.
+                                costs says how many pages there are for them */
     bool share;              /* prompts that begin alike share pages */
     uint64_t hash_seed, hash_mask; /* of the prefix index: pages.h */
     uint32_t ctx;                  /* positions of a sequence; never more than a pool has */
@@ -246,12 +248,19 @@ struct core_sequence {
     uint64_t arrival;             /* order of arrival, at its replica if it was moved there */
     const uint32_t *pages;        /* n_pages; until the next core_step */
     uint32_t n_pages;
+    const uint32_t *windowed; /* its windowed pages, likewise: those from first_windowed on; NULL:
+                                 no layer is windowed */
+    uint32_t first_windowed;
 };
 
 uint32_t core_n_sequences(const struct core *c);
 struct core_sequence core_sequence_at(const struct core *c, uint32_t idx);
 struct pages_stats core_pages(const struct core *c, uint32_t replica);
 struct page_view core_page_at(const struct core *c, uint32_t replica, uint32_t page);
+/* The same of windowed pages; 0 of them where no layer is windowed. */
+uint32_t core_n_windowed(const struct core *c, uint32_t replica);
+struct windowed_stats core_windowed(const struct core *c, uint32_t replica);
+struct windowed_view core_windowed_at(const struct core *c, uint32_t replica, uint32_t page);
 uint32_t core_in_flight(const struct core *c, uint32_t replica);
 
 #endif

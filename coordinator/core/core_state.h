@@ -191,8 +191,11 @@ struct replica {
     /* ---- its KV pages ---- */
     struct pages *pages;
     uint32_t n_pages;
-    uint32_t ctx;             /* positions of a sequence that this pool allows */
-    uint32_t *twice, n_twice; /* pages of the present step build that the index had already */
+    uint32_t ctx;              /* positions of a sequence that this pool allows */
+    uint32_t *twice, n_twice;  /* pages of the present step build that the index had already */
+    struct windowed *windowed; /* NULL: no layer is windowed, as in the next two */
+    uint32_t n_windowed;
+    uint32_t *windowed_twice, n_windowed_twice; /* as `twice` */
     /* ---- its sequences ---- */
     uint32_t *running, n_running; /* slots, the most urgent first: by class, then arrival */
     uint32_t *queued, n_queued;   /* slots of those that wait for it, by arrival */
@@ -230,6 +233,8 @@ struct request {
     int32_t *tokens;
     uint32_t *pages; /* room for all it can ever need */
     uint32_t n_pages;
+    uint32_t *windowed; /* likewise, held from first_windowed on; NULL: no layer is windowed */
+    uint32_t first_windowed;
     uint32_t n_walked;  /* of its pages that are in the index, */
     struct prefix walk; /* and along them */
     uint32_t n_found;   /* positions found computed before its first token */
@@ -274,6 +279,7 @@ struct core {
     char model_path[LIMIT_PATH_BYTES], results_endpoint[LIMIT_TEXT_BYTES];
     int32_t *eog;
     uint64_t *layer_bytes, *layer_work;
+    bool *layer_windowed;
     uint32_t *chains, *given;
     struct core_wish *wishes;
     uint64_t now_ns;
@@ -497,8 +503,10 @@ void flight__forgive(const struct core *c, struct flight *f, uint64_t lost_ns);
 /* room.c */
 /* Chooses the pool's size for the planned stages. False: too little fits, and nobody is planned. */
 bool room__plan(struct core *c, struct replica *r);
-/* A new pool of so many pages, all free, and the context that it allows. */
+/* A new pool of so many pages, all free, with the windowed pages that go with them, and the context
+ * that it allows. */
 void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages);
+void room__drop_pages(struct replica *r);
 
 /* sched.c */
 void sched__compose(struct core *c, struct replica *rep);
@@ -575,8 +583,29 @@ void queue__release(struct request *r);
 void queue__again(struct core *c, struct request *r);
 /* Admits to a replica the requests that may run there now, in order of urgency. */
 void queue__admit(struct core *c, struct replica *rep);
-/* A page for r, which runs; if need be, a less urgent running request is preempted for it, unless
- * it has rows in the present step build. False: there is none. */
-bool queue__page(struct core *c, struct request *r, uint32_t *ret_page);
+/* One more page in the tables of r, which runs; if need be, a less urgent running request is
+ * preempted for it, unless it has rows in the present step build. False: there is none. */
+bool queue__page(struct core *c, struct request *r);
+
+/* table.c: the page tables of a request that runs */
+/* One more page of each kind, if there is one. */
+bool table__grow(struct request *r);
+/* The last pages go back. */
+void table__shrink(struct request *r);
+/* Windowed pages that none of its rows to come reads go back. It has no rows in the present step
+ * build yet. */
+void table__slide(const struct core *c, struct request *r);
+/* It holds nothing behind the pages that it has walked, which are all computed. Walks on over those
+ * that the replica has computed in earlier Steps, as far as its rows may begin behind them, and
+ * never over the one of its last token; returns how many these were. *ret_found: whether the next
+ * one is being computed in Step `step`. */
+uint32_t table__walk(const struct core *c, struct request *r, uint64_t step,
+                     enum pages_found *ret_found);
+/* Full pages whose rows are all issued, and with the right tokens, may be shared from the Step
+ * after `step` on. */
+void table__enter(const struct core *c, struct request *r, uint64_t step);
+/* Lets go of the pages whose prefix the index had already, once the Step is composed: its rows
+ * still go there. */
+void table__drop_twice(struct replica *rep);
 
 #endif

@@ -59,6 +59,7 @@ void pages_clear(struct pages *p)
         p->free[i] = n - 1 - i;
     }
     index_clear(p->cfg.index, p->cfg.replica);
+    if (p->cfg.windowed) windowed_clear(p->cfg.windowed);
     p->oldest = p->newest = NONE;
     p->stats.n_free = n;
     p->stats.n_cached = p->stats.n_held = 0;
@@ -113,6 +114,7 @@ static void evict(struct pages *p, uint32_t i)
     leave_list(p, i);
     if (parent != INDEX_NONE && p->pages[parent].count == 0) enter_list(p, parent, false);
     make_free(p, i);
+    if (p->cfg.windowed) windowed_forget(p->cfg.windowed, i);
     p->stats.n_cached--;
     p->stats.evicted++;
 }

@@ -11,6 +11,7 @@
 #define FLOTILLA_CORE_PAGES_H
 
 #include "coordinator/core/index.h"
+#include "coordinator/core/windowed.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,7 +20,8 @@ struct pages_config {
     struct index *index; /* of the cluster, borrowed until pages_close */
     uint32_t replica;    /* whose pool this is: the only one with this number at a time */
     uint32_t n_pages;
-    bool share; /* false: nothing is kept or found */
+    bool share;                /* false: nothing is kept or found */
+    struct windowed *windowed; /* whose pages are attached to these, or NULL; borrowed likewise */
 };
 
 struct pages_stats {

@@ -27,7 +27,8 @@ struct planning {
     const struct plan_worker *order[LIMIT_STAGES]; /* of the stages */
     double mean_byte_ns, mean_head_ns;             /* of workers that were measured; 0: none was */
     double *work;                                  /* n_layers + 1: bytes before each layer, */
-    double *held;                                  /* and bytes of weights in memory */
+    double *held;                                  /* and bytes of weights in memory, */
+    uint32_t *windowed;                            /* and layers with windowed pages */
     double *slowest;                               /* n_stages x (n_layers + 1) */
     uint32_t *from;                                /* the same: where its last stage begins */
 };
@@ -63,7 +64,9 @@ static bool fits(const struct planning *p, const struct plan_worker *w, uint32_t
     if (!k->layer_bytes || w->room_bytes == UINT64_MAX || pages < 0) return true;
     double bytes = p->held[end] - p->held[first];
     if (end == p->ask->n_layers) bytes += (double)k->last_bytes;
-    bytes += pages * ((double)n * (double)k->page_layer_bytes + (double)k->page_bytes);
+    uint32_t windowed = p->windowed[end] - p->windowed[first];
+    bytes += pages * ((double)(n - windowed) * (double)k->page_layer_bytes + (double)k->page_bytes);
+    bytes += (double)room_windowed(k, (uint64_t)pages) * windowed * (double)k->page_layer_bytes;
     return bytes <= (double)w->room_bytes;
 }
 
@@ -435,12 +438,14 @@ static void open_tables(struct planning *p)
     size_t width = ask->n_layers + 1, n = ask->n_stages * width;
     p->work = mem_zalloc(width * sizeof *p->work);
     p->held = mem_zalloc(width * sizeof *p->held);
+    p->windowed = mem_zalloc(width * sizeof *p->windowed);
     p->slowest = mem_zalloc(n * sizeof *p->slowest);
     p->from = mem_zalloc(n * sizeof *p->from);
     for (uint32_t l = 0; l < ask->n_layers; l++) {
         p->work[l + 1] = p->work[l] + (ask->work ? (double)ask->work[l] : 1.0);
         p->held[l + 1] =
             p->held[l] + (ask->costs->layer_bytes ? (double)ask->costs->layer_bytes[l] : 0.0);
+        p->windowed[l + 1] = p->windowed[l] + room_layers_windowed(ask->costs, l, l + 1);
     }
 }
 
@@ -448,6 +453,7 @@ static void close_tables(struct planning *p)
 {
     mem_free(p->work);
     mem_free(p->held);
+    mem_free(p->windowed);
     mem_free(p->slowest);
     mem_free(p->from);
 }

@@ -111,8 +111,8 @@ void queue__release(struct request *r)
 {
     CHECK(r->running || r->n_pages == 0);
     spec__drop(r);
-    while (r->n_pages) pages_drop(r->replica->pages, r->pages[--r->n_pages]);
-    r->n_issued = r->n_right = r->n_walked = 0;
+    while (r->n_pages) table__shrink(r);
+    r->n_issued = r->n_right = r->n_walked = r->first_windowed = 0;
     r->chosen_in = r->put_in = 0;
     r->spoke_ns = 0;
 }
@@ -149,22 +149,38 @@ static uint32_t room_for(const struct core *c, const struct request *r, uint32_t
     return known + 1 + n_running;
 }
 
+/* The same of windowed pages: those of a prompt that is longer than a window slide on. */
+static uint32_t windowed_for(const struct core *c, const struct request *r, uint32_t n_running)
+{
+    uint32_t most = room_window(c->cfg.attn_window, c->cfg.page, c->cfg.rows_max) + 1 + n_running;
+    uint32_t all = room_for(c, r, n_running);
+    return all < most ? all : most;
+}
+
+/* Pages of each kind that somebody can have; of windowed ones none where no layer is windowed. */
+struct supply {
+    uint32_t whole, windowed;
+};
+
 static bool fits(const struct core *c, const struct request *r, uint32_t n_running,
-                 uint32_t n_available)
+                 const struct supply *s)
 {
     if (n_running == 0) return true; /* nothing runs: all pages are available */
-    return n_running < c->cfg.max_running && room_for(c, r, n_running) <= n_available;
+    if (c->cfg.attn_window && windowed_for(c, r, n_running) > s->windowed) return false;
+    return n_running < c->cfg.max_running && room_for(c, r, n_running) <= s->whole;
 }
 
 /* Pages that nobody but r holds. */
-static uint32_t held_alone(const struct replica *rep, const struct request *r)
+static struct supply held_alone(const struct replica *rep, const struct request *r)
 {
-    uint32_t n = 0;
+    uint32_t n = 0, n_windowed = 0;
     for (uint32_t i = 0; i < r->n_pages; i++) n += pages_view(rep->pages, r->pages[i]).count == 1;
-    return n;
+    for (uint32_t i = r->first_windowed; i < r->n_pages && rep->windowed; i++)
+        n_windowed += windowed_view(rep->windowed, r->windowed[i]).count == 1;
+    return (struct supply){n, n_windowed};
 }
 
-/* Pages that the request holds beyond those of its known tokens, for guesses alone. */
+/* Pages of each kind that the request holds beyond those of its known tokens, for guesses alone. */
 static uint32_t held_for_guesses(const struct core *c, const struct request *r)
 {
     uint32_t known = r->n_issued < r->n_tokens ? r->n_issued : r->n_tokens;
@@ -175,12 +191,16 @@ static uint32_t held_for_guesses(const struct core *c, const struct request *r)
 /* Preempts the least urgent ones, if that makes room for r; otherwise nobody. */
 static bool make_room(struct core *c, struct replica *rep, const struct request *r)
 {
-    uint32_t keep = rep->n_running, available = pages_available(rep->pages);
-    for (uint32_t i = 0; i < keep; i++) available += held_for_guesses(c, at(c, rep->running, i));
-    while (!fits(c, r, keep, available)) {
+    uint32_t keep = rep->n_running, guesses = 0;
+    for (uint32_t i = 0; i < keep; i++) guesses += held_for_guesses(c, at(c, rep->running, i));
+    struct supply available = {pages_available(rep->pages) + guesses, guesses};
+    if (rep->windowed) available.windowed += windowed_available(rep->windowed);
+    while (!fits(c, r, keep, &available)) {
         const struct request *victim = at(c, rep->running, keep - 1);
         if (!before(r->asked, r, victim->class, victim)) return false;
-        available += held_alone(rep, victim) - held_for_guesses(c, victim);
+        struct supply alone = held_alone(rep, victim);
+        available.whole += alone.whole - held_for_guesses(c, victim);
+        available.windowed += alone.windowed - held_for_guesses(c, victim);
         keep--;
     }
     while (rep->n_running > keep) preempt(c, at(c, rep->running, rep->n_running - 1));
@@ -274,17 +294,17 @@ static bool give_back_guesses(struct core *c, struct replica *rep, const struct 
         uint32_t n = held_for_guesses(c, x);
         if (n == 0 || x == r) continue;
         spec__drop(x);
-        while (n--) pages_drop(rep->pages, x->pages[--x->n_pages]);
+        while (n--) table__shrink(x);
         return true;
     }
     return false;
 }
 
-bool queue__page(struct core *c, struct request *r, uint32_t *ret_page)
+bool queue__page(struct core *c, struct request *r)
 {
     struct replica *rep = r->replica;
     CHECK(rep != NULL);
-    while (!pages_take(rep->pages, ret_page)) {
+    while (!table__grow(r)) {
         if (give_back_guesses(c, rep, r)) continue;
         struct request *victim = NULL;
         for (uint32_t i = rep->n_running; i-- > 0 && !victim;) {

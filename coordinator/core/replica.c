@@ -49,8 +49,7 @@ void replica__open(struct core *c, struct replica *r, uint32_t id)
 
 void replica__close(struct replica *r)
 {
-    pages_close(r->pages);
-    mem_free(r->twice);
+    room__drop_pages(r);
     mem_free(r->running);
     mem_free(r->queued);
     mem_free(r->closed);
@@ -200,6 +199,7 @@ static void send_assign(struct core *c, const struct replica *r, uint32_t stage)
     a->layer_last = r->last[stage];
     a->kv_type = c->cfg.kv_type;
     a->n_pages = r->n_pages;
+    a->n_window_pages = r->n_windowed;
     a->ctx = r->ctx;
     a->threads = replica__at(c, r, stage)->wish ? replica__at(c, r, stage)->wish->threads : 0;
     a->rows_max = c->cfg.rows_max;

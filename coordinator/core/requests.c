@@ -98,10 +98,12 @@ void request__submit(struct core *c, const struct event *e)
     if (max_new > c->ctx - n_prompt) max_new = c->ctx - n_prompt;
     size_t room = (size_t)n_prompt + (max_new > n_received ? max_new : n_received);
     int32_t *tokens = mem_try(room * sizeof *tokens);
-    uint32_t *pages = mem_try((room / c->cfg.page + 1) * sizeof *pages);
-    if (!tokens || !pages) {
+    uint32_t *pages = mem_try((room / c->cfg.page + 1) * sizeof *pages), *windowed = NULL;
+    if (c->cfg.attn_window) windowed = mem_try((room / c->cfg.page + 1) * sizeof *windowed);
+    if (!tokens || !pages || (c->cfg.attn_window && !windowed)) {
         mem_free(tokens);
         mem_free(pages);
+        mem_free(windowed);
         refuse(c, id, STATUS_RESOURCE_EXHAUSTED, "out of memory");
         return;
     }
@@ -118,6 +120,7 @@ void request__submit(struct core *c, const struct event *e)
                           .tenant = e->submit.tenant,
                           .sample = e->submit.sample,
                           .pages = pages,
+                          .windowed = windowed,
                           .deadline_ns = c->now_ns + (e->submit.deadline_ns ? e->submit.deadline_ns
                                                                             : c->cfg.deadline_ns),
                           .wait_since_ns = c->now_ns,
@@ -184,6 +187,7 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
     c->free_slots[c->n_free_slots++] = (uint32_t)(r - c->requests);
     mem_free(r->tokens);
     mem_free(r->pages);
+    mem_free(r->windowed);
     mem_free((void *)(uintptr_t)r->sampling.bias_ids);
     mem_free((void *)(uintptr_t)r->sampling.bias);
     c->n_constrained -= r->grammar != NULL;

@@ -72,20 +72,59 @@ static uint64_t weights_of(const struct room_costs *costs, uint32_t n_layers,
     return all ? bytes - costs->tied_bytes : bytes;
 }
 
+uint32_t room_windowed(const struct room_costs *costs, uint64_t n_pages)
+{
+    uint64_t n = n_pages / 4;
+    if (n < costs->windowed_least) n = costs->windowed_least;
+    if (n > costs->windowed_most) n = costs->windowed_most;
+    return (uint32_t)(n < n_pages ? n : n_pages);
+}
+
+uint32_t room_layers_windowed(const struct room_costs *costs, uint32_t first, uint32_t end)
+{
+    uint32_t n = 0;
+    for (uint32_t l = first; l < end && costs->layer_windowed; l++) n += costs->layer_windowed[l];
+    return n;
+}
+
+/* Bytes of a pool with so many whole pages. */
+static uint64_t pool_bytes(const struct room_costs *costs, const struct room *r, uint64_t n_pages)
+{
+    return n_pages * r->page_bytes + room_windowed(costs, n_pages) * r->windowed_bytes;
+}
+
+/* The most whole pages of a pool of so many bytes. */
+static uint64_t pages_in(const struct room_costs *costs, const struct room *r, uint64_t bytes)
+{
+    uint64_t low = 0, high = r->page_bytes ? bytes / r->page_bytes : UINT32_MAX;
+    if (r->windowed_bytes == 0) return high;
+    while (low < high) {
+        uint64_t mid = low + (high - low + 1) / 2;
+        if (pool_bytes(costs, r, mid) <= bytes)
+            low = mid;
+        else
+            high = mid - 1;
+    }
+    return low;
+}
+
 /* What the stages in the place of stage `at` have room for. */
 static struct room room_in(const struct room_costs *costs, uint32_t n_layers,
                            const struct room_stage *stages, uint32_t n_stages, uint32_t at,
                            enum room_place place, bool spare)
 {
     struct room r = {.tightest = at, .place = place};
-    uint64_t page = 0, left = BYTES_MOST, held = 0;
+    uint64_t left = BYTES_MOST, held = 0;
     for (uint32_t i = 0; i < n_stages; i++) {
         const struct room_stage *s = &stages[i];
         if (!shares(s, &stages[at], place)) continue;
         uint64_t seen = free_bytes(s, place);
         if (seen < left) left = seen; /* they looked at different moments */
         held += held_bytes(s, place);
-        page += (s->layer_last - s->layer_first + 1) * costs->page_layer_bytes + costs->page_bytes;
+        uint32_t n = s->layer_last - s->layer_first + 1;
+        uint32_t windowed = room_layers_windowed(costs, s->layer_first, s->layer_last + 1);
+        r.page_bytes += (n - windowed) * costs->page_layer_bytes + costs->page_bytes;
+        r.windowed_bytes += windowed * costs->page_layer_bytes;
         r.rest_bytes += weights_of(costs, n_layers, s) + buffers_of(costs, s) +
                         (s->layer_last == n_layers - 1 ? costs->last_bytes : 0);
         r.n_sharing++;
@@ -93,8 +132,7 @@ static struct room room_in(const struct room_costs *costs, uint32_t n_layers,
     r.have_bytes = left + held;
     uint64_t taken = r.rest_bytes + reserve_of(r.have_bytes, place, spare);
     r.taken_bytes = taken;
-    r.page_bytes = page;
-    r.pages = r.have_bytes > taken ? (r.have_bytes - taken) / page : 0;
+    r.pages = r.have_bytes > taken ? pages_in(costs, &r, r.have_bytes - taken) : 0;
     return r;
 }
 
@@ -199,7 +237,7 @@ static const char *place_text(struct core *c, const struct replica *r, const str
 static void refuse(struct core *c, struct replica *r, const struct room *room)
 {
     uint64_t wanted = c->cfg.n_pages ? c->cfg.n_pages : c->cfg.pages_least;
-    double missing = (double)room->taken_bytes + (double)wanted * (double)room->page_bytes -
+    double missing = (double)room->taken_bytes + (double)pool_bytes(&c->cfg.costs, room, wanted) -
                      (double)room->have_bytes;
     const char *more = room->page_bytes && missing > 0
                            ? core__text(c, " %.0f MiB more are needed;", missing / MIB + 0.5)
@@ -216,13 +254,28 @@ static void refuse(struct core *c, struct replica *r, const struct room *room)
     fleet__dismiss(c, r);
 }
 
+void room__drop_pages(struct replica *r)
+{
+    pages_close(r->pages);
+    windowed_close(r->windowed);
+    mem_free(r->twice);
+    mem_free(r->windowed_twice);
+}
+
 void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
 {
     CHECK(r->n_running == 0); /* nobody holds a page of the old pool */
-    struct pages_config pages = {
-        .index = c->index, .replica = r->id, .n_pages = n_pages, .share = c->cfg.share};
-    pages_close(r->pages);
-    mem_free(r->twice);
+    room__drop_pages(r);
+    if (c->cfg.attn_window) {
+        r->n_windowed = room_windowed(&c->cfg.costs, n_pages);
+        r->windowed = windowed_open(r->n_windowed, n_pages);
+        r->windowed_twice = mem_zalloc((r->n_windowed + 1) * sizeof *r->windowed_twice);
+    }
+    struct pages_config pages = {.index = c->index,
+                                 .replica = r->id,
+                                 .n_pages = n_pages,
+                                 .share = c->cfg.share,
+                                 .windowed = r->windowed};
     r->pages = pages_open(&pages);
     r->twice = mem_zalloc((n_pages + 1) * sizeof *r->twice);
     r->n_pages = n_pages;
@@ -260,6 +313,12 @@ static uint32_t n_replicas(const struct core *c)
     return n > wanted ? n : wanted;
 }
 
+/* That the coordinator takes for a page, in tables. */
+static uint64_t table_bytes(const struct core *c)
+{
+    return pages_bytes(c->cfg.page) + (c->cfg.attn_window ? windowed_bytes() : 0);
+}
+
 bool room__plan(struct core *c, struct replica *r)
 {
     const struct room_costs *costs = &c->cfg.costs;
@@ -275,7 +334,7 @@ bool room__plan(struct core *c, struct replica *r)
     }
     struct room spare = room_of(costs, c->cfg.n_layers, stages, r->n_stages, true);
     struct room close = room_of(costs, c->cfg.n_layers, stages, r->n_stages, false);
-    uint64_t tables = costs->table_bytes / n_replicas(c) / pages_bytes(c->cfg.page);
+    uint64_t tables = costs->table_bytes / n_replicas(c) / table_bytes(c);
     if (costs->table_bytes && tables < close.pages)
         close = (struct room){.pages = tables, .tightest = ROOM_TABLES};
     if (costs->table_bytes && tables < spare.pages) spare = close;

@@ -25,6 +25,8 @@ struct room_costs {
     uint64_t table_bytes;        /* that the coordinator may take for its tables of pages; 0: any */
     uint32_t
         stages_least; /* of a chain: fewer have slices too large for a message; 0: any number */
+    const bool *layer_windowed; /* of each layer: it has windowed pages; NULL: none has */
+    uint32_t windowed_least, windowed_most; /* of room_windowed; 0: no layer is windowed */
 };
 
 struct room_stage {
@@ -45,14 +47,29 @@ enum room_place {
 
 struct room {
     uint64_t pages;
-    uint32_t tightest;     /* a stage that bounds it; of several that share, the first */
-    uint32_t n_sharing;    /* stages that share its memory */
-    enum room_place place; /* what bounds it */
-    uint64_t have_bytes;   /* for those stages together */
-    uint64_t rest_bytes;   /* of that, weights and buffers */
-    uint64_t taken_bytes;  /* these, and what stays free */
-    uint64_t page_bytes;   /* of a page, for those stages together */
+    uint32_t tightest;       /* a stage that bounds it; of several that share, the first */
+    uint32_t n_sharing;      /* stages that share its memory */
+    enum room_place place;   /* what bounds it */
+    uint64_t have_bytes;     /* for those stages together */
+    uint64_t rest_bytes;     /* of that, weights and buffers */
+    uint64_t taken_bytes;    /* these, and what stays free */
+    uint64_t page_bytes;     /* of a page, for those stages together; */
+    uint64_t windowed_bytes; /* and of a windowed one */
 };
+
+/* The most windowed pages that a sequence holds which has at most n rows in a Step, beside those of
+ * guesses. window: positions that windowed layers see. */
+static inline uint32_t room_window(uint32_t window, uint32_t page, uint32_t n_rows)
+{
+    /* Rows begin anywhere in a page, and what they see begins with one (table__slide). */
+    return (window - 1 + page - 1) / page + (page - 1 + n_rows + page - 1) / page;
+}
+
+/* How many windowed pages a pool has beside so many whole ones: a quarter of these, but at least
+ * windowed_least, at most windowed_most, and never more than whole ones. README.md says why. */
+uint32_t room_windowed(const struct room_costs *costs, uint64_t n_pages);
+/* Of layers [first, end) those that have windowed pages. */
+uint32_t room_layers_windowed(const struct room_costs *costs, uint32_t first, uint32_t end);
 
 /* spare: as much stays free as when this program chooses the pool's size (machine_reserve); else
  * half of it. */

@@ -164,58 +164,47 @@ static uint32_t table_of(const struct core *c, uint32_t end)
     return (end + c->cfg.page - 1) / c->cfg.page;
 }
 
+/* For the first rows of r in the Step. */
 static bool take_pages(struct core *c, struct request *r, uint32_t end)
 {
-    while (r->n_pages * c->cfg.page < end) {
-        if (!queue__page(c, r, &r->pages[r->n_pages])) return false;
-        r->n_pages++;
-    }
+    table__slide(c, r);
+    while (r->n_pages * c->cfg.page < end)
+        if (!queue__page(c, r)) return false;
     return true;
-}
-
-/* Full pages whose rows are all issued, and with the right tokens, may be shared from the next Step
- * on. */
-static void enter_pages(struct core *c, uint64_t number, struct request *r)
-{
-    struct replica *rep = r->replica;
-    uint32_t page = c->cfg.page;
-    CHECK(r->n_right <= r->n_issued && r->n_right <= r->n_tokens);
-    if (r->embed) return; /* a text that is embedded once pushes out nothing that others need */
-    while ((r->n_walked + 1) * page <= r->n_right) {
-        CHECK(r->n_walked < r->n_pages);
-        uint32_t mine = r->pages[r->n_walked];
-        uint32_t kept =
-            pages_enter(rep->pages, &r->walk, r->tokens + r->n_walked * page, number, mine);
-        CHECK(rep->n_twice < rep->n_pages);
-        if (kept != mine) rep->twice[rep->n_twice++] = mine;
-        r->pages[r->n_walked++] = kept;
-    }
-}
-
-/* Lets go of the pages whose prefix the index had already, once the Step is composed: its rows
- * still go there. */
-static void drop_twice(struct replica *rep)
-{
-    while (rep->n_twice) pages_drop(rep->pages, rep->twice[--rep->n_twice]);
 }
 
 void sched__enter_pages(struct core *c, struct request *r)
 {
-    enter_pages(c, r->replica->flight.next_number - 1, r);
-    drop_twice(r->replica);
+    table__enter(c, r, r->replica->flight.next_number - 1);
+    table__drop_twice(r->replica);
 }
 
-/* Gives the run a copy of its request's table, which may change before the Step is sent; pages that
- * it had already stay as they are. */
+/* The first n pages of a table, of which the run has n_had already. */
+static uint32_t *copy_table(struct core *c, const uint32_t *had, uint32_t n_had,
+                            const uint32_t *table, uint32_t n)
+{
+    CHECK(n_had <= n);
+    uint32_t *pages = core__alloc(c, n * sizeof *pages);
+    if (n_had) memcpy(pages, had, n_had * sizeof *pages);
+    memcpy(pages + n_had, table + n_had, (n - n_had) * sizeof *pages);
+    return pages;
+}
+
+/* Gives the run a copy of its request's tables, which may change before the Step is sent; pages
+ * that it had already stay as they are. */
 static void set_table(struct core *c, const struct request *r, struct msg_run *run)
 {
-    uint32_t n_pages = table_of(c, run->first_pos + run->n_rows), n = run->n_pages;
-    CHECK(n <= n_pages && n_pages <= r->n_pages);
-    uint32_t *pages = core__alloc(c, n_pages * sizeof *pages);
-    if (n) memcpy(pages, run->pages, n * sizeof *pages);
-    memcpy(pages + n, r->pages + n, (n_pages - n) * sizeof *pages);
-    run->pages = pages;
-    run->n_pages = n_pages;
+    uint32_t n = table_of(c, run->first_pos + run->n_rows);
+    CHECK(n <= r->n_pages);
+    run->pages = copy_table(c, run->pages, run->n_pages, r->pages, n);
+    run->n_pages = n;
+    if (!r->windowed) return;
+    CHECK(run->n_window_pages == 0 || run->window_first == r->first_windowed);
+    run->window_first = r->first_windowed;
+    n -= run->window_first;
+    run->window_pages =
+        copy_table(c, run->window_pages, run->n_window_pages, r->windowed + run->window_first, n);
+    run->n_window_pages = n;
 }
 
 /* A run of n rows from the first that was not issued on, of which n_logits want logits. */
@@ -270,7 +259,7 @@ static void add_run(struct core *c, struct step_build *b, struct request *r, uin
         r->replica->tokens_computed += n;
         b->chunk -= n;
     }
-    enter_pages(c, b->number, r);
+    table__enter(c, r, b->number);
     router__due(c, r, sched__decoding(r) ? 0 : sched__rows_due(r));
 }
 
@@ -345,19 +334,12 @@ static bool another_begins(const struct core *c, const struct step_build *b,
 static bool find_prefix(struct core *c, struct step_build *b, struct request *r)
 {
     struct replica *rep = r->replica;
-    uint32_t page = c->cfg.page, n_hits = 0;
-    enum pages_found found = PAGES_HIT;
+    uint32_t page = c->cfg.page;
+    enum pages_found found;
     if (r->n_issued != r->n_walked * page || r->embed) return true;
-    while (r->n_pages > r->n_walked) pages_drop(rep->pages, r->pages[--r->n_pages]);
-    while (found == PAGES_HIT && r->n_issued + page < r->n_tokens) {
-        found = pages_find(rep->pages, &r->walk, r->tokens + r->n_issued, b->number,
-                           &r->pages[r->n_pages]);
-        if (found != PAGES_HIT) break;
-        r->n_pages++;
-        r->n_walked++;
-        r->n_issued = r->n_right += page;
-        n_hits++;
-    }
+    while (r->n_pages > r->n_walked) table__shrink(r);
+    uint32_t n_hits = table__walk(c, r, b->number, &found);
+    r->n_issued = r->n_right += n_hits * page;
     router__due(c, r, sched__rows_due(r));
     rep->prefix_lookups += !r->looked;
     rep->prefix_hits += !r->looked && n_hits;
@@ -499,9 +481,8 @@ static uint32_t guesses_with_pages(struct core *c, const struct step_build *b, s
                                    uint32_t n, uint32_t n_before)
 {
     uint32_t room = LIMIT_STEP_PAGES - b->n_pages + n_before;
-    while (r->n_pages * c->cfg.page < r->n_issued + n && r->n_pages < room &&
-           pages_take(r->replica->pages, &r->pages[r->n_pages]))
-        r->n_pages++;
+    while (r->n_pages * c->cfg.page < r->n_issued + n && r->n_pages < room)
+        if (!table__grow(r)) break;
     uint32_t end = (r->n_pages < room ? r->n_pages : room) * c->cfg.page;
     if (end <= r->n_issued) return 0;
     return n < end - r->n_issued ? n : end - r->n_issued;
@@ -552,6 +533,7 @@ static bool may_run_ahead(const struct core *c, const struct replica *rep,
 static void run_ahead(struct core *c, struct step_build *b, struct request *r, const struct load *l)
 {
     uint32_t n = guesses_that_fit(c, r->replica, b, l, guesses_at_hand(r));
+    table__slide(c, r);
     n = n ? guesses_with_pages(c, b, r, n, 0) : 0;
     if (n == 0) return;
     struct msg_run *run = new_run(c, b, r, n, n);
@@ -636,7 +618,7 @@ static void fill(struct core *c, struct replica *rep, struct step_build *b)
         }
     }
     add_guesses(c, rep, b, &l);
-    drop_twice(rep);
+    table__drop_twice(rep);
 }
 
 /* The decodes that were chosen found no page, and left no time to prompts. Without a Step in flight
@@ -650,7 +632,7 @@ static void fill_with_a_prompt(struct core *c, struct replica *rep, struct step_
         b->n_prompts = 1;
         add_prefill(c, b, r);
     }
-    drop_twice(rep);
+    table__drop_twice(rep);
 }
 
 void sched__compose(struct core *c, struct replica *rep)
@@ -683,6 +665,8 @@ void sched__probe(struct core *c, struct replica *rep)
                                  .n_logits = 1,
                                  .n_pages = 1,
                                  .tokens = &token,
-                                 .pages = &page};
+                                 .pages = &page,
+                                 .n_window_pages = c->cfg.attn_window > 0,
+                                 .window_pages = &page};
     issue(c, rep, &b);
 }

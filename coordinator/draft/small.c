@@ -377,7 +377,7 @@ static int compute(struct small *m, struct small_seq *s, const int32_t *tokens, 
     int rc = own_pages(m, s, end, em); /* which may take the sequence back */
     while (s->n < end && rc == 0) {
         uint32_t rows = end - s->n < SMALL_CHUNK ? end - s->n : SMALL_CHUNK;
-        const struct eng_run run = {s->n, rows, 1, tokens + s->n, s->pages};
+        const struct eng_run run = {s->n, rows, 1, tokens + s->n, .pages = s->pages};
         rc = eng_step(m->engine, &run, 1, NULL, ret, em);
         if (rc < 0) break;
         memcpy(s->tokens + s->n, tokens + s->n, rows * sizeof *tokens);

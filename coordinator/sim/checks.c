@@ -187,6 +187,41 @@ static void check_guesses(struct world *w, const struct msg_step *s, const struc
     w->report->guesses += r->n_guesses;
 }
 
+/* Where layers are windowed, a run's table of windowed pages begins with what a row sees that comes
+ * at the beginning of the page to which the right positions have come, no earlier and no later; and
+ * all that its rows see of that was issued. */
+static void check_window(struct world *w, const struct world_replica *x, const struct msg_run *r,
+                         const struct world_request *q)
+{
+    uint32_t page = w->cfg.page;
+    uint32_t right = r->first_pos < q->n_tokens ? r->first_pos : q->n_tokens;
+    uint32_t first = check__first_seen(w, right / page * page) / page;
+    if (r->window_first != first || r->window_first + r->n_window_pages != r->n_pages) {
+        world__fail(w,
+                    "request %" PRIu64 ": %" PRIu32 " windowed pages from %" PRIu32
+                    ", not from %" PRIu32 ", of %" PRIu32,
+                    q->id, r->n_window_pages, r->window_first, first, r->n_pages);
+        return;
+    }
+    for (uint32_t k = check__first_seen(w, r->first_pos); k < r->first_pos; k++)
+        if (x->windowed[r->window_pages[k / page - first]].tags[k % page] != q->fed[k]) {
+            world__fail(w, "request %" PRIu64 ": %" PRIu32 " is seen, but its page has gone", q->id,
+                        k);
+            return;
+        }
+    w->report->slid += r->window_first > 0;
+}
+
+static void note_row(struct world_page *page, const struct world *w, const struct msg_step *s,
+                     const struct world_request *q, uint32_t p)
+{
+    page->tags[p % w->cfg.page] = q->fed[p];
+    page->wrote_in = s->number;
+    page->wrote_by = q->id;
+    page->end = p + 1;
+    page->tenant = q->tenant;
+}
+
 /* 5., 6.: a run's rows as the core has them written: all before the first are there, in pages that
  * it may read, and none is issued twice but after a preemption. */
 static void check_issued(struct world *w, const struct msg_step *s, const struct msg_run *r,
@@ -201,6 +236,9 @@ static void check_issued(struct world *w, const struct msg_step *s, const struct
                 q->id, r->first_pos, k);
             return;
         }
+    struct world_page *windowed = w->replicas[s->epoch.replica].windowed;
+    if (w->cfg.attn_window) check_window(w, &w->replicas[s->epoch.replica], r, q);
+    if (w->failed) return;
     uint32_t least = q->drafts ? q->right : q->issued;
     if (r->first_pos < least && preemptions(w) == q->preemptions)
         world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " again after %" PRIu32, q->id,
@@ -211,14 +249,12 @@ static void check_issued(struct world *w, const struct msg_step *s, const struct
     q->issued = r->first_pos + r->n_rows;
     q->preemptions = w->preemptions;
     for (uint32_t p = r->first_pos; p < q->issued && p < WORLD_TOKENS_MAX; p++) {
-        struct world_page *page = &pages[r->pages[p / w->cfg.page]];
+        uint32_t at = p / w->cfg.page;
         q->fed[p] = check__mix(p ? q->fed[p - 1] : check__root(q->tenant),
                                (uint64_t)r->tokens[p - r->first_pos] + 1);
-        page->tags[p % w->cfg.page] = q->fed[p];
-        page->wrote_in = s->number;
-        page->wrote_by = q->id;
-        page->end = p + 1;
-        page->tenant = q->tenant;
+        note_row(&pages[r->pages[at]], w, s, q, p);
+        if (w->cfg.attn_window)
+            note_row(&windowed[r->window_pages[at - r->window_first]], w, s, q, p);
     }
 }
 
@@ -422,6 +458,41 @@ static void check_pages(struct world *w, uint32_t replica)
                     n_free, n_cached, n_held, w->cfg.n_pages);
 }
 
+/* 4. The same of windowed pages: of each sequence there are those from one page on to the end of
+ * its table. One that nobody holds is attached to a whole page. */
+static void check_windowed(struct world *w, uint32_t replica)
+{
+    uint32_t count[WORLD_PAGES_MAX] = {0}, n_free = 0, n_cached = 0, n_held = 0;
+    uint32_t n = core_n_windowed(w->core, replica);
+    struct windowed_stats told = core_windowed(w->core, replica);
+    if (!w->cfg.attn_window) return;
+    for (uint32_t i = 0; i < core_n_sequences(w->core); i++) {
+        struct core_sequence s = core_sequence_at(w->core, i);
+        if (s.running && s.replica != replica) continue;
+        if (s.n_pages && s.first_windowed > s.n_pages)
+            world__fail(w, "request %" PRIu64 ": windowed pages from %" PRIu32 " on, of %" PRIu32,
+                        s.request, s.first_windowed, s.n_pages);
+        for (uint32_t k = s.first_windowed; k < s.n_pages; k++) count[s.windowed[k]]++;
+    }
+    for (uint32_t p = 0; p < n; p++) {
+        struct windowed_view v = core_windowed_at(w->core, replica, p);
+        bool attached = v.whole != WINDOWED_NONE;
+        n_free += v.free;
+        n_cached += !v.free && v.count == 0;
+        n_held += v.count > 0;
+        if (v.count != count[p] || (v.free && (attached || v.count)) ||
+            (!v.free && !v.count && !attached))
+            world__fail(w, "windowed page %" PRIu32 " is in %" PRIu32 " tables, counted %" PRIu32,
+                        p, count[p], v.count);
+    }
+    if (n_free != told.n_free || n_cached != told.n_cached || n_held != told.n_held ||
+        n_free + n_cached + n_held != n)
+        world__fail(w,
+                    "%" PRIu32 " free, %" PRIu32 " cached, %" PRIu32 " held of %" PRIu32
+                    " windowed pages",
+                    n_free, n_cached, n_held, n);
+}
+
 /* The page of the entry with this serial. */
 static uint32_t page_of(const struct world *w, uint32_t replica, uint64_t serial)
 {
@@ -471,6 +542,36 @@ static void check_index(struct world *w, uint32_t replica)
         else if (has_guesses(w, page))
             world__fail(w, "page %" PRIu32 " is in the index, with a guess in it", p);
         page->serial = v.serial;
+        page->sealed_in = page->wrote_in;
+    }
+}
+
+/* 5. A windowed page keeps what the whole page has to which it is attached, which is in the index;
+ * and nothing is written to it later. */
+static void check_attached(struct world *w, uint32_t replica)
+{
+    struct world_replica *x = &w->replicas[replica];
+    for (uint32_t p = 0; p < core_n_windowed(w->core, replica) && !w->failed; p++) {
+        struct windowed_view v = core_windowed_at(w->core, replica, p);
+        struct world_page *page = &x->windowed[p];
+        if (v.whole == WINDOWED_NONE) {
+            page->serial = 0;
+            continue;
+        }
+        uint64_t serial = core_page_at(w->core, replica, v.whole).serial;
+        bool same = serial == page->serial && v.step == page->attached_in;
+        if (serial && same && page->wrote_in == page->sealed_in) continue;
+        if (!serial)
+            world__fail(w, "windowed page %" PRIu32 " is attached to what is not in the index", p);
+        else if (same)
+            world__fail(w, "Step %" PRIu64 " writes windowed page %" PRIu32 ", which is attached",
+                        page->wrote_in, p);
+        else if (memcmp(page->tags, x->pages[v.whole].tags, w->cfg.page * sizeof *page->tags) != 0)
+            world__fail(w, "windowed page %" PRIu32 " is attached to other tokens than its own", p);
+        else if (has_guesses(w, page))
+            world__fail(w, "windowed page %" PRIu32 " is attached, with a guess in it", p);
+        page->serial = serial;
+        page->attached_in = v.step;
         page->sealed_in = page->wrote_in;
     }
 }
@@ -641,6 +742,8 @@ void check__state(struct world *w, const struct event *e)
     for (uint32_t i = 0; i < w->cfg.n_replicas; i++) {
         check_pages(w, i);
         if (!w->failed) check_index(w, i);
+        if (!w->failed) check_windowed(w, i);
+        if (!w->failed) check_attached(w, i);
     }
     order__state(w);
     for (uint32_t i = 0; i < w->cfg.n_replicas; i++) check_first(w, i);
@@ -668,4 +771,10 @@ void check__end(struct world *w)
         if (core_pages(w->core, i).n_held != 0)
             world__fail(w, "all have ended, but %" PRIu32 " pages are held",
                         core_pages(w->core, i).n_held);
+    for (uint32_t i = 0; i < w->cfg.n_replicas && !w->failed; i++) {
+        struct windowed_stats told = core_windowed(w->core, i);
+        w->report->windowed_evicted += told.evicted;
+        if (told.n_held)
+            world__fail(w, "all have ended, but %" PRIu32 " windowed pages are held", told.n_held);
+    }
 }

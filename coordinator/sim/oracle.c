@@ -47,19 +47,48 @@ struct world_request *check__find(struct world *w, uint64_t id)
     return id >= 1 && id <= w->n_requests ? &w->requests[id - 1] : NULL;
 }
 
-/* A position's place in the shadow of a pool. */
-static uint32_t place(const struct world *w, const uint32_t *pages, uint32_t pos)
+uint32_t check__first_seen(const struct world *w, uint32_t pos)
 {
-    return pages[pos / w->cfg.page] * w->cfg.page + pos % w->cfg.page;
+    return pos + 1 > w->cfg.attn_window ? pos + 1 - w->cfg.attn_window : 0;
 }
 
-/* A row at position p reads all before it, which must be what the request's own rows were fed with,
- * or what it found computed. 6. What another request writes is read in later Steps only. */
-static void check_reads(struct world *w, const struct world_worker *s, uint64_t step,
-                        const struct msg_run *r, const uint64_t *tags, uint32_t p)
+/* A table's pages from a position on, a page's first. */
+struct table {
+    const uint32_t *pages;
+    uint32_t from;
+};
+
+static struct table whole_of(const struct msg_run *r)
 {
-    for (uint32_t k = 0; k < p; k++) {
-        uint32_t at = place(w, r->pages, k);
+    return (struct table){r->pages, 0};
+}
+
+static struct table windowed_of_run(const struct world *w, const struct msg_run *r)
+{
+    return (struct table){r->window_pages, r->window_first * w->cfg.page};
+}
+
+/* A position's place in the shadow of a pool. */
+static uint32_t place(const struct world *w, struct table t, uint32_t pos)
+{
+    return t.pages[(pos - t.from) / w->cfg.page] * w->cfg.page + pos % w->cfg.page;
+}
+
+/* A row at position p reads positions from `first` on, which must be what the request's own rows
+ * were fed with, or what it found computed. 6. What another request writes is read in later Steps
+ * only. */
+static void check_reads(struct world *w, const struct world_shadow *s, struct table t,
+                        uint64_t step, const struct msg_run *r, const uint64_t *tags,
+                        uint32_t first, uint32_t p)
+{
+    if (first < t.from) {
+        world__fail(
+            w, "request %" PRIu64 ": row %" PRIu32 " sees %" PRIu32 ", pages begin at %" PRIu32,
+            r->request, p, first, t.from);
+        return;
+    }
+    for (uint32_t k = first; k < p; k++) {
+        uint32_t at = place(w, t, k);
         if (s->tags[at] != tags[k])
             world__fail(w, "request %" PRIu64 ": row %" PRIu32 " reads a wrong KV at %" PRIu32,
                         r->request, p, k);
@@ -67,6 +96,14 @@ static void check_reads(struct world *w, const struct world_worker *s, uint64_t 
             world__fail(w, "request %" PRIu64 " reads what %" PRIu64 " writes in Step %" PRIu64,
                         r->request, s->wrote_by[at], step);
     }
+}
+
+static void write_row(struct world_shadow *s, uint32_t at, uint64_t tag, uint64_t step,
+                      uint64_t request)
+{
+    s->tags[at] = tag;
+    s->wrote_in[at] = step;
+    s->wrote_by[at] = request;
 }
 
 /* 2. Shadow KV: a row finds the right tag at every position before it, and brings the right token;
@@ -88,13 +125,22 @@ void check__run(struct world *w, struct world_worker *s, uint64_t step, const st
                         p, r->tokens[i]);
             return;
         }
-        check_reads(w, s, step, r, tags, p);
-        uint32_t at = place(w, r->pages, p);
-        s->tags[at] = tags[p] =
-            check__mix(p ? tags[p - 1] : check__root(q->tenant), (uint64_t)r->tokens[i] + 1);
-        s->wrote_in[at] = step;
-        s->wrote_by[at] = r->request;
+        check_reads(w, &s->whole, whole_of(r), step, r, tags, 0, p);
+        tags[p] = check__mix(p ? tags[p - 1] : check__root(q->tenant), (uint64_t)r->tokens[i] + 1);
+        write_row(&s->whole, place(w, whole_of(r), p), tags[p], step, r->request);
+        if (!w->cfg.attn_window) continue;
+        struct table t = windowed_of_run(w, r);
+        check_reads(w, &s->windowed, t, step, r, tags, check__first_seen(w, p), p);
+        if (!w->failed) write_row(&s->windowed, place(w, t, p), tags[p], step, r->request);
     }
+}
+
+/* A probe writes its page like any row. */
+void check__probe(struct world *w, struct world_worker *s, const struct msg_run *r)
+{
+    uint64_t tag = rng_u64(&w->rng);
+    s->whole.tags[place(w, whole_of(r), 0)] = tag;
+    if (w->cfg.attn_window) s->windowed.tags[place(w, windowed_of_run(w, r), 0)] = tag;
 }
 
 /* By the law: a row is live if its token is known, or is the one that was chosen there after a row
@@ -115,7 +161,7 @@ void check__verify(struct world *w, struct world_worker *s, const struct msg_run
         bool known = i < r->n_rows - r->n_guesses;
         if (!known && (c->next != p || c->chosen != r->tokens[i])) break;
         if (p >= q->n_oracle) break; /* behind the answer's end */
-        if (s->tags[place(w, r->pages, p)] != q->tags[p])
+        if (s->whole.tags[place(w, whole_of(r), p)] != q->tags[p])
             world__fail(w, "request %" PRIu64 ": row %" PRIu32 " is live with another history",
                         q->id, p);
         c->next = p + 1;
@@ -155,7 +201,7 @@ bool check__embed(struct world *w, struct world_worker *s, const struct msg_run 
         world__fail(w, "request %" PRIu64 ": rows from %" PRIu32 " are added behind %" PRIu32,
                     q->id, r->first_pos, x->next);
     for (uint32_t i = 0; i < r->n_rows; i++)
-        x->value = add_row(x->value, s->tags[place(w, r->pages, r->first_pos + i)]);
+        x->value = add_row(x->value, s->whole.tags[place(w, whole_of(r), r->first_pos + i)]);
     x->next += r->n_rows;
     if (!msg_run_embeds(r)) return false;
     for (uint32_t i = 0; i < WORLD_WIDTH; i++) values[i] = number(x->value, i);

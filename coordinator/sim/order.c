@@ -130,6 +130,7 @@ void order__new_generation(struct world *w, uint32_t replica)
 {
     struct world_replica *x = &w->replicas[replica];
     memset(x->pages, 0, sizeof x->pages);
+    memset(x->windowed, 0, sizeof x->windowed);
     x->first = (struct world_first){0};
     x->flight_first = x->flight_next;
     x->idle_ns = 0;

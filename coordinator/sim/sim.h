@@ -22,12 +22,14 @@ struct sim_report {
     uint64_t cut_shorter;                      /* generations of fewer stages than wanted */
     uint64_t guesses;                          /* rows of Steps that were guesses, of */
     uint64_t drafted, accepted, early, wasted; /* runs that were verified (draft/accept.h) */
-    uint64_t digest;                           /* of all actions: the same seed gives the same */
-    char failure[512];                         /* empty: everything held */
+    uint64_t slid, windowed_evicted; /* runs that see a window only; cached pages given up */
+    uint64_t digest;                 /* of all actions: the same seed gives the same */
+    char failure[512];               /* empty: everything held */
 };
 
 /* Runs one world to its end. drafts: half of the worlds have a drafter; without, no world has.
+ * windows: likewise, half of the worlds have windowed layers.
  * False: report->failure says what broke, and when. */
-bool sim_run(uint64_t seed, bool drafts, struct sim_report *ret_report);
+bool sim_run(uint64_t seed, bool drafts, bool windows, struct sim_report *ret_report);
 
 #endif

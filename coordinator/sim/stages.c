@@ -96,7 +96,8 @@ void stage__start(struct world *w, uint32_t who)
     s->downstream = -2;
     s->inbox_n = 0;
     s->heartbeat = (struct msg_heartbeat){0};
-    memset(s->tags, 0, sizeof s->tags);
+    memset(s->whole.tags, 0, sizeof s->whole.tags);
+    memset(s->windowed.tags, 0, sizeof s->windowed.tags);
     say_hello(w, who);
     struct occurrence *o = world__schedule(w, HEARTBEAT_NS, HAPPEN_HEARTBEAT);
     o->who = who;
@@ -185,7 +186,8 @@ void stage__message(struct world *w, uint32_t who, const struct msg_to_worker *m
         s->downstream = -2;
         s->cut = false;
         s->heartbeat = (struct msg_heartbeat){0};
-        memset(s->wrote_in, 0, sizeof s->wrote_in);
+        memset(s->whole.wrote_in, 0, sizeof s->whole.wrote_in);
+        memset(s->windowed.wrote_in, 0, sizeof s->windowed.wrote_in);
         s->loads_left = w->long_load ? 15 + (uint32_t)rng_below(&w->rng, 10)
                                      : (uint32_t)rng_below(&w->rng, 20) / 18;
         load_on(w, who);
@@ -318,7 +320,7 @@ static void run(struct world *w, uint32_t who, struct buf *bytes)
         if (m.runs[i].kind != RUN_PROBE)
             check__run(w, s, m.number, &m.runs[i]);
         else /* a probe writes its page like any row */
-            s->tags[m.runs[i].pages[0] * w->cfg.page] = rng_u64(&w->rng);
+            check__probe(w, s, &m.runs[i]);
     }
     uint64_t takes_ns = time_of(w, s, &m);
     m.timings[m.n_timings] = (struct msg_timing){.stage = m.n_timings, .compute_ns = takes_ns};

@@ -15,6 +15,7 @@
 #define TICK_NS (50 * NS_PER_MS)
 #define SETTLE_NS (400 * NS_PER_S) /* at the most: a world ends when all in it has */
 #define QUIET_NS (1 * NS_PER_S)    /* after the last fault, before that is looked for */
+#define WINDOW_SEED 0x77696e646f77u
 
 void world__fail(struct world *w, const char *format, ...)
 {
@@ -491,10 +492,26 @@ static uint32_t n_needed(const struct world *w)
     return n;
 }
 
-static void open_world(struct world *w, bool drafts)
+/* Layers with a window, of fewer positions than a sequence may have; and pages for one sequence, or
+ * for some. */
+static void draw_window(struct world *w)
+{
+    static const uint32_t windows[] = {1, 5, 16, 18, 34, 50, 80};
+    struct rng *rng = &w->window_rng;
+    uint32_t page = w->cfg.page;
+    if (rng_below(rng, 2)) return;
+    w->cfg.attn_window = windows[rng_below(rng, 7)];
+    uint32_t before = (w->cfg.attn_window + page - 2) / page;
+    uint32_t rows = (w->cfg.rows_max + 2 * page - 2) / page;
+    w->cfg.costs.windowed_least = before + rows;
+    w->cfg.costs.windowed_most = before + rows + (uint32_t)rng_below(rng, 2 * (before + rows));
+}
+
+static void open_world(struct world *w, bool drafts, bool windows)
 {
     draw_config(w);
     if (drafts) draft__plan(w);
+    if (windows) draw_window(w);
     for (uint32_t b = 0; b < WORLD_BLOCKS; b++)
         for (uint32_t i = 0; i < LIMIT_PAGE; i++)
             w->blocks[b][i] = (int32_t)rng_below(&w->rng, WORLD_VOCAB);
@@ -541,7 +558,7 @@ static void close_world(struct world *w)
     mem_free(w);
 }
 
-bool sim_run(uint64_t seed, bool drafts, struct sim_report *ret_report)
+bool sim_run(uint64_t seed, bool drafts, bool windows, struct sim_report *ret_report)
 {
     struct world *w = mem_zalloc(sizeof *w);
     *ret_report = (struct sim_report){0};
@@ -549,7 +566,8 @@ bool sim_run(uint64_t seed, bool drafts, struct sim_report *ret_report)
     w->draft_rng.s = ~seed;
     w->embed_rng.s = seed ^ 0xe3bedd;
     w->report = ret_report;
-    open_world(w, drafts);
+    w->window_rng.s = seed ^ WINDOW_SEED;
+    open_world(w, drafts, windows);
     while (w->n_heap && !w->failed && !w->done) {
         struct occurrence o = next(w);
         w->now_ns = o.at_ns;

@@ -119,6 +119,13 @@ struct world_sum {
     uint32_t next;
 };
 
+/* What lies in the pages of a pool, by position. */
+struct world_shadow {
+    uint64_t tags[WORLD_PAGES_MAX * LIMIT_PAGE];
+    uint64_t wrote_in[WORLD_PAGES_MAX * LIMIT_PAGE]; /* number of the Step, */
+    uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE]; /* and the request */
+};
+
 struct world_worker {
     bool alive, stopped, busy, loaded;
     bool hung, unreachable, unloadable, damaged, slow; /* broken until it is mended */
@@ -138,10 +145,8 @@ struct world_worker {
     struct msg_from_worker standing;   /* Ready or Linked, said again with each heartbeat */
     bool stands;
     bool open[WORLD_REQUESTS +
-              WORLD_WITNESSES]; /* requests whose parameters it has, as the last stage */
-    uint64_t tags[WORLD_PAGES_MAX * LIMIT_PAGE];
-    uint64_t wrote_in[WORLD_PAGES_MAX * LIMIT_PAGE]; /* number of the Step, */
-    uint64_t wrote_by[WORLD_PAGES_MAX * LIMIT_PAGE]; /* and the request */
+              WORLD_WITNESSES];          /* requests whose parameters it has, as the last stage */
+    struct world_shadow whole, windowed; /* its pools */
     struct msg_open
         told[WORLD_REQUESTS + WORLD_WITNESSES]; /* their parameters, as the last stage */
     struct world_chain chains[WORLD_REQUESTS + WORLD_WITNESSES];
@@ -201,7 +206,8 @@ struct world_page {
     uint64_t wrote_in;                 /* the last Step that writes it, */
     uint64_t wrote_by;                 /* for which request, */
     uint32_t end;                      /* and the position behind its last row */
-    uint64_t serial, sealed_in;        /* of the entry it was seen as, and wrote_in then */
+    uint64_t serial, sealed_in;        /* of the entry it was seen as, and wrote_in then; */
+    uint64_t attached_in;              /* of a windowed page: and the Step that attached it */
 };
 
 /* A replica's most urgent sequence, and how long it has stood still. */
@@ -217,7 +223,7 @@ struct world_replica {
     uint32_t link_worker;
     struct epoch link_epoch;
     uint64_t last_link_ns; /* the link keeps its order */
-    struct world_page pages[WORLD_PAGES_MAX];
+    struct world_page pages[WORLD_PAGES_MAX], windowed[WORLD_PAGES_MAX];
     struct world_first first;
     uint32_t steps_now;                 /* issued in the present event */
     uint64_t flight_first, flight_next; /* numbers of the Steps in flight, by our count */
@@ -233,8 +239,9 @@ struct world_replica {
 
 struct world {
     struct rng rng;
-    struct rng draft_rng; /* of its own, so that worlds without drafts draw what they always did */
-    struct rng embed_rng; /* likewise, of which requests want embeddings */
+    struct rng draft_rng;  /* of its own, so that worlds without drafts draw what they always did */
+    struct rng embed_rng;  /* likewise, of which requests want embeddings */
+    struct rng window_rng; /* likewise */
     struct sim_report *report;
     struct core *core;
     struct core_config cfg;
@@ -344,6 +351,7 @@ void draft__answer(struct world *w, const struct occurrence *o);
 /* oracle.c: what the answers are, and what stages read and write */
 void check__oracle(struct world *w, struct world_request *r);
 void check__run(struct world *w, struct world_worker *s, uint64_t step, const struct msg_run *r);
+void check__probe(struct world *w, struct world_worker *s, const struct msg_run *r);
 /* The last stage has a request's parameters from its first row that wants logits until it is
  * closed. */
 void check__open(struct world *w, struct world_worker *s, const struct msg_step *m);
@@ -361,6 +369,8 @@ struct world_request *check__find(struct world *w, uint64_t id);
 uint64_t check__mix(uint64_t a, uint64_t b);
 /* The tag before the first token. */
 uint64_t check__root(uint64_t tenant);
+/* The first position that a row sees in a windowed layer, where any layer is windowed. */
+uint32_t check__first_seen(const struct world *w, uint32_t pos);
 
 /* checks.c: what must hold of every action and after every event */
 void check__before(struct world *w);

@@ -38,6 +38,10 @@ class Slices(unittest.TestCase):
     def cluster(self, **axis):
         return Cluster(model=self.model, **axis)
 
+    def positions(self, layer, kv_tokens):
+        """Of the KV pool, in one layer."""
+        return kv_tokens
+
     def test_ranges_cover_the_model(self):
         with self.cluster(workers=4, kv_tokens=1024) as c:
             ranges = [w["layers"] for w in c.workers()]
@@ -64,8 +68,9 @@ class Slices(unittest.TestCase):
                     self.assertLessEqual(abs(rss(w["pid"]) - w["resident_bytes"]), 4 * MIB)
                     words = 24 * self.vocab if w["layers"][1] == self.layers - 1 else 0  # the last stage has the vocabulary's bytes
                     self.assertLessEqual(w["resident_bytes"], want * 1.15 + w["kv_bytes"] + 64 * MIB + words)
-                    # f16 keys and values of half the layers.
-                    self.assertEqual(w["kv_bytes"], 4096 * self.kv_heads * self.head * 2 * 2 * self.layers // 2)
+                    first, last = w["layers"]  # f16 keys and values of these
+                    positions = sum(self.positions(layer, 4096) for layer in range(first, last + 1))
+                    self.assertEqual(w["kv_bytes"], positions * self.kv_heads * self.head * 2 * 2)
 
     def test_bytes_on_the_link(self):
         with self.cluster(workers=3, kv_tokens=2048, threads=1) as c:
@@ -170,6 +175,10 @@ class GemmaSlices(Slices):
     """Its heads are wider than hidden / heads, and its embedding is most of the file."""
     model, layers, hidden, kv_heads, head, vocab = GEMMA, 18, 640, 1, 256, 262144
     ranges = [[0, 4], [5, 9], [10, 13], [14, 17]]
+
+    def positions(self, layer, kv_tokens):
+        """Five layers of six see 512 positions: they have room for two sequences with a chunk of 512 each, in whole pages."""
+        return kv_tokens if layer % 6 == 5 else 2 * (32 + 33) * 16
 
 
 if __name__ == "__main__":

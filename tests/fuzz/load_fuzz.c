@@ -42,7 +42,7 @@ static void run_steps(struct engine *e, const struct arch_dims *d)
     const float *out;
     for (uint32_t i = 0; i < 4 * ROWS; i++) ids[i] = (int32_t)(i * 7 % d->vocab);
     for (uint32_t at = 0; at < 4 * ROWS; at += ROWS) {
-        const struct eng_run r = {at, ROWS, 2, ids + at, pages};
+        const struct eng_run r = {at, ROWS, 2, ids + at, .pages = pages};
         fuzz_check(eng_step(e, &r, 1, NULL, &out, &em) == 0);
         volatile float sum = 0.0f;
         for (uint32_t i = 0; i < d->vocab; i++) sum += out[i] + out[eng_logits_stride(e) + i];

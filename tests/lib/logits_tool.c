@@ -1,6 +1,7 @@
-/* logits_tool FILE SLICES KV ISA CHUNK THREADS LAST: token ids (int32) on stdin, the logits (f32)
- * of the last LAST positions (0: of all) on stdout, by a chain of engines that hold a slice each.
- * LAST `embedding`: the embedding of the tokens instead. */
+/* logits_tool FILE SLICES KV ISA CHUNK THREADS LAST WINDOWED: token ids (int32) on stdin, the
+ * logits (f32) of the last LAST positions (0: of all) on stdout, by a chain of engines that hold a
+ * slice each. LAST `embedding`: the embedding of the tokens instead. WINDOWED: pages of layers with
+ * a window, which are written again and again; 0: all are kept. */
 #include "common/base/mem.h"
 #include "common/engine/engine.h"
 #include "common/engine/pooling.h"
@@ -17,6 +18,7 @@ struct chain {
     uint32_t n, hidden, vocab, from; /* the first position whose logits are wanted */
     uint32_t *pages;
     double *sum; /* of hidden rows, where the embedding is wanted; else NULL */
+    uint32_t window, n_windowed, *windowed; /* by page of the sequence */
 };
 
 static int open_chain(struct chain *c, const struct weights *g, enum kv_type kv, const char *isa,
@@ -31,6 +33,7 @@ static int open_chain(struct chain *c, const struct weights *g, enum kv_type kv,
                                 .layer_last = d.n_layers * (i + 1) / c->n - 1,
                                 .kv = kv,
                                 .n_pages = TOKENS_MAX / KV_PAGE,
+                                .n_window_pages = c->n_windowed,
                                 .rows_max = chunk,
                                 .logits_max = chunk,
                                 .threads = threads,
@@ -43,6 +46,12 @@ static int open_chain(struct chain *c, const struct weights *g, enum kv_type kv,
     c->vocab = d.vocab;
     c->pages = mem_alloc(TOKENS_MAX / KV_PAGE * sizeof *c->pages);
     for (uint32_t i = 0; i < TOKENS_MAX / KV_PAGE; i++) c->pages[i] = TOKENS_MAX / KV_PAGE - 1 - i;
+    for (uint32_t b = 0; b < d.n_blocks; b++)
+        if (d.blocks[b].window > c->window) c->window = d.blocks[b].window;
+    if (!c->n_windowed) return rc;
+    c->windowed = mem_alloc(TOKENS_MAX / KV_PAGE * sizeof *c->windowed);
+    for (uint32_t i = 0; i < TOKENS_MAX / KV_PAGE; i++)
+        c->windowed[i] = c->n_windowed - 1 - i % c->n_windowed;
     return rc;
 }
 
@@ -53,7 +62,11 @@ static int step(const struct chain *c, uint32_t first, const int32_t *ids, uint3
     uint32_t wanted = first + n <= c->from ? 0 : first >= c->from ? n : first + n - c->from;
     for (uint32_t i = 0; i < c->n; i++) {
         uint32_t n_logits = i + 1 < c->n ? 0 : c->sum ? ENG_HIDDEN : wanted;
-        struct eng_run run = {first, n, n_logits, ids, c->pages};
+        struct eng_run run = {first, n, n_logits, ids, .pages = c->pages};
+        if (c->windowed) {
+            run.window_first = first + 1 > c->window ? (first + 1 - c->window) / KV_PAGE : 0;
+            run.window_pages = c->windowed + run.window_first;
+        }
         int rc = eng_step(c->slice[i], &run, 1, i ? hop : NULL, &out, em);
         if (rc < 0) return rc;
         if (i + 1 < c->n) memcpy(hop, out, (size_t)n * c->hidden * sizeof *hop);
@@ -81,8 +94,8 @@ int main(int argc, char **argv)
     struct weights *g = NULL;
     enum kv_type kv;
     static int32_t ids[TOKENS_MAX];
-    if (argc != 8 || !eng_kv_parse(argv[3], &kv)) return 2;
-    struct chain c = {.n = (uint32_t)atoi(argv[2])};
+    if (argc != 9 || !eng_kv_parse(argv[3], &kv)) return 2;
+    struct chain c = {.n = (uint32_t)atoi(argv[2]), .n_windowed = (uint32_t)atoi(argv[8])};
     uint32_t chunk = (uint32_t)atoi(argv[5]), n = (uint32_t)fread(ids, 4, TOKENS_MAX, stdin);
     uint32_t last = (uint32_t)atoi(argv[7]);
     c.from = last && last < n ? n - last : 0;
@@ -100,6 +113,7 @@ int main(int argc, char **argv)
     mem_free(c.sum);
     mem_free(hop);
     mem_free(c.pages);
+    mem_free(c.windowed);
     weights_close(g);
     if (rc < 0) (void)fprintf(stderr, "%s\n", em.text);
     return rc < 0;

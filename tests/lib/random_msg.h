@@ -55,6 +55,11 @@ static inline void random_step(struct rng *r, struct buf *to)
             x->embed = x->first_pos + x->n_rows + (uint32_t)rng_below(r, 3);
         }
         x->n_pages = (x->first_pos + x->n_rows + LIMIT_PAGE - 1) / LIMIT_PAGE;
+        if (x->first_pos % 2) { /* a second table, of the last pages */
+            x->window_first = x->first_pos / LIMIT_PAGE;
+            x->n_window_pages = x->n_pages - x->window_first;
+            x->window_pages = pages;
+        }
         x->has_open = x->n_logits && rng_below(r, 2);
         x->open.sampling = SAMPLING_PLAIN;
         x->open.sampling.temp = 1;

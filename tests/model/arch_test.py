@@ -73,6 +73,25 @@ class Architectures(unittest.TestCase):
                         got = embedding(self.path(name), IDS, kv=kv, slices=slices, **axis)
                         self.assertEqual(got.tobytes(), base.tobytes(), (name, kv, slices, axis))
 
+    def test_windows(self):
+        """Layers with a window keep no more than the pages that a chunk's rows see, which are written again and again."""
+        ids, tried = (list(IDS) * 5)[:230], 0
+        for name in NAMES:
+            window = tiny_arch.CFG[name].get("window")
+            if not window:
+                continue
+            for kv in KV_TYPES:
+                want = logits(self.path(name), ids, kv=kv)
+                for chunk in (1, 16, 48):
+                    pages = (window - 1 + 15) // 16 + (chunk + 15) // 16
+                    for slices in (1, 3):
+                        got = logits(self.path(name), ids, kv=kv, chunk=chunk, slices=slices, windowed=pages)
+                        self.assertEqual(got.tobytes(), want.tobytes(), (name, kv, chunk, slices))
+                        tried += 1
+                short = logits(self.path(name), ids, kv=kv, chunk=48, windowed=pages - 1)
+                self.assertNotEqual(short.tobytes(), want.tobytes(), (name, kv))
+        self.assertGreaterEqual(tried, 24)
+
     def test_workers(self):
         for name in NAMES:
             c, ids = tiny_arch.CFG[name], list(IDS)

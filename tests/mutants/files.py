@@ -5,7 +5,7 @@ MUTANTS = [
          tests="worker_test", why="sampling slots are never given back: after 8,192 requests every one fails"),
     dict(name="smaller-buffers-fit", file="worker/stage_work.c", old="a->rows_max == b->rows_max && a->logits_max",
          new="a->logits_max", tests="worker_test", why="a coordinator with a larger chunk gets a worker whose buffers are smaller"),
-    dict(name="another-context-fits", file="worker/stage_work.c", old="a->ctx == b->ctx && ", new="",
+    dict(name="another-context-fits", file="worker/stage_work.c", old=" && a->ctx == b->ctx &&", new=" &&",
          tests="worker_test", why="partial results of attention are too few for a longer context"),
     dict(name="another-model-fits", file="worker/stage_work.c",
          old="return a->model_digest == b->model_digest && a->layer_first", new="return a->layer_first",
@@ -63,7 +63,7 @@ MUTANTS = [
          tests="wire_test", why="hashes are copied beyond their room"),
     # ---- common/engine
     dict(name="last-page-unchecked", file="common/engine/engine.c",
-         old="    for (uint64_t p = 0; p < (end + KV_PAGE - 1) / KV_PAGE; p++)", new="    for (uint64_t p = 0; p < end / KV_PAGE; p++)",
+         old="    for (uint64_t p = 0; p < n; p++)", new="    for (uint64_t p = 0; p + 1 < n; p++)",
          tests="engine_test", why="a last, partial page may lie outside the pool"),
     dict(name="beyond-the-context", file="common/engine/engine.c", old="    if (end > e->ctx)\n", new="    if (end > e->n_pages * KV_PAGE)\n",
          tests="engine_test", why="partial results of attention are written beyond their room"),

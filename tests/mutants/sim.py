@@ -23,7 +23,7 @@ MUTANTS = [
     dict(name="sim-page-early", file="coordinator/core/pages.c",
          old="    if (--x->count > 0) return;", new="    if (--x->count > 1) return;",
          tests="pages_test sim_test", why="a page is given back while one more table has it"),
-    dict(name="sim-index-early", short=True, file="coordinator/core/sched.c",
+    dict(name="sim-index-early", short=True, file="coordinator/core/table.c",
          old="    while ((r->n_walked + 1) * page <= r->n_right) {\n        CHECK(r->n_walked < r->n_pages);\n",
          new="    while ((r->n_walked + 1) * page <= r->n_right + 1 && r->n_walked < r->n_pages) {\n",
          tests="sim_test", why="a page enters the prefix index one token early"),

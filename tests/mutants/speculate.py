@@ -4,15 +4,15 @@ SIM = "speculate_test sim_test"
 CORE = "coordinator/core/"
 MUTANTS = [
     # Guesses and the index.
-    dict(name="spec-guesses-are-indexed", short=True, file=CORE + "sched.c",
+    dict(name="spec-guesses-are-indexed", short=True, file=CORE + "table.c",
          old="    while ((r->n_walked + 1) * page <= r->n_right) {", new="    while ((r->n_walked + 1) * page <= r->n_issued) {",
          tests="sim_test", why="a page enters the prefix index with guesses in it"),
     dict(name="spec-confirmed-pages-are-lost", file=CORE + "requests.c",
          old="    if (r->running) sched__enter_pages(c, r);\n", new="", tests="speculate_test",
          why="pages that a run has completed are not in the index when the request ends with it"),
     dict(name="spec-table-changes-in-the-step", file=CORE + "sched.c",
-         old="    if (n) memcpy(pages, run->pages, n * sizeof *pages);\n    memcpy(pages + n, r->pages + n, (n_pages - n) * sizeof *pages);",
-         new="    (void)n;\n    memcpy(pages, r->pages, n_pages * sizeof *pages);",
+         old="    if (n_had) memcpy(pages, had, n_had * sizeof *pages);\n    memcpy(pages + n_had, table + n_had, (n - n_had) * sizeof *pages);",
+         new="    (void)had;\n    memcpy(pages, table, n * sizeof *pages);",
          tests="speculate_test", why="a known row is written into the shared page that took its own page's place"),
     # What was refuted.
     dict(name="spec-refuted-guesses-stay", short=True, file=CORE + "speculate.c",

@@ -101,7 +101,7 @@ static uint32_t reference(struct fixture *f, const struct small_ask *a, int32_t 
     for (uint32_t i = 0; i < TINY_PAGES; i++) pages[i] = TINY_PAGES - 1 - i;
     memcpy(t.ids, a->tokens, a->n * sizeof *t.ids);
     for (uint32_t row = 0; n < a->want && t.n < 128; row++) {
-        struct eng_run r = {row, 1, 1, t.ids + row, pages};
+        struct eng_run r = {row, 1, 1, t.ids + row, .pages = pages};
         if (eng_step(f->engine, &r, 1, NULL, &logits, &em) < 0) fail_msg("%s", em.text);
         if (row + 1 < t.n) continue;
         const struct chooser_ask ask = {.sampling = a->sampling,

@@ -122,18 +122,18 @@ static void test_out_of_range(void **state)
     struct errmsg em;
     const float *out;
     const struct eng_run bad[] = {
-        {15, 2, 1, tiny_tokens, beyond},                 /* no such page */
-        {PAGES * KV_PAGE - 1, 2, 1, tiny_tokens, pages}, /* full */
-        {UINT32_MAX, 2, 1, tiny_tokens, pages},          /* wraps */
-        {8, 0, 0, tiny_tokens, pages},
-        {8, ROWS + 1, 1, tiny_tokens, pages},
-        {8, 2, 3, tiny_tokens, pages}, /* more logits than rows */
-        {8, 2, 1, foreign, pages},
-        {8, 2, 1, below, pages},
+        {15, 2, 1, tiny_tokens, .pages = beyond},                 /* no such page */
+        {PAGES * KV_PAGE - 1, 2, 1, tiny_tokens, .pages = pages}, /* full */
+        {UINT32_MAX, 2, 1, tiny_tokens, .pages = pages},          /* wraps */
+        {8, 0, 0, tiny_tokens, .pages = pages},
+        {8, ROWS + 1, 1, tiny_tokens, .pages = pages},
+        {8, 2, 3, tiny_tokens, .pages = pages}, /* more logits than rows */
+        {8, 2, 1, foreign, .pages = pages},
+        {8, 2, 1, below, .pages = pages},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         assert_int_equal(eng_step(e, &bad[i], 1, NULL, &out, &em), ERR_RANGE);
-        const struct eng_run two[] = {{8, 2, 1, tiny_tokens, pages},
+        const struct eng_run two[] = {{8, 2, 1, tiny_tokens, .pages = pages},
                                       bad[i]}; /* all of a step or nothing */
         assert_int_equal(eng_step(e, two, 2, NULL, &out, &em), ERR_RANGE);
     }
@@ -141,7 +141,7 @@ static void test_out_of_range(void **state)
     assert_memory_equal(got, want + (ROWS - 1) * VOCAB, VOCAB * sizeof *got);
     eng_close(e);
     e = open_slice(KV_F16, 1, 1);
-    const struct eng_run no_input = {0, 1, 1, tiny_tokens, pages};
+    const struct eng_run no_input = {0, 1, 1, tiny_tokens, .pages = pages};
     assert_int_equal(eng_step(e, &no_input, 1, NULL, &out, &em), ERR_RANGE);
     eng_close(e);
     struct ring_use use = {0};
@@ -155,6 +155,10 @@ static void test_out_of_range(void **state)
                             .read = ring_read,
                             .read_ctx = &use};
     assert_int_equal(eng_open(&o, &e, &em), ERR_RANGE);
+    o.layer_last = 1;
+    o.n_window_pages = 2;
+    assert_int_equal(eng_open(&o, &e, &em), ERR_RANGE);
+    assert_string_equal(em.text, "2 windowed pages of 1");
 }
 
 /* The last page of a table counts although it is not full. */
@@ -168,8 +172,8 @@ static void test_last_page(void **state)
     struct engine *e = open_slice(KV_F16, 0, LAYERS - 1);
     tiny_run(e, 0, ROWS, good, want);
     for (uint32_t n = 1; n < KV_PAGE; n++) {
-        const struct eng_run r = {KV_PAGE, n, 1, tiny_tokens, partial},
-                             first = {0, n, 1, tiny_tokens, huge};
+        const struct eng_run r = {KV_PAGE, n, 1, tiny_tokens, .pages = partial},
+                             first = {0, n, 1, tiny_tokens, .pages = huge};
         assert_int_equal(eng_step(e, &r, 1, NULL, &out, &em), ERR_RANGE);
         assert_non_null(strstr(em.text, "page 8 of 8"));
         assert_int_equal(eng_step(e, &first, 1, NULL, &out, &em), ERR_RANGE);
@@ -205,8 +209,8 @@ static void test_context(void **state)
         largest[i] = largest_alloc;
         uint32_t *pages = mem_zalloc(o.n_pages * sizeof *pages);
         const float *out;
-        struct eng_run within = {4095, 1, 0, tiny_tokens, pages},
-                       beyond = {4096, 1, 0, tiny_tokens, pages};
+        struct eng_run within = {4095, 1, 0, tiny_tokens, .pages = pages},
+                       beyond = {4096, 1, 0, tiny_tokens, .pages = pages};
         assert_int_equal(eng_step(e, &within, 1, NULL, &out, &em), 0);
         assert_int_equal(eng_step(e, &beyond, 1, NULL, &out, &em), i ? ERR_RANGE : 0);
         mem_free(pages);

@@ -201,6 +201,25 @@ static void test_two_replicas(void **state)
     assert_true(value_of(&text, "flotilla_generation{replica=\"a\"}") == 7);
     assert_true(value_of(&text, "flotilla_generation{replica=\"b\"}") == 8);
     assert_true(value_of(&text, "flotilla_kv_pages{replica=\"b\",state=\"free\"}") == 70);
+    assert_null(strstr(text.data, "windowed")); /* no layer is */
+    replicas[1].windowed_total = 50;
+    replicas[1].cache.windowed_cached = 20;
+    replicas[1].cache.windowed_held = 7;
+    metrics_publish(f->m, f->count, &s);
+    request(f->port, "GET", "/metrics", &text);
+    const char *name = "flotilla_kv_windowed_pages";
+    const struct {
+        const char *labels;
+        double value;
+    } want[] = {{"b\",state=\"free", 23},
+                {"b\",state=\"cached", 20},
+                {"b\",state=\"held", 7},
+                {"a\",state=\"free", 0}};
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        char full[96];
+        (void)snprintf(full, sizeof full, "%s{replica=\"%s\"}", name, want[i].labels);
+        assert_true(value_of(&text, full) == want[i].value);
+    }
     const char *head = strstr(text.data, "# TYPE flotilla_generation ");
     assert_non_null(head);
     assert_null(strstr(head + 1, "# TYPE flotilla_generation "));

@@ -18,6 +18,7 @@
 #define ORDER 0.97       /* and another order must be so much faster */
 
 static uint64_t work[64], bytes[64];
+static bool windowed[64];
 static struct room_costs costs;
 static const char *const names[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
 
@@ -70,9 +71,11 @@ static struct stage_of look(const struct plan_ask *ask, const struct plan_worker
 {
     double ns = 0.0;
     uint64_t need = pages * costs.page_bytes, n = last - first + 1;
+    uint64_t few = pages < 2 ? pages : 2; /* windowed pages, of so small a pool */
     for (uint32_t l = first; l <= last; l++) {
         ns += w->byte_ns * (double)work[l];
-        need += bytes[l] + pages * costs.page_layer_bytes;
+        need +=
+            bytes[l] + (costs.layer_windowed && windowed[l] ? few : pages) * costs.page_layer_bytes;
     }
     if (last == ask->n_layers - 1) {
         ns += w->head_ns;
@@ -146,6 +149,12 @@ static struct plan_ask random_ask(struct rng *r)
                                 .page_layer_bytes = rng_below(r, 20),
                                 .page_bytes = rng_below(r, 5),
                                 .last_bytes = rng_below(r, 40)};
+    for (uint32_t l = 0; l < layers; l++) windowed[l] = rng_below(r, 3) > 0;
+    if (rng_below(r, 2)) {
+        costs.layer_windowed = windowed;
+        costs.windowed_least = 2;
+        costs.windowed_most = 5;
+    }
     ask.costs = &costs;
     ask.work = work;
     ask.pages_least = ask.pages_most = (uint32_t)rng_below(r, 12);

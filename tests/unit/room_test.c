@@ -116,6 +116,39 @@ static void test_wish(void **state)
     assert_true(room_for_slice(&costs, &s[0], false) == UINT64_MAX);
 }
 
+/* Windowed pages follow from the whole ones; and as many of both as have room. */
+static void test_windowed(void **state)
+{
+    (void)state;
+    static const bool windowed[LAYERS] = {true, true, true, false, true, true, true, false};
+    struct room_costs c = costs;
+    assert_int_equal(room_windowed(&c, 1000), 0);
+    assert_int_equal(room_layers_windowed(&c, 0, LAYERS), 0);
+    c.layer_windowed = windowed;
+    c.windowed_least = 10;
+    c.windowed_most = 100;
+    const uint32_t of[][2] = {{0, 0}, {5, 5}, {20, 10}, {40, 10}, {60, 15}, {399, 99}, {1000, 100}};
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
+        assert_int_equal(room_windowed(&c, of[i][0]), of[i][1]);
+    assert_int_equal(room_layers_windowed(&c, 0, LAYERS), 6);
+    assert_int_equal(room_layers_windowed(&c, 3, 5), 1);
+    for (uint64_t gib = 1; gib < 12; gib++) {
+        struct room_stage s = stage(0, 7, 1, gib * GIB);
+        struct room r = room_of(&c, LAYERS, &s, 1, true);
+        uint64_t left = r.have_bytes > r.taken_bytes ? r.have_bytes - r.taken_bytes : 0;
+        for (uint64_t n = r.pages; n < r.pages + 2 && r.pages; n++)
+            assert_int_equal(n * (5 * MIB / 2) + room_windowed(&c, n) * 6 * MIB <= left,
+                             n == r.pages);
+        uint64_t all = room_of(&costs, LAYERS, &s, 1, true).pages;
+        assert_true(r.pages >= all && (gib < 4 || r.pages > 2 * all));
+    }
+    /* R of a window of 512 and chunks of 512: 32 pages before, and 33 for rows anywhere in a page.
+     */
+    assert_int_equal(room_window(512, 16, 512), 65);
+    assert_int_equal(room_window(1, 16, 1), 1);
+    assert_int_equal(room_window(2, 16, 1), 2);
+}
+
 /* Whatever figures a peer tells, nothing overflows. */
 static void test_absurd(void **state)
 {
@@ -487,18 +520,13 @@ static void test_two_replicas(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_worker),
-                                       cmocka_unit_test(test_sharing),
-                                       cmocka_unit_test(test_groups),
-                                       cmocka_unit_test(test_wish),
-                                       cmocka_unit_test(test_absurd),
-                                       cmocka_unit_test(test_pool_by_room),
-                                       cmocka_unit_test(test_pool_bounds),
-                                       cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_fixed),
-                                       cmocka_unit_test(test_next_generation),
-                                       cmocka_unit_test(test_next_coordinator),
-                                       cmocka_unit_test(test_two_replicas),
-                                       cmocka_unit_test(test_tables)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_worker),      cmocka_unit_test(test_sharing),
+        cmocka_unit_test(test_groups),          cmocka_unit_test(test_wish),
+        cmocka_unit_test(test_windowed),        cmocka_unit_test(test_absurd),
+        cmocka_unit_test(test_pool_by_room),    cmocka_unit_test(test_pool_bounds),
+        cmocka_unit_test(test_refused),         cmocka_unit_test(test_fixed),
+        cmocka_unit_test(test_next_generation), cmocka_unit_test(test_next_coordinator),
+        cmocka_unit_test(test_two_replicas),    cmocka_unit_test(test_tables)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

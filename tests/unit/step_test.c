@@ -96,10 +96,13 @@ static void test_alignment(void **state)
         struct engine *e = open_all(false, (enum kv_type)kv, 2);
         size_t used = 0;
         const uint32_t pages[PAGES] = {0, 1, 2, 3, 4, 5, 6, 7};
+        const struct row row = {.pages = pages};
+        uint32_t from;
         for (uint32_t l = 0; l < LAYERS; l++)
             for (uint32_t p = 0; p < PAGES; p++)
                 for (uint32_t h = 0; h < KV_HEADS; h++) {
-                    struct kv_view v = eng__kv_view(e, l, h, pages);
+                    struct kv_view v = eng__kv_view(e, l, h, &row, &from);
+                    assert_int_equal(from, 0);
                     uint8_t *at = v.base + pages[p] * v.page_bytes;
                     assert_int_equal((uintptr_t)at % 64, 0);
                     assert_ptr_equal(at, e->pool_kv + used); /* [layer][page][kv head] */
@@ -142,6 +145,73 @@ static void test_written_once(void **state)
         mem_free(single);
         mem_free(pairs);
     }
+}
+
+#define WINDOW 8u
+
+/* A model with windowed layers, all of them; own: these have pages of their own. */
+static struct engine *open_windowed(enum kv_type kv, bool own)
+{
+    struct engine *e = open_all(false, kv, 2);
+    e->model.dims.blocks[0].window = WINDOW;
+    if (!own) return e;
+    e->n_window_pages = PAGES; /* as many as others: the pool is laid out like this already */
+    e->window = WINDOW;
+    return e;
+}
+
+/* Two pages that are written in turn do for a window of half a page, to the bit. */
+static void test_windowed_pages(void **state)
+{
+    (void)state;
+    static float want[ROWS * VOCAB];
+    const uint32_t pages[] = {1, 2, 3, 4}, turns[] = {6, 5, 6, 5};
+    for (int kv = 0; kv < KV_N_TYPES; kv++) {
+        struct engine *all = open_windowed((enum kv_type)kv, false);
+        struct engine *own = open_windowed((enum kv_type)kv, true);
+        struct errmsg em = {0};
+        const float *out;
+        for (uint32_t at = 0; at < 4 * KV_PAGE; at += KV_PAGE) {
+            uint32_t first = eng__sight(WINDOW, at).first / KV_PAGE;
+            struct eng_run r = {at, ROWS, ROWS, tiny_tokens, .pages = pages};
+            r.window_first = first;
+            r.window_pages = turns + first;
+            tiny_run(all, at, ROWS, pages, want);
+            if (eng_step(own, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+            for (uint32_t i = 0; i < ROWS; i++)
+                assert_memory_equal(out + i * eng_logits_stride(own), want + i * VOCAB,
+                                    VOCAB * sizeof *want);
+        }
+        eng_close(all);
+        eng_close(own);
+    }
+}
+
+/* A table of windowed pages that does not reach back to what the first row sees, or names no page
+ * of the pool, is refused; nothing is computed. */
+static void test_windowed_table(void **state)
+{
+    (void)state;
+    struct engine *e = open_windowed(KV_F16, true);
+    const uint32_t pages[] = {1, 2}, beyond[] = {1, PAGES};
+    struct errmsg em = {0};
+    const float *out;
+    struct eng_run r = {20, 1, 1, tiny_tokens, .pages = pages};
+    assert_int_equal(eng_step(e, &r, 1, NULL, &out, &em), ERR_RANGE);
+    assert_string_equal(em.text, "position 13 is seen, but has no page");
+    r.window_pages = pages;
+    r.window_first = 1; /* position 16 */
+    assert_int_equal(eng_step(e, &r, 1, NULL, &out, &em), ERR_RANGE);
+    r.first_pos = 22;
+    assert_int_equal(eng_step(e, &r, 1, NULL, &out, &em), ERR_RANGE);
+    r.first_pos = 23;
+    assert_int_equal(eng_step(e, &r, 1, NULL, &out, &em), 0);
+    r.window_first = 0;
+    assert_int_equal(eng_step(e, &r, 1, NULL, &out, &em), 0);
+    r.window_pages = beyond;
+    assert_int_equal(eng_step(e, &r, 1, NULL, &out, &em), ERR_RANGE);
+    assert_string_equal(em.text, "page 8 of 8");
+    eng_close(e);
 }
 
 static const struct kern *counted;
@@ -216,7 +286,7 @@ static void run_long(unsigned threads, uint32_t chunk, uint32_t window, size_t p
     if (parts) e->n_parts = parts;
     for (uint32_t at = 0, n; at < LONG; at += n, ret += n * VOCAB) {
         n = LONG - at < chunk ? LONG - at : chunk;
-        struct eng_run r = {at, n, n, tokens + at, pages};
+        struct eng_run r = {at, n, n, tokens + at, .pages = pages};
         if (eng_step(e, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
         for (uint32_t i = 0; i < n; i++)
             memcpy(ret + i * VOCAB, out + i * eng_logits_stride(e), VOCAB * sizeof *ret);
@@ -329,15 +399,15 @@ static void test_hidden_rows(void **state)
     const float *out;
     for (int q8 = 0; q8 < 2; q8++) {
         struct engine *e = open_all(q8, KV_F32, 2);
-        struct eng_run all = {0, 8, ENG_HIDDEN, tiny_tokens, pages[0]};
+        struct eng_run all = {0, 8, ENG_HIDDEN, tiny_tokens, .pages = pages[0]};
         tiny_run(e, 0, 8, pages[1], logits); /* leaves its rows behind */
         if (eng_step(e, &all, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
         memcpy(want, eng_hidden(e), sizeof(float) * 8 * TINY_HIDDEN);
         for (uint32_t i = 0; i < TINY_HIDDEN; i++) assert_true(isfinite(want[i]) && want[i] != 0);
-        const struct eng_run runs[] = {{0, 1, 1, tiny_tokens, pages[1]},
-                                       {0, 3, ENG_HIDDEN, tiny_tokens, pages[0]},
-                                       {0, 4, 2, tiny_tokens, pages[2]},
-                                       {3, 5, ENG_HIDDEN, tiny_tokens + 3, pages[0]}};
+        const struct eng_run runs[] = {{0, 1, 1, tiny_tokens, .pages = pages[1]},
+                                       {0, 3, ENG_HIDDEN, tiny_tokens, .pages = pages[0]},
+                                       {0, 4, 2, tiny_tokens, .pages = pages[2]},
+                                       {3, 5, ENG_HIDDEN, tiny_tokens + 3, .pages = pages[0]}};
         if (eng_step(e, runs, 4, NULL, &out, &em) < 0) fail_msg("%s", em.text);
         assert_memory_equal(eng_hidden(e), want, sizeof(float) * 8 * TINY_HIDDEN);
         assert_memory_equal(out, logits, VOCAB * sizeof(float)); /* of position 0 */
@@ -346,7 +416,7 @@ static void test_hidden_rows(void **state)
         eng_close(e);
     }
     struct engine *first = tiny_open(model, KV_F32, 0, 0, 1);
-    struct eng_run run = {0, 1, ENG_HIDDEN, tiny_tokens, pages[0]};
+    struct eng_run run = {0, 1, ENG_HIDDEN, tiny_tokens, .pages = pages[0]};
     assert_int_equal(eng_step(first, &run, 1, NULL, &out, &em), ERR_RANGE);
     eng_close(first);
 }
@@ -354,10 +424,11 @@ static void test_hidden_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hidden_rows),   cmocka_unit_test(test_sight),
-        cmocka_unit_test(test_alignment),     cmocka_unit_test(test_written_once),
-        cmocka_unit_test(test_each_row_once), cmocka_unit_test(test_dispatch),
-        cmocka_unit_test(test_few_is_chosen), cmocka_unit_test(test_blocks_of_rows),
+        cmocka_unit_test(test_hidden_rows),    cmocka_unit_test(test_sight),
+        cmocka_unit_test(test_alignment),      cmocka_unit_test(test_written_once),
+        cmocka_unit_test(test_each_row_once),  cmocka_unit_test(test_dispatch),
+        cmocka_unit_test(test_few_is_chosen),  cmocka_unit_test(test_blocks_of_rows),
+        cmocka_unit_test(test_windowed_pages), cmocka_unit_test(test_windowed_table),
         cmocka_unit_test(test_histogram),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);

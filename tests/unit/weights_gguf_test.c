@@ -117,7 +117,7 @@ static void logits(const struct weights *w, float *ret)
                             .read = ring_read,
                             .read_ctx = &use};
     if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
-    const struct eng_run run = {0, 4, 1, tokens, pages};
+    const struct eng_run run = {0, 4, 1, tokens, .pages = pages};
     if (eng_step(e, &run, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
     memcpy(ret, out, TINY_VOCAB * sizeof *ret);
     eng_close(e);

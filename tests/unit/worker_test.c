@@ -372,6 +372,7 @@ static void test_fits(void **state)
     WITH(layer_last);
     WITH(kv_type);
     WITH(n_pages);
+    WITH(n_window_pages);
     WITH(ctx);
     WITH(rows_max);
     WITH(logits_max);
