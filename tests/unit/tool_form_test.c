@@ -96,6 +96,8 @@ static void test_calls(void **state)
     IS(&g, "<tool_call>\n" WRONG, "no");
     IS(&g, "<tool_call>{\"name\": \"wea\"", "no");
     IS(&g, "<tool_call>Rome", "no");
+    IS(&g, "<<tool_call>" WRONG, "no");
+    IS(&g, "<tool_<tool_call>" WRONG, "no");
     IS(&g, "a <tool_call>" CALL "</tool_call> b <tool_call>" WRONG, "no");
     g = compiled("{\"type\":\"tool_calls\",\"optional\":true,\"parallel\":false,\"tools\":" TOOLS
                  "}",
