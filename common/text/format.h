@@ -9,6 +9,15 @@
  *   {"type": "tool_calls", "tools": [...], "name": NAME, "parallel": true}
  *        calls of tools, which are in OpenAI's form: of the one that is named, or of any; several
  *        only where `parallel` says so
+ *   {"type": "tool_calls", "tools": [...], "parallel": true, "optional": true, "reasoning": true}
+ *        any text, in which whatever begins as a call is a call of one of the tools, behind the
+ *        reasoning (between <think> and </think> at its beginning), unless `reasoning` is false:
+ *        then all is text. Only where the model's way of calling is FORMAT_TAGGED; others begin as
+ *        answers do, and are left free
+ *
+ * Arguments are valid by their tool's `parameters`. Where calls are optional, a schema that is not
+ * supported, or too large together with the others, is an error only of a tool with `strict`:
+ * true; the arguments of another are then any object.
  *
  * Pure; any thread. */
 #ifndef FLOTILLA_TEXT_FORMAT_H
@@ -20,7 +29,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define FORMAT_CALLS_MAX 8u /* of one answer */
+#define FORMAT_CALLS_MAX 8u    /* of one answer, where one must be called */
+#define FORMAT_BLANKS_MAX 256u /* before the reasoning; behind more, <think> is text */
 
 /* How a model writes its calls. */
 enum format_calls {

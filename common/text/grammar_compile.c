@@ -16,6 +16,7 @@
 #define NEVER 0xffffu /* the need of what has no answer */
 #define PASSES_MAX                                                                                 \
     512u /* of an analysis; rules that are built before those that use them need few */
+#define GROWS_PASSES 16u  /* what nests deeper with each of so many is taken to nest without end */
 #define BRANCHES_MAX 512u /* of one choice that PEEK decides */
 #define NESTING_MAX 2000u /* of nodes */
 
@@ -138,6 +139,7 @@ static int analyse(struct compiler *c)
         bool changed = false;
         for (gnode i = 1; i < t->n; i++) {
             struct grammar_node x = of_node(t, i), *old = &t->nodes[i];
+            if (pass >= GROWS_PASSES && x.deepest > old->deepest) x.deepest = GRAMMAR_DEPTH_MAX + 1;
             changed |= x.need != old->need || x.deepest != old->deepest ||
                        x.nullable != old->nullable ||
                        memcmp(x.first, old->first, sizeof x.first) != 0;

@@ -121,14 +121,18 @@ gnode grammar_ref(struct grammar_tree *t, uint32_t rule)
     return add(t, (struct grammar_node){.kind = NODE_REF, .a = rule});
 }
 
+gnode grammar_bytes(struct grammar_tree *t, uint8_t low, uint8_t high)
+{
+    return add(t, (struct grammar_node){.kind = NODE_RANGE, .a = low, .b = high});
+}
+
 /* ---- characters ---- */
 
 /* Bytes low[i]..high[i], one behind the other. */
 static gnode byte_ranges(struct grammar_tree *t, const uint8_t *low, const uint8_t *high, size_t n)
 {
     gnode items[4];
-    for (size_t i = 0; i < n; i++)
-        items[i] = add(t, (struct grammar_node){.kind = NODE_RANGE, .a = low[i], .b = high[i]});
+    for (size_t i = 0; i < n; i++) items[i] = grammar_bytes(t, low[i], high[i]);
     return grammar_seqs(t, items, n);
 }
 

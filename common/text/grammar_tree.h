@@ -35,6 +35,8 @@ gnode grammar_text(struct grammar_tree *t, const char *text, size_t bytes);
 /* One character, in UTF-8, of ascending ranges that do not meet; surrogates in them are left out.
  */
 gnode grammar_class(struct grammar_tree *t, const struct grammar_range *ranges, size_t n);
+/* One byte from low to high, whether it is a character or a part of one. */
+gnode grammar_bytes(struct grammar_tree *t, uint8_t low, uint8_t high);
 gnode grammar_seq(struct grammar_tree *t, gnode a, gnode b);
 gnode grammar_alt(struct grammar_tree *t, gnode a, gnode b);
 /* min to max times; max GRAMMAR_NO_MAX: or any number above. */

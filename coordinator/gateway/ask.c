@@ -573,10 +573,10 @@ static int check(struct ask *a, struct fault *f)
     if (a->forces_tools && a->form)
         return fault_set(f, 400, a->form_name, "'%s' and 'tool_choice' exclude each other",
                          a->form_name);
-    if (a->one_call && a->tools && !a->forces_tools)
+    if (a->one_call && a->tools && !a->forces_tools && !a->holds_tools)
         return fault_set(f, 400, "parallel_tool_calls",
-                         "'parallel_tool_calls': false is not supported, but with a 'tool_choice' "
-                         "that makes a tool be called");
+                         "'parallel_tool_calls': false is not supported beside '%s'",
+                         a->form ? a->form_name : "ignore_eos");
     if ((a->form || a->forces_tools) && a->request.ignore_eos)
         return fault_set(f, 400, "ignore_eos", "'ignore_eos': an answer with a form has an end");
     if (a->format.len > LIMIT_FORMAT_BYTES)
@@ -622,12 +622,14 @@ static int make_chat(struct ask *a, struct fault *f)
 static void make_format(struct ask *a)
 {
     struct json *o = json_new_object(), *inner;
-    if (a->forces_tools) {
+    if (a->forces_tools || a->holds_tools) {
         a->format_param = a->tools ? "tools" : "tool_choice";
         json_put_string(o, "type", "tool_calls", 10);
         if (a->tools) json_put(o, "tools", json_share(a->tools));
         if (a->forced) json_put_string(o, "name", a->forced, strlen(a->forced));
         json_put_bool(o, "parallel", !a->one_call && !a->forced);
+        if (a->holds_tools) json_put_bool(o, "optional", true);
+        if (a->holds_tools && a->raw_reasoning) json_put_bool(o, "reasoning", false);
     } else {
         a->format_param = a->form_name;
         bool schema = strcmp(a->form_name, "json_schema") == 0;
@@ -691,7 +693,9 @@ int ask_read(enum ask_kind kind, const char *body, size_t bytes, struct ask *ret
     for (void *at = NULL; rc == 0 && json_next(a.doc, &at, &key, &n, &value);)
         rc = take_param(&a, key, value, f);
     if (rc == 0 && kind == ASK_CHAT && a.messages) rc = make_chat(&a, f);
-    if (rc == 0 && (a.form || a.forces_tools)) make_format(&a);
+    /* An answer without an end, or with another form, is not held to its calls' as well. */
+    a.holds_tools = a.tools && !a.forces_tools && !a.form && !a.request.ignore_eos;
+    if (rc == 0 && (a.form || a.forces_tools || a.holds_tools)) make_format(&a);
     if (rc == 0) rc = check(&a, f);
     if (rc < 0) {
         ask_close(&a);

@@ -43,6 +43,7 @@ struct ask {
     bool no_generation_prompt;
     const struct json *tools; /* that may be called */
     bool no_tools;            /* tool_choice: none */
+    bool holds_tools;         /* one may be called, and calls are held to the tools' schemas */
     bool forces_tools;        /* one must be called: */
     const char *forced;       /* the one of this name, or NULL: any */
     bool one_call;            /* parallel_tool_calls: false */

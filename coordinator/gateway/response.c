@@ -271,6 +271,7 @@ static int take_tools(struct translation *t, const char *name, const struct json
             return fault_set(t->f, 400, name, "'%s': tool %zu is not of type 'function'", name, i);
         struct json *o = json_new_object(), *function = json_new_object(),
                     *again = json_new_object();
+        bool strict = false;
         put_text(again, "type", "function");
         for (size_t k = 0; k < 3; k++) {
             const struct json *x = json_get(tool, members[k]);
@@ -279,7 +280,9 @@ static int take_tools(struct translation *t, const char *name, const struct json
             json_put(function, members[k], json_share(x));
             json_put(again, members[k], json_share(x));
         }
-        json_put_bool(again, "strict", false); /* only a tool_choice can hold a call to it */
+        (void)json_as_bool(json_get(tool, "strict"), &strict);
+        if (strict) json_put_bool(function, "strict", true);
+        json_put_bool(again, "strict", false); /* the model's template may show no tags for calls */
         put_text(o, "type", "function");
         json_put(o, "function", function);
         json_add(list, o);

@@ -1,8 +1,12 @@
 #include "coordinator/gateway/split.h"
 
 #include "common/base/mem.h"
+#include "common/text/format.h"
 
 #include <string.h>
+
+_Static_assert(SPLIT_BLANKS_MAX == FORMAT_BLANKS_MAX,
+               "what is held to a form is what is found here");
 
 static const char THINK[] = "<think>", THOUGHT[] = "</think>", TAG[] = "<tool_call>",
                   END_TAG[] = "</tool_call>", FENCE[] = "```";

@@ -1,5 +1,5 @@
 """Pairs, medians and intervals, for every script of this folder."""
-import json, os, random, statistics, subprocess, sys
+import json, math, os, random, statistics, subprocess, sys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "flotilla")
@@ -22,8 +22,9 @@ def interval(ratios, resamples=10000, seed=1):
     return medians[int(resamples * 0.025)], medians[int(resamples * 0.975) - 1]
 
 
-def compare(title, a, b, figure, pairs=7, warm_up=1):
-    """a and b return a rate. Prints and returns whether median(a / b) meets the figure."""
+def compare(title, a, b, figure, pairs=7, warm_up=1, within=None):
+    """a and b return a rate. Prints and returns whether median(a / b) meets the figure; or, where `within` is a share, whether it
+    is as close to it."""
     for _ in range(warm_up):
         a(), b()
     ratios, rates = [], []
@@ -34,9 +35,11 @@ def compare(title, a, b, figure, pairs=7, warm_up=1):
         print(f"{title}  pair {i + 1}: {x:9.1f} / {y:9.1f} = {x / y:.3f}", flush=True)
     median, (low, high) = statistics.median(ratios), interval(ratios)
     noisy = (high - low) / median > 0.20
-    holds = median >= figure and low >= figure * 0.95 and not noisy
+    least, most = (figure, math.inf) if within is None else (figure * (1 - within), figure * (1 + within))
+    holds = least <= median <= most and low >= least * 0.95 and high <= most * 1.05 and not noisy
     verdict = "machine too noisy: run again" if noisy else "holds" if holds else "does not hold"
-    print(f"{title}  median {median:.3f}, 95 % interval {low:.3f} .. {high:.3f}; figure {figure}: {verdict}", flush=True)
+    wanted = f"figure {figure}" if within is None else f"figure {figure}, within {100 * within:g} %"
+    print(f"{title}  median {median:.3f}, 95 % interval {low:.3f} .. {high:.3f}; {wanted}: {verdict}", flush=True)
     return dict(title=title, figure=figure, rates=rates, ratios=ratios, median=median, low=low, high=high, verdict=verdict,
                 holds=holds)
 

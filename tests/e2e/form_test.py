@@ -12,6 +12,18 @@ N = 200 if LONG else 20
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
                                            "tags": {"type": "array", "items": {"type": "string", "maxLength": 10}, "maxItems": 3}},
           "required": ["name", "age", "tags"], "additionalProperties": False}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {
+    "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo", "Bern"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city", "days"], "additionalProperties": False}}}
+NOTE = {"type": "function", "function": {"name": "note", "parameters": {
+    "type": "object", "properties": {"text": {"type": "string", "maxLength": 16}}, "required": ["text"], "additionalProperties": False}}}
+# Shows the tags around calls, as the templates of Hermes and Qwen do.
+TAGGED = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content or '' }}{% for t in m.tool_calls or [] %}<tool_call>
+{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 NODE = {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {
     "v": {"type": "integer", "minimum": 0, "maximum": 9}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}}, "required": ["v", "next"]}}}
 CHAT = [{"role": "user", "content": "Describe somebody as JSON."}]
@@ -165,6 +177,126 @@ class Form(unittest.TestCase):
             self.assertGreater(counts[0][walk], 0)
             self.assertEqual(counts[1][walk], counts[0][walk])  # the same answers again: all masks are known
             self.assertGreater(counts[1][cache], counts[0][cache])
+
+
+class AmongText(unittest.TestCase):
+    """Tools that may be called: text is free, and what begins as a call is one."""
+
+    def setUp(self):
+        self.template = tempfile.NamedTemporaryFile("w", suffix=".jinja")
+        self.addCleanup(self.template.close)
+        self.template.write(TAGGED)
+        self.template.flush()
+
+    def cluster(self, **kw):
+        return Cluster(threads=1, kv_tokens=8192, set=[f"chat_template={self.template.name}"], **kw)
+
+    def talk(self):
+        """Calls that are none of the tool's by its schema, so that the model writes more such."""
+        talk = [{"role": "system", "content": "Answer with a call of the function weather."}]
+        for city in ("Paris", "Berlin", "London"):
+            call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": json.dumps({"city": city})}}
+            talk += [{"role": "user", "content": f"How is the weather in {city}?"}, {"role": "assistant", "content": None, "tool_calls": [call]},
+                     {"role": "tool", "tool_call_id": "c", "content": "sunny"}]
+        return talk + [{"role": "user", "content": "How is the weather in Madrid?"}]
+
+    def ask(self, c, seed, **kw):
+        body = dict(messages=self.talk(), tools=[WEATHER, NOTE], temperature=0.8, seed=seed, max_tokens=80)
+        r = post(c.http, "/v1/chat/completions", dict(body, **kw), timeout=600)
+        self.assertEqual(r.status, 200, r.body)
+        return r
+
+    def whole(self, c, seed, **kw):
+        """(finish reason, content, [(name, arguments)]), with valid calls unless the limit cut the last."""
+        choice = self.ask(c, seed, **kw).json()["choices"][0]
+        calls = [(t["function"]["name"], t["function"]["arguments"]) for t in choice["message"].get("tool_calls") or []]
+        for i, (name, arguments) in enumerate(calls):
+            parameters = {"weather": WEATHER, "note": NOTE}[name]["function"]["parameters"]
+            if choice["finish_reason"] == "length" and i + 1 == len(calls):
+                self.assertIs(is_prefix(parameters, {}, arguments.rstrip("\ufffd")), True, arguments)
+            else:
+                self.assertTrue(is_valid(parameters, arguments), (seed, name, arguments))
+        return choice["finish_reason"], choice["message"]["content"], calls
+
+    def free(self, c, seed, **kw):
+        """The text of the same answer where nothing is asked of it."""
+        prompt = post(c.http, "/apply-template", {"messages": self.talk(), "tools": [WEATHER, NOTE]}).json()["prompt"]
+        r = post(c.http, "/v1/completions", dict(dict(prompt=prompt, temperature=0.8, seed=seed, max_tokens=80), **kw), timeout=600)
+        return r.json()["choices"][0]["text"]
+
+    def test_calls(self):
+        """On two workers, with several ways to sample: valid, and up to the call what the model says freely; that is not valid."""
+        n, called, wrong, said = 40 if LONG else 10, 0, 0, 0
+        with self.cluster(workers=2) as c:
+            for seed in range(n):
+                kw = [{}, {"top_p": 0.9}, {"top_k": 20}, {"repetition_penalty": 1.1}][seed % 4]
+                reason, content, calls = self.whole(c, seed, **kw)
+                free = self.free(c, seed, **kw)
+                text, tag, call = free.partition("<tool_call>")
+                self.assertEqual(bool(calls), bool(tag) and bool(call), free)
+                if not tag:
+                    self.assertEqual((content or "").strip(), free.strip())
+                    said += 1
+                    continue
+                self.assertTrue((content or "").strip().startswith(text.strip()), (content, free))
+                called += 1
+                arguments = call.partition('"arguments": ')[2].partition("}\n</tool_call>")[0]
+                wrong += not is_valid(WEATHER["function"]["parameters"], arguments)
+                self.assertIn(reason, ("tool_calls", "length"))
+            self.assertGreater(called, n // 2)
+            self.assertGreater(wrong, n // 4)
+
+    def test_streamed(self):
+        with self.cluster(workers=2) as c:
+            for seed in range(6):
+                reason, content, calls = self.whole(c, seed)
+                said, found = "", {}
+                for e in self.ask(c, seed, stream=True).chunks():
+                    delta = e["choices"][0]["delta"]
+                    said += delta.get("content") or ""
+                    for t in delta.get("tool_calls") or []:
+                        call = found.setdefault(t["index"], ["", ""])
+                        call[0] += t["function"].get("name") or ""
+                        call[1] += t["function"].get("arguments") or ""
+                self.assertEqual((said or None, [tuple(x) for x in found.values()], e["choices"][0]["finish_reason"]), (content or None, calls, reason))
+
+    def test_one_answer(self):
+        """The same on one worker and on three, and with guesses ahead, of which some are right."""
+        with self.cluster(workers=1) as one, self.cluster(workers=3) as three, \
+                self.cluster(workers=2, draft="ngram", draft_len="5") as guesses:
+            for seed in range(20 if LONG else 6):
+                kw = {"temperature": [0, 0.7, 1][seed % 3], "top_p": [1, 0.9][seed % 2]}
+                want = self.whole(one, seed, **kw)
+                for c in (three, guesses):
+                    self.assertEqual(self.whole(c, seed, **kw), want, kw)
+            r = guesses.status()["replicas"][0]["speculation"]
+            self.assertGreater(r["drafted"], 20)
+            self.assertGreater(r["accepted"], 10)
+
+    def test_one_call(self):
+        """Without parallel calls the answer ends behind the first; a model whose calls cannot be told from text is refused."""
+        with self.cluster(workers=2) as c:
+            for seed in range(4):
+                reason, _, calls = self.whole(c, seed, parallel_tool_calls=False)
+                self.assertLessEqual(len(calls), 1)
+                self.assertEqual(reason == "tool_calls", bool(calls) and reason != "length")
+        with Cluster(workers=1, threads=1, kv_tokens=2048) as c:
+            body = dict(messages=CHAT, tools=[NOTE], max_tokens=4)
+            self.assertEqual(post(c.http, "/v1/chat/completions", body).status, 200)
+            r = post(c.http, "/v1/chat/completions", dict(body, parallel_tool_calls=False))
+            self.assertEqual((r.status, "parallel" in r.error()["message"]), (400, True), r.body)
+
+    def test_schemas_that_are_not_supported(self):
+        """A tool whose schema cannot be held is an error only where it says that it must be."""
+        odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"uniqueItems": True}}}}
+        with self.cluster(workers=1) as c:
+            for strict, status in ((False, 200), (True, 400)):
+                tools = [WEATHER, {"type": "function", "function": dict(odd, strict=strict)}]
+                r = post(c.http, "/v1/chat/completions", dict(messages=self.talk(), tools=tools, max_tokens=30, seed=1), timeout=600)
+                self.assertEqual(r.status, status, r.body)
+            self.assertEqual(r.error()["param"], "tools")
+            for word in ("odd", "uniqueItems"):
+                self.assertIn(word, r.error()["message"])
 
 
 if __name__ == "__main__":

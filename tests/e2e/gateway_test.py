@@ -108,6 +108,7 @@ class Scripted(Models, unittest.TestCase):
                     self.assertEqual((r.status, r.error()["code"]), (400, "context_length_exceeded"))
                     self.assertIn(str(n), r.error()["message"])
                     self.assertIn("512", r.error()["message"])
+                    self.assertEqual(probe(c), before)
                 for n in (511, 510):
                     r = post(c.http, COMPLETIONS, {"prompt": "x" * n, "max_tokens": 50, "ignore_eos": True, "stream": stream,
                                                    **({"stream_options": {"include_usage": True}} if stream else {})})
@@ -116,7 +117,7 @@ class Scripted(Models, unittest.TestCase):
                     self.assertEqual(last["usage"]["completion_tokens"], 512 - n)
                     reason = r.chunks()[-2] if stream else last
                     self.assertEqual(reason["choices"][0]["finish_reason"], "length")
-                self.assertEqual(probe(c), before)
+                    self.assertEqual(probe(c), before)
 
     def test_begin_of_sequence(self):
         with self.cluster("bos") as c:

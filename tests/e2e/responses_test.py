@@ -151,7 +151,7 @@ class Tools(unittest.TestCase):
                 ask["input"] += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
                 again = client.responses.create(**ask)
                 want = post(c.http, "/tokenize", {"tools": [{"type": "function", "function": {
-                    "name": "weather", "parameters": {"type": "object"}}}], "messages": [
+                    "name": "weather", "parameters": {"type": "object"}, "strict": True}}], "messages": [
                         {"role": "user", "content": "Weather?"},
                         {"role": "assistant", "content": "Look:", "reasoning_content": "Hm.", "tool_calls": [{
                             "id": call.call_id, "type": "function", "function": {"name": "weather", "arguments": call.arguments}}]},

@@ -138,6 +138,31 @@ class Formats(unittest.TestCase):
         self.assertIn("no tool 'h'", self.ask(dict(format, name="h"))["error"])
         self.assertIn("tool 'f'", self.ask(dict(format, tools=[{"function": {"name": "f", "parameters": {"type": "nonsense"}}}]))["error"])
 
+    def test_calls_among_text(self):
+        """Of random schemas' tools, offered together, each takes what is valid by its own schema and nothing else."""
+        rng = random.Random(20261201)
+        schemas = Schemas(rng)
+        taken = refused = 0
+        for _ in range(N // 8):
+            of = {name: schemas.next() for name in ("f", "fg", "g")}
+            format = {"type": "tool_calls", "optional": True, "parallel": True, "tools": [
+                {"type": "function", "function": {"name": name, "parameters": s, "strict": True}} for name, s in of.items()]}
+            values = [json.dumps(sample(rng, s, s, schemas.patterns), ensure_ascii=False) for s in of.values()]
+            pairs = [(name, v) for name in of for v in values]
+            text = '%s<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>%s'
+            begin, end = rng.choice(["", "Well: ", "<think>Or <tool_call>x?</think>\n"]), rng.choice(["", " done", "<tool_cal"])
+            states = self.states(format, [text % (begin, name, v, end) for name, v in pairs], calls=2)
+            for (name, v), state in zip(pairs, states):
+                if v == values[list(of).index(name)] or state != "no":
+                    self.assertEqual((state, is_valid(of[name], v) or of[name] == {}), ("whole", True), (name, v, of))
+                    taken += 1
+                else:
+                    refused += 1
+            for calls in (0, 1, 3):  # they begin as answers do
+                self.assertEqual(self.ask(format, calls=calls), {"bytes": 0})
+        self.assertGreater(taken, 3 * (N // 8) - 1)
+        self.assertGreater(refused, N // 8)
+
     def test_refused(self):
         """What is not supported is refused by its name, where it stands."""
         for schema, word in (({"uniqueItems": True}, "uniqueItems"), ({"type": "object", "properties": {"a": {"not": {}}}}, "'/properties/a': 'not'"),

@@ -196,7 +196,20 @@ static void test_formats(void **state)
     has_format(ASK_COMPLETION, "{\"prompt\": \"x\", \"grammar\": \"root ::= \\\"a\\\"\"}",
                "{\"type\":\"grammar\",\"grammar\":\"root ::= \\\"a\\\"\"}");
     has_format(ASK_COMPLETION, "{\"prompt\": \"x\", \"grammar\": \"\"}", NULL);
-    has_format(ASK_CHAT, "{\"messages\": [7], \"tools\": " TOOLS "}", NULL);
+    has_format(ASK_CHAT, "{\"messages\": [7], \"tools\": " TOOLS "}",
+               "{\"type\":\"tool_calls\",\"tools\":" TOOLS ",\"parallel\":true,\"optional\":true}");
+    has_format(ASK_CHAT,
+               "{\"messages\": [7], \"tool_choice\": \"auto\", \"parallel_tool_calls\": false, "
+               "\"reasoning_format\": \"none\", \"tools\": " TOOLS "}",
+               "{\"type\":\"tool_calls\",\"tools\":" TOOLS
+               ",\"parallel\":false,\"optional\":true,\"reasoning\":false}");
+    has_format(ASK_CHAT, "{\"messages\": [7], \"tool_choice\": \"none\", \"tools\": " TOOLS "}",
+               NULL);
+    has_format(ASK_CHAT, "{\"messages\": [7], \"ignore_eos\": true, \"tools\": " TOOLS "}", NULL);
+    has_format(ASK_CHAT,
+               "{\"messages\": [7], \"response_format\": {\"type\": \"json_object\"}, "
+               "\"tools\": " TOOLS "}",
+               "{\"type\":\"json_object\"}");
     has_format(ASK_CHAT, "{\"messages\": [7], \"tool_choice\": \"required\", \"tools\": " TOOLS "}",
                "{\"type\":\"tool_calls\",\"tools\":" TOOLS ",\"parallel\":true}");
     has_format(ASK_CHAT,
@@ -242,7 +255,9 @@ static void test_refused(void **state)
             "{\"messages\": [1], \"tool_choice\": {\"type\": \"function\", \"function\": "
             "{\"name\": \"g\"}}, \"tools\": " TOOLS "}",
             "tool_choice", "no tool 'g'");
-    refused(ASK_CHAT, "{\"messages\": [1], \"parallel_tool_calls\": false, \"tools\": " TOOLS "}",
+    refused(ASK_CHAT,
+            "{\"messages\": [1], \"parallel_tool_calls\": false, \"ignore_eos\": true, "
+            "\"tools\": " TOOLS "}",
             "parallel_tool_calls", "not supported");
     refused(ASK_CHAT, "{\"messages\": [1], \"response_format\": {\"type\": \"xml\"}}",
             "response_format", "xml");

@@ -119,12 +119,14 @@ static void test_parameters(void **state)
         "{"
         "\"format\":{\"type\":\"json_schema\",\"name\":\"n\",\"schema\":{}}}}",
         "{\"model\":\"m\",\"stream\":true,\"max_tokens\":5,\"temperature\":0,\"tools\":[{\"type\":"
-        "\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],\"tool_choice\":{\"type\":"
-        "\"function\",\"function\":{\"name\":\"f\"}},\"reasoning_effort\":\"low\",\"top_k\":2,"
+        "\"function\",\"function\":{\"name\":\"f\",\"parameters\":{},\"strict\":true}}],"
+        "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},\"reasoning_"
+        "effort\":\"low\",\"top_k\":2,"
         "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":"
         "{}}},\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
         &echo);
-    /* Nothing is stored, and nothing holds a call to its schema, whatever was asked for. */
+    /* Nothing is stored, and whether a call is held to its schema is not known here, whatever was
+     * asked for. */
     json_write(json_get(echo, "tools"), &b);
     assert_string_equal(b.data, "[{\"type\":\"function\",\"name\":\"f\",\"description\":null,"
                                 "\"parameters\":{},\"strict\":false}]");
