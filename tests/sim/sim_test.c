@@ -39,6 +39,26 @@ static bool windows_slide(const struct sim_report *sum, bool expected)
     return !expected || (sum->slid && sum->windowed_evicted);
 }
 
+/* Whether so much happened that the checks had something to look at. */
+static bool enough(const struct sim_report *sum, uint32_t seeds, bool drafts)
+{
+    double n = (double)seeds;
+    if ((double)sum->events / n < 500.0 || (double)sum->faults / n < 5.0) {
+        (void)printf("too little happens: 500 events and 5 faults a seed are needed\n");
+        return false;
+    }
+    if (seeds < 50) return true;
+    if ((double)sum->embeddings / n < 1.0) {
+        (void)printf("too few embeddings are asked for: one a seed is needed\n");
+        return false;
+    }
+    if (drafts && (!sum->early || !sum->wasted || 4 * sum->accepted < sum->drafted)) {
+        (void)printf("too little is guessed, or guesses are not told apart\n");
+        return false;
+    }
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     uint64_t first = 1;
@@ -99,18 +119,5 @@ int main(int argc, char **argv)
                  sum.guesses, sum.drafted, sum.accepted, sum.early, sum.wasted);
     bool slides = windows_slide(&sum, !no_windows && seeds >= 50);
     (void)printf("digest of all actions: %016" PRIx64 "\n", digest);
-    if ((double)sum.events / n < 500.0 || (double)sum.faults / n < 5.0) {
-        (void)printf("too little happens: 500 events and 5 faults a seed are needed\n");
-        return 1;
-    }
-    if (seeds >= 50 && (double)sum.embeddings / n < 1.0) {
-        (void)printf("too few embeddings are asked for: one a seed is needed\n");
-        return 1;
-    }
-    if (!no_drafts && seeds >= 50 &&
-        (!sum.early || !sum.wasted || 4 * sum.accepted < sum.drafted)) {
-        (void)printf("too little is guessed, or guesses are not told apart\n");
-        return 1;
-    }
-    return slides ? 0 : 1;
+    return slides && enough(&sum, seeds, !no_drafts) ? 0 : 1;
 }
