@@ -145,6 +145,9 @@ static int read_edited(struct line_reader *r, const char *prompt, struct buf *to
     int n = 0;
     mem_free(r->prompt);
     r->prompt = mem_strdup(prompt);
+    /* Before the prompt, behind which libedit would do it: a ^D that comes between the two is read
+     * as a NUL, and lost. */
+    (void)el_set(r->editor, EL_PREP_TERM, 1);
     say_to_terminal(r, "\033[?2004h");
     const char *text = el_gets(r->editor, &n);
     say_to_terminal(r, "\033[?2004l");

@@ -194,6 +194,15 @@ class Chat(unittest.TestCase):
         r = run("chat", "--temp", "0")
         self.assertEqual((r.returncode, b"--cluster" in r.stderr), (2, True))
 
+    def test_the_first_key(self):
+        """Who sees the prompt can type: the terminal hands over each key by then, so that ^D ends the program and is not lost."""
+        for _ in range(5):
+            t = Terminal("chat", "--cluster", self.c.address)
+            t.until(re.escape("\033[?2004h"))
+            self.assertFalse(termios.tcgetattr(t.fd)[3] & termios.ICANON)
+            t.type("\x04")
+            self.assertEqual(t.end(), 0)
+
     def test_engine_alone(self):
         """The same conversation in this process; what was computed is not computed again, and ^C ends an answer."""
         words = ["chat", "--model", MODEL, "--temp", "0"]
