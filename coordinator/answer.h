@@ -18,15 +18,14 @@ struct answer {
     bool logprobs;      /* they were asked for, */
     uint32_t n_top;     /* with so many alternatives to each token */
     struct buf chosen, top_ids, top; /* of the tokens from n_received on, as in msg_logprobs */
-    struct buf
-        embedding; /* float: the prompt's, where that is wanted and no tokens. Told with the end */
-    uint32_t n_received; /* tokens that the client brought along */
-    uint32_t n_sent;     /* tokens, */
-    size_t text_sent;    /* and bytes of text that the client has */
-    bool end_sent;       /* and that this is all */
-    uint32_t n_told;     /* tokens up to the end of what answer_news told last */
-    struct buf part;     /* its text, where it was not all */
-    uint64_t queued_us;  /* told with the first token, like the next */
+    struct buf embedding;            /* float: the prompt's, told with the end; else empty */
+    uint32_t n_received;             /* tokens that the client brought along */
+    uint32_t n_sent;                 /* tokens, */
+    size_t text_sent;                /* and bytes of text that the client has */
+    bool end_sent;                   /* and that this is all */
+    uint32_t n_told;                 /* tokens up to the end of what answer_news told last */
+    struct buf part;                 /* its text, where it was not all */
+    uint64_t queued_us;              /* told with the first token, like the next */
     uint32_t cached;
     uint64_t token_ns; /* when the last token came */
     bool ended;

@@ -27,8 +27,8 @@
 #define POINT_NS (30 * NS_PER_MS)       /* for so long, and RUNS_LEAST times, a point is run */
 #define POINT_MOST_NS (500 * NS_PER_MS) /* while others have the CPU, it may be fewer times */
 #define RUNS_LEAST 4u
-#define ALL_NS (2 * NS_PER_S) /* for the layers, and for the head: points beyond it are left out   \
-                               */
+#define ALL_NS                                                                                     \
+    (2 * NS_PER_S) /* for layers, a position, the head: each; what is beyond is left out */
 
 /* Rows of steps of which the layers are measured; of those, the first N_HEADS also with logits. */
 static const uint32_t rows_of_point[] = {1, 2, 4, 8, 32};

@@ -4,7 +4,7 @@ import base64, concurrent.futures, os, signal, sys, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import numpy as np
-from cluster import GEMMA, MODEL, Cluster
+from cluster import GEMMA, MODEL, Cluster, is_idle
 from logits import embedding
 from raw_http import Connection, post
 
@@ -32,8 +32,7 @@ def numbers(c, **body):
 
 
 def idle(c):
-    c.wait(lambda s: s["requests"] == {"running": 0, "queued": 0} and all(
-        w["kv_pages"]["free"] == w["kv_pages"]["total"] for r in s["replicas"] for w in r["workers"]), 20)
+    c.wait(is_idle, 20)
 
 
 class Client(unittest.TestCase):

@@ -4,29 +4,15 @@ import concurrent.futures, json, os, random, re, socket, ssl, subprocess, sys, t
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
-from cluster import LONG, MODEL, Cluster, local, program
-from raw_http import Connection, get, post, request
+from cluster import LONG, MODEL, Cluster, is_idle, local, program
+from raw_http import Connection, get, post, probe, request, text_of
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 
-def probe(c):
-    """The gateway is alive, and answers as ever."""
-    assert get(c.http, "/health").status == 200
-    return post(c.http, COMPLETIONS, {"prompt": "1", "max_tokens": 4, "temperature": 0}).json()["choices"][0]
-
-
-def text_of(chunks):
-    return "".join(x["choices"][0]["text"] for x in chunks if x["choices"])
-
-
 def idle(c, seconds=10):
-    """Nothing runs and no page is held, on the coordinator and so on every worker."""
-    def free(s):
-        return s["requests"] == {"running": 0, "queued": 0} and all(
-            w["kv_pages"]["free"] == w["kv_pages"]["total"] for r in s["replicas"] for w in r["workers"])
-    return c.wait(free, seconds)
+    return c.wait(is_idle, seconds)
 
 
 class Models:
@@ -101,14 +87,14 @@ class Scripted(Models, unittest.TestCase):
 
     def test_context(self):
         with self.cluster("stop") as c:
-            before = probe(c)
+            before = probe(c.http)
             for stream in (False, True):
                 for n in (600, 513, 512):
                     r = post(c.http, COMPLETIONS, {"prompt": "x" * n, "max_tokens": 50, "stream": stream})
                     self.assertEqual((r.status, r.error()["code"]), (400, "context_length_exceeded"))
                     self.assertIn(str(n), r.error()["message"])
                     self.assertIn("512", r.error()["message"])
-                    self.assertEqual(probe(c), before)
+                    self.assertEqual(probe(c.http), before)
                 for n in (511, 510):
                     r = post(c.http, COMPLETIONS, {"prompt": "x" * n, "max_tokens": 50, "ignore_eos": True, "stream": stream,
                                                    **({"stream_options": {"include_usage": True}} if stream else {})})
@@ -117,7 +103,7 @@ class Scripted(Models, unittest.TestCase):
                     self.assertEqual(last["usage"]["completion_tokens"], 512 - n)
                     reason = r.chunks()[-2] if stream else last
                     self.assertEqual(reason["choices"][0]["finish_reason"], "length")
-                    self.assertEqual(probe(c), before)
+                    self.assertEqual(probe(c.http), before)
 
     def test_begin_of_sequence(self):
         with self.cluster("bos") as c:
@@ -270,10 +256,10 @@ class Protocol(unittest.TestCase):
         cls.c.stop()
 
     def setUp(self):
-        self.before = probe(self.c)
+        self.before = probe(self.c.http)
 
     def tearDown(self):
-        self.assertEqual(probe(self.c), self.before)
+        self.assertEqual(probe(self.c.http), self.before)
         idle(self.c)
 
     def test_paths(self):
@@ -368,6 +354,7 @@ class Protocol(unittest.TestCase):
             self.assertEqual((status, headers["retry-after"]), (503, "1"))
         for s in busy:
             s.close()
+        idle(self.c)  # it has noticed that they are gone: there is room for a connection again
 
     def test_keep_alive_and_pipelining(self):
         with Connection(self.c.http) as s:

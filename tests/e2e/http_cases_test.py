@@ -1,13 +1,13 @@
 """Cases from public bug reports of LLM servers over HTTP, on two and three workers: what gateway_test has not, or has on one worker
 only. Letters in comments are of the phases of one case."""
-import concurrent.futures, json, os, signal, socket, subprocess, sys, tempfile, time, unittest
+import concurrent.futures, json, os, signal, subprocess, sys, tempfile, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 import f32_file
-from cluster import GEMMA, LONG, MODEL, Cluster, free_ports, local, program
+from cluster import GEMMA, LONG, MODEL, Cluster, free_ports, is_idle, local, program
 from namespaces import Network, why_not
-from raw_http import Connection, Reply, get, post
+from raw_http import Connection, Reply, get, post, probe, text_of
 
 try:
     import openai
@@ -25,22 +25,6 @@ def user(text):
 
 
 QUESTION = user("What is the capital of France?")
-
-
-def probe(url):
-    """The gateway is alive, and answers as ever."""
-    assert get(url, "/health").status == 200
-    return post(url, COMPLETIONS, {"prompt": "1", "max_tokens": 4, "temperature": 0}).json()["choices"][0]
-
-
-def text_of(chunks):
-    return "".join(x["choices"][0]["text"] for x in chunks if x["choices"])
-
-
-def all_free(s):
-    """Nothing runs, and no page is held on any worker."""
-    return s["requests"] == {"running": 0, "queued": 0} and all(
-        w["kv_pages"]["free"] == w["kv_pages"]["total"] for r in s["replicas"] for w in r["workers"])
 
 
 def ready(s):
@@ -137,7 +121,7 @@ class Demo(unittest.TestCase):
         phases += [phases[0]] * (200 if LONG else 10)                                        # (e)
         for leave in phases:
             leave()
-            self.c.wait(all_free, 6)
+            self.c.wait(is_idle, 6)
         time.sleep(2)  # Steps that were in flight, and the heartbeats that tell of them
         rows = [w["rows"] for w in self.c.workers()]
         time.sleep(2)

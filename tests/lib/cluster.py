@@ -52,6 +52,12 @@ def local(prompt, model=MODEL, **kw):
     return json.loads(r.stdout)
 
 
+def is_idle(status):
+    """Nothing runs, and no page is held, on the coordinator and so on every worker."""
+    return status["requests"] == {"running": 0, "queued": 0} and all(
+        w["kv_pages"]["free"] == w["kv_pages"]["total"] for r in status["replicas"] for w in r["workers"])
+
+
 class Generation:
     """A `generate --cluster` in the background."""
 

@@ -133,3 +133,14 @@ def post(url, path, body, headers=(), timeout=120):
 
 def get(url, path, headers=()):
     return request(url, "GET", path, None, headers)
+
+
+def text_of(chunks):
+    """Of a streamed completion."""
+    return "".join(x["choices"][0]["text"] for x in chunks if x["choices"])
+
+
+def probe(url):
+    """The gateway is alive, and answers as ever: the choice of a short completion."""
+    assert get(url, "/health").status == 200
+    return post(url, "/v1/completions", {"prompt": "1", "max_tokens": 4, "temperature": 0}).json()["choices"][0]
