@@ -2,6 +2,7 @@
  * function that puts it together for the last stage and for the engine alone. */
 #include "common/text/chooser.h"
 
+#include "common/base/fmath.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 
@@ -494,6 +495,58 @@ static void test_allowed(void **state)
                      SAMPLE_NOT_FINITE);
 }
 
+/* What sample.h says, word for word: of all scores with their noise the largest, the lowest id
+ * first. Each token's noise is drawn alone. */
+static int32_t choose_plainly(const struct sampling *p, uint32_t sample, uint32_t pos,
+                              const float *logits, uint32_t n, const bool *is)
+{
+    uint32_t top = n, best = n;
+    float most = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (is[i] && (top == n || logits[i] > logits[top])) top = i;
+    for (uint32_t i = 0; i < n; i++) {
+        struct philox r = philox(p->seed, pos, i / 4, sample, 0);
+        float u = ((float)(r.v[i % 4] >> 9) + 0.5f) * 0x1p-23f;
+        float x = (logits[i] - logits[top]) / p->temp - fm_log(-fm_log(u));
+        if (!is[i] || (best < n && x <= most)) continue;
+        best = i;
+        most = x;
+    }
+    return (int32_t)(p->temp < SAMPLE_TEMP_MIN ? top : best);
+}
+
+/* No shortcut changes a choice: rows of any length, sharp and flat, with equal logits, both zeros
+ * and a largest one anywhere, all tokens allowed or some. */
+static void test_no_shortcut_shows(void **state)
+{
+    (void)state;
+    static float logits[LOTS];
+    static struct sample_candidate scratch[LOTS];
+    static bool is[LOTS], all[LOTS];
+    memset(all, 1, sizeof all);
+    struct rng r = {77};
+    for (uint32_t pos = 0; pos < 6000; pos++) {
+        uint32_t n = 1 + (uint32_t)rng_below(&r, pos % 2 ? 40 : LOTS), steps = pos % 7 ? 5000 : 3;
+        for (uint32_t i = 0; i < n; i++) {
+            int32_t x = (int32_t)rng_below(&r, steps) - (int32_t)steps / 2;
+            logits[i] = (float)x * 40.0f / (float)steps;
+            if (logits[i] == 0.0f && rng_below(&r, 2)) logits[i] = -0.0f;
+            is[i] = rng_below(&r, 3) == 0;
+        }
+        if (pos % 11 == 0) /* zeros are the largest */
+            for (uint32_t i = 0; i < n; i++) logits[i] = logits[i] > 0.0f ? -0.0f : logits[i];
+        struct sampling p = {.temp = (float)(pos % 5) * 0.6f, .top_p = 1, .seed = pos / 100};
+        uint32_t sample = pos % 3;
+        assert_int_equal(sample_choose(&p, sample, pos, logits, n, scratch),
+                         choose_plainly(&p, sample, pos, logits, n, all));
+        struct some some = {.is = is, .n = n};
+        const struct sample_allowed allowed = {some_one, some_all, &some};
+        is[rng_below(&r, n)] = true;
+        assert_int_equal(sample_choose_allowed(&p, sample, pos, logits, n, &allowed, scratch),
+                         choose_plainly(&p, sample, pos, logits, n, is));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -502,7 +555,7 @@ int main(void)
         cmocka_unit_test(test_filters),        cmocka_unit_test(test_choice_is_a_function),
         cmocka_unit_test(test_allowed),        cmocka_unit_test(test_both_callers_choose_the_same),
         cmocka_unit_test(test_what_was_said),  cmocka_unit_test(test_logprobs_of_a_choice),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_no_shortcut_shows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
