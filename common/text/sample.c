@@ -74,33 +74,99 @@ static struct sample_candidate pop(struct sample_candidate *c, uint32_t n)
     return best;
 }
 
-/* Of all candidates, in their order. */
-static float mass_of(const struct sample_candidate *c, uint32_t n)
+static void make_heap(struct sample_candidate *c, uint32_t n)
 {
-    float e[ROW_BLOCK], total = 0.0f;
+    for (uint32_t i = n / 2; i-- > 0;) sift(c, n, i);
+}
+
+/* Where scores lie: how many candidates, and with what mass, in each step below the best, whose
+ * score is 0. The last step has all further ones. */
+#define STEPS 256u
+#define STEPS_A_UNIT 8.0f
+
+struct profile {
+    uint32_t count[STEPS];
+    double mass[STEPS]; /* e^score, like the next: only where it is asked for */
+    float total;        /* in the order of the candidates */
+};
+
+static void profile(const struct sample_candidate *c, uint32_t n, bool masses, struct profile *ret)
+{
+    float e[ROW_BLOCK] = {0};
+    *ret = (struct profile){.total = 0.0f};
     for (uint32_t from = 0; from < n; from += ROW_BLOCK) {
         uint32_t m = n - from < ROW_BLOCK ? n - from : ROW_BLOCK;
-        for (uint32_t i = 0; i < m; i++) e[i] = c[from + i].score;
-        fm_exp_each(e, 0.0f, m, e);
-        for (uint32_t i = 0; i < m; i++) total += e[i];
+        for (uint32_t i = 0; masses && i < m; i++) e[i] = c[from + i].score;
+        if (masses) fm_exp_each(e, 0.0f, m, e);
+        for (uint32_t i = 0; i < m; i++) {
+            float x = -STEPS_A_UNIT * c[from + i].score;
+            uint32_t step = x < (float)(STEPS - 1) ? (uint32_t)x : STEPS - 1;
+            ret->count[step]++;
+            ret->mass[step] += (double)e[i];
+            ret->total += e[i];
+        }
     }
-    return total;
+}
+
+/* Moves candidates to the end of c among which all survivors are, and returns how many; only where
+ * top-p's mass is just reached, rounding may want more of them, the next best. *most is top-k, or
+ * n, and is lowered to what min-p leaves at most. The sum of all masses goes to *total where top-p
+ * is of all. */
+static uint32_t shortlist(const struct sampling *p, struct sample_candidate *c, uint32_t n,
+                          uint32_t *most, float *total)
+{
+    struct profile f;
+    bool by_count = *most < n, by_mass = !by_count && p->top_p < 1.0f, enough = false;
+    /* The mass of the k best is asked for before min-p drops any of them. */
+    bool by_least = p->min_p > 0.0f && !(by_count && p->top_p < 1.0f), below = false;
+    float least = by_least ? fm_log(p->min_p) - 0.01f : 0.0f, above = 0.0f;
+    uint32_t count = 0;
+    double mass = 0.0;
+    profile(c, n, by_mass, &f);
+    *total = f.total;
+    for (uint32_t step = 0; step < STEPS - 1 && !enough && !below; step++) {
+        count += f.count[step];
+        mass += f.mass[step];
+        above = (float)(step + 1) / -STEPS_A_UNIT; /* exact, as the products above are */
+        enough = (by_count && count >= *most) ||
+                 (by_mass && mass >= (double)p->top_p * (double)f.total * 1.001);
+        below = by_least && above < least;
+    }
+    if (!enough && !below) return n;
+    uint32_t at = n;
+    for (uint32_t i = n; i-- > 0;) {
+        if (!(c[i].score > above)) continue;
+        struct sample_candidate x = c[--at];
+        c[at] = c[i];
+        c[i] = x;
+    }
+    if (below && n - at < *most) *most = n - at;
+    return n - at;
+}
+
+/* Takes the best of what is left to its place from the end of c. Of the n candidates the last m
+ * are a heap; `popped` of them have been taken, or all and some of the others. */
+static struct sample_candidate take(struct sample_candidate *c, uint32_t n, uint32_t m,
+                                    uint32_t popped)
+{
+    if (popped < m) return pop(c + (n - m), m - popped);
+    if (popped == m) make_heap(c, n - m);
+    return pop(c, n - popped);
 }
 
 /* Leaves the survivors of top-k, top-p and min-p at the end of c and returns how many they are. The
- * best score is 0. c becomes a heap and candidates are popped best first until a filter is full, so
- * that the cost is that of the survivors and not of sorting the vocabulary. */
+ * best score is 0. Candidates are taken best first until a filter is full, so that the cost is that
+ * of the survivors and not of sorting the vocabulary. */
 static uint32_t filter(const struct sampling *p, struct sample_candidate *c, uint32_t n)
 {
-    for (uint32_t i = n / 2; i-- > 0;) sift(c, n, i);
     float total = 0.0f, mass = 0.0f;
     uint32_t most = p->top_k && p->top_k < n ? p->top_k : n, popped = 0, kept = 0;
-    if (p->top_p < 1.0f) { /* of the k best; of all in the heap's order, which is as good as any */
-        for (; most < n && popped < most; popped++) total += fm_exp(pop(c, n - popped).score);
-        if (most == n) total = mass_of(c, n);
-    }
+    bool of_best = p->top_p < 1.0f && most < n; /* top-p is of the mass of the k best */
+    uint32_t m = shortlist(p, c, n, &most, &total);
+    make_heap(c + (n - m), m);
+    for (; of_best && popped < most; popped++) total += fm_exp(take(c, n, m, popped).score);
     while (kept < most) {
-        float score = kept < popped ? c[n - 1 - kept].score : pop(c, n - kept).score;
+        float score = kept < popped ? c[n - 1 - kept].score : take(c, n, m, kept).score;
         float e = fm_exp(score);
         if (e < p->min_p) break;
         kept++;
