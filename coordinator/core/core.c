@@ -89,6 +89,7 @@ struct core *core_open(const struct core_config *config)
     c->loads = mem_zalloc(config->n_replicas * sizeof *c->loads);
     c->held = mem_zalloc(config->n_replicas * sizeof *c->held);
     c->costs = mem_zalloc(2 * (size_t)config->n_replicas * sizeof *c->costs);
+    c->alike = mem_zalloc(config->n_replicas * sizeof *c->alike);
     c->columns = mem_zalloc(ROUTE_COLUMNS * (size_t)config->n_replicas * sizeof *c->columns);
     c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
     for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
@@ -128,6 +129,7 @@ void core_close(struct core *c)
     mem_free(c->loads);
     mem_free(c->held);
     mem_free(c->costs);
+    mem_free(c->alike);
     mem_free(c->columns);
     mem_free(c->free_slots);
     mem_free(c->status);

@@ -310,7 +310,8 @@ struct core {
     struct route_load *loads; /* of each replica, */
     double *columns;          /* and what route_note makes of them */
     uint32_t *held;           /* of each replica: pages of the prompt that is being routed, */
-    double *costs;            /* and what route.c makes of it */
+    double *costs;            /* what route.c makes of it, */
+    uint32_t *alike;          /* and of that */
     uint32_t turn;            /* ROUTE_ROUND_ROBIN */
     double work_unit;         /* of a row that is given now, in loads[].work, */
     double work_all;          /* and the sum of those */

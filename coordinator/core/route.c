@@ -42,7 +42,7 @@ const char *route_policies_text(char ret[ROUTE_POLICIES_TEXT_BYTES])
 
 /* What is known of all replicas that may take the request. */
 struct all {
-    uint32_t n;
+    double n;
     double rows_least; /* that wait in one */
     double backlog_ns; /* on average */
     double care;       /* later requests that one delays, for each ns of backlog before it */
@@ -109,50 +109,83 @@ static const double *column(const struct route_ask *a, enum column c)
     return a->columns + (size_t)c * a->n_replicas;
 }
 
-/* What the prompt takes in each replica. */
-static void prompts_ns(const struct route_ask *a, double *restrict ret)
+/* What each replica would have to compute of the prompt, in rows. */
+static void prompt_rows(const struct route_ask *a, double *restrict ret)
 {
-    const double *restrict own_ns = column(a, ROW_NS);
     const uint32_t *restrict held = a->held;
     int32_t n_tokens = (int32_t)a->n_tokens, page = (int32_t)a->page_size;
-    double all_ns = a->row_ns;
     for (uint32_t i = 0, n = a->n_replicas; i < n && !held; i++) ret[i] = n_tokens;
     for (uint32_t i = 0, n = a->n_replicas; i < n && held; i++) {
         int32_t rows = n_tokens - (int32_t)held[i] * page;
         ret[i] = rows > 0 ? rows : 0;
     }
-    for (uint32_t i = 0, n = a->n_replicas; i < n; i++)
-        ret[i] *= own_ns[i] > 0.0 ? own_ns[i] : all_ns;
 }
 
-/* Each replica's backlog; at least NEVER where the request cannot go. */
-static void backlogs_ns(const struct route_ask *a, double *restrict ret)
+/* A sum waits for the one before it. So there are several side by side, which are added up at the
+ * end. */
+#define LANES 4u
+struct sums {
+    double n[LANES], prompts[LANES], backlog[LANES], rows_least[LANES];
+};
+
+/* What `look` reads of all replicas. */
+struct seen {
+    const double *restrict ctx, *restrict rows, *restrict own_ns, *restrict answers,
+                                                                      *restrict prompts;
+    double all_ns, each_ns, ctx_least;
+};
+
+/* Replica i's backlog, at least NEVER where the request cannot go; adds it to the sums. */
+static inline double look_at(const struct seen *x, uint32_t i, struct sums *s, uint32_t lane)
 {
-    const double *restrict ctx = column(a, CTX), *restrict rows = column(a, ROWS);
-    const double *restrict own_ns = column(a, ROW_NS), *restrict answers = column(a, ANSWERS);
-    double all_ns = a->row_ns, each_ns = answer_ns(a), least = a->positions ? a->positions : 1;
-    for (uint32_t i = 0, n = a->n_replicas; i < n; i++) {
-        double ns = rows[i] * (own_ns[i] > 0.0 ? own_ns[i] : all_ns) + each_ns * answers[i];
-        ret[i] = ns + (ctx[i] >= least ? 0.0 : NEVER);
-    }
+    double rows = x->rows[i], own_ns = x->own_ns[i];
+    double ns = rows * (own_ns > 0.0 ? own_ns : x->all_ns) + x->each_ns * x->answers[i];
+    bool may = x->ctx[i] >= x->ctx_least;
+    s->n[lane] += may ? 1.0 : 0.0;
+    s->prompts[lane] += may ? x->prompts[i] : 0.0;
+    s->backlog[lane] += may ? ns : 0.0;
+    rows = may ? rows : NEVER;
+    s->rows_least[lane] = rows < s->rows_least[lane] ? rows : s->rows_least[lane];
+    return ns + (may ? 0.0 : NEVER);
 }
 
-/* By Little's law as many prompts wait in a replica, n on average, as come to it in the time that
+static double sum_of(const double lanes[LANES])
+{
+    double sum = lanes[0];
+    for (uint32_t k = 1; k < LANES; k++) sum += lanes[k];
+    return sum;
+}
+
+static double least_lane(const double lanes[LANES])
+{
+    double least = lanes[0];
+    for (uint32_t k = 1; k < LANES; k++) least = lanes[k] < least ? lanes[k] : least;
+    return least;
+}
+
+/* Each replica's backlog, and what is known of all.
+ *
+ * By Little's law as many prompts wait in a replica, n on average, as come to it in the time that
  * its backlog takes; and while those are served, others come: n / (1 - load) in all. The load is
  * taken to be n / (n + 1), as in a queue with one server. */
-static struct all look(const struct route_ask *a, const double *restrict wait_ns)
+static struct all look(const struct route_ask *a, double *restrict ret_wait_ns)
 {
-    const double *restrict prompts = column(a, PROMPTS), *restrict rows = column(a, ROWS);
-    double waiting = 0.0, backlog = 0.0;
-    struct all all = {.rows_least = NEVER, .work_most = 2.0};
-    for (uint32_t i = 0; i < a->n_replicas; i++) {
-        if (!(wait_ns[i] < NEVER)) continue;
-        all.n++;
-        waiting += prompts[i];
-        backlog += wait_ns[i];
-        if (rows[i] < all.rows_least) all.rows_least = rows[i];
-    }
-    if (all.n) all.backlog_ns = backlog / all.n;
+    const struct seen x = {.ctx = column(a, CTX),
+                           .rows = column(a, ROWS),
+                           .own_ns = column(a, ROW_NS),
+                           .answers = column(a, ANSWERS),
+                           .prompts = column(a, PROMPTS),
+                           .all_ns = a->row_ns,
+                           .each_ns = answer_ns(a),
+                           .ctx_least = a->positions ? a->positions : 1};
+    struct sums s = {.rows_least = {NEVER, NEVER, NEVER, NEVER}};
+    uint32_t i = 0, n = a->n_replicas;
+    for (; i + LANES <= n; i += LANES)
+        for (uint32_t k = 0; k < LANES; k++) ret_wait_ns[i + k] = look_at(&x, i + k, &s, k);
+    for (uint32_t k = 0; i < n; i++, k++) ret_wait_ns[i] = look_at(&x, i, &s, k);
+    struct all all = {.n = sum_of(s.n), .rows_least = least_lane(s.rows_least), .work_most = 2.0};
+    double waiting = sum_of(s.prompts), backlog = sum_of(s.backlog);
+    if (all.n > 0.0) all.backlog_ns = backlog / all.n;
     if (a->work_all > 0.0) all.per_work = all.n / a->work_all;
     if (backlog > 0.0) all.care = waiting / backlog * (1.0 + waiting / all.n);
     return all;
@@ -193,15 +226,17 @@ static double with_work(const struct all *all, double work, double cost)
     return cost * (1.0 + WORK_MOST * ((share < all->work_most ? share : all->work_most) - 1.0));
 }
 
-/* By ROUTE_AUTO: costs of backlogs. */
+/* By ROUTE_AUTO: costs of rows to compute. */
 static void auto_costs(const struct route_ask *a, const struct all *all,
-                       const double *restrict prompt_ns, double *restrict costs)
+                       const double *restrict wait_ns, double *restrict costs)
 {
-    const double *restrict work = column(a, WORK);
+    const double *restrict own_ns = column(a, ROW_NS), *restrict work = column(a, WORK);
     const struct all k = *all;
+    double all_ns = a->row_ns;
     for (uint32_t i = 0, n = a->n_replicas; i < n; i++) {
-        double cost = with_work(&k, work[i], auto_cost(&k, costs[i], prompt_ns[i]));
-        costs[i] = cost + (costs[i] < NEVER ? 0.0 : NEVER);
+        double prompt_ns = costs[i] * (own_ns[i] > 0.0 ? own_ns[i] : all_ns);
+        double cost = with_work(&k, work[i], auto_cost(&k, wait_ns[i], prompt_ns));
+        costs[i] = cost + (wait_ns[i] < NEVER ? 0.0 : NEVER);
     }
 }
 
@@ -231,53 +266,61 @@ static uint64_t draw_of(const struct route_ask *a, uint32_t i)
     return z ^ (z >> 31);
 }
 
-/* One of those whose costs count as the least. */
-struct candidate {
-    double backlog_ns;
-    uint32_t replica, live;
-    uint64_t draw;
-};
-
-/* Of two that cost the same: where less waits, where fewer are live, and else as drawn. */
-static bool less_loaded(const struct candidate *x, const struct candidate *y)
-{
-    if (x->backlog_ns < y->backlog_ns || y->backlog_ns < x->backlog_ns)
-        return x->backlog_ns < y->backlog_ns;
-    return x->live != y->live ? x->live < y->live : x->draw < y->draw;
-}
-
-/* Four at a time, so that none waits for the one before it. */
 static double least_of(const double *x, uint32_t n)
 {
-    double least[4] = {NEVER, NEVER, NEVER, NEVER};
+    double least[LANES] = {NEVER, NEVER, NEVER, NEVER};
     uint32_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (uint32_t k = 0; k < 4; k++) least[k] = x[i + k] < least[k] ? x[i + k] : least[k];
+    for (; i + LANES <= n; i += LANES)
+        for (uint32_t k = 0; k < LANES; k++) least[k] = x[i + k] < least[k] ? x[i + k] : least[k];
     for (; i < n; i++) least[0] = x[i] < least[0] ? x[i] : least[0];
-    for (uint32_t k = 1; k < 4; k++) least[0] = least[k] < least[0] ? least[k] : least[0];
-    return least[0];
+    return least_lane(least);
+}
+
+/* The replicas that cost no more than `most`, in their order. Returns how many. */
+static uint32_t find_alike(const double *restrict costs, uint32_t n, double most,
+                           uint32_t *restrict ret)
+{
+    uint32_t n_alike = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        ret[n_alike] = i; /* overwritten by the next one, unless this one counts */
+        n_alike += costs[i] <= most;
+    }
+    return n_alike;
+}
+
+/* Of those that cost the same: where least waits, where fewest are live, and else as drawn. In an
+ * idle cluster these are nearly all. */
+static uint32_t least_loaded(const struct route_ask *a, const double *wait_ns, uint32_t n_alike)
+{
+    uint32_t chosen = a->alike[0], live = a->loads[chosen].live;
+    double least_ns = wait_ns[chosen];
+    uint64_t draw = draw_of(a, chosen);
+    for (uint32_t k = 1; k < n_alike; k++) {
+        uint32_t i = a->alike[k], i_live = a->loads[i].live;
+        if (wait_ns[i] > least_ns || (!(wait_ns[i] < least_ns) && i_live > live)) continue;
+        uint64_t i_draw = draw_of(a, i);
+        if (!(wait_ns[i] < least_ns) && i_live == live && i_draw >= draw) continue;
+        chosen = i;
+        least_ns = wait_ns[i];
+        live = i_live;
+        draw = i_draw;
+    }
+    return chosen;
 }
 
 uint32_t route_choose(const struct route_ask *a)
 {
-    double *costs = a->costs, *prompt_ns = a->costs + a->n_replicas;
-    struct candidate chosen = {.replica = ROUTE_NONE};
-    backlogs_ns(a, costs);
-    struct all all = look(a, costs);
-    if (all.n == 0) return ROUTE_NONE;
+    double *costs = a->costs, *wait_ns = a->costs + a->n_replicas;
+    struct all all = look(a, wait_ns);
+    if (!(all.n > 0.0)) return ROUTE_NONE;
     if (a->policy == ROUTE_AUTO) {
-        prompts_ns(a, prompt_ns);
-        auto_costs(a, &all, prompt_ns, costs);
+        prompt_rows(a, costs);
+        auto_costs(a, &all, wait_ns, costs);
     }
     for (uint32_t i = 0; i < a->n_replicas && a->policy != ROUTE_AUTO; i++)
-        if (costs[i] < NEVER) costs[i] = cost_of(a, &all, i);
+        costs[i] = wait_ns[i] < NEVER ? cost_of(a, &all, i) : NEVER;
     double best = least_of(costs, a->n_replicas);
     double most = a->policy == ROUTE_AUTO ? best * (1.0 + ALIKE) : best;
-    for (uint32_t i = 0; i < a->n_replicas; i++) {
-        const struct route_load *x = &a->loads[i];
-        if (costs[i] > most) continue;
-        struct candidate new = {backlog_ns(a, x), i, x->live, draw_of(a, i)};
-        if (chosen.replica == ROUTE_NONE || less_loaded(&new, &chosen)) chosen = new;
-    }
-    return chosen.replica;
+    uint32_t n_alike = find_alike(costs, a->n_replicas, most, a->alike);
+    return n_alike ? least_loaded(a, wait_ns, n_alike) : ROUTE_NONE;
 }

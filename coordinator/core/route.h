@@ -55,7 +55,8 @@ struct route_ask {
     uint32_t n_tokens;    /* to be computed, as far as they are not held */
     uint32_t page_size;   /* positions of a page */
     const uint32_t *held; /* pages of its prompt that each replica holds; NULL: unknown */
-    double *costs;        /* 2 x n_replicas: for route_choose to use */
+    double *costs;        /* 2 x n_replicas, */
+    uint32_t *alike;      /* and n_replicas: for route_choose to use */
     uint64_t draw;        /* a number of its own: ties are decided by a hash of it */
     uint32_t turn;        /* ROUTE_ROUND_ROBIN: the replica whose turn it is */
 };

@@ -145,6 +145,7 @@ static struct route_ask ask_of_all(const struct core *c)
                               .loads = c->loads,
                               .columns = c->columns,
                               .costs = c->costs,
+                              .alike = c->alike,
                               .work_all = c->work_all,
                               .page_size = c->cfg.page,
                               .turn = c->turn};

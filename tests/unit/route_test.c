@@ -11,7 +11,7 @@
 enum { REPLICAS = 4, PAGE = 16 };
 
 static struct route_load loads[REPLICAS];
-static uint32_t held[REPLICAS];
+static uint32_t held[REPLICAS], alike[REPLICAS];
 static double costs[2 * REPLICAS], columns[ROUTE_COLUMNS * REPLICAS];
 
 /* A request of 100 pages for four idle replicas that hold nothing of it. */
@@ -30,7 +30,8 @@ static struct route_ask ask(enum route_policy policy)
                               .n_tokens = 100 * PAGE,
                               .page_size = PAGE,
                               .held = held,
-                              .costs = costs};
+                              .costs = costs,
+                              .alike = alike};
 }
 
 static uint32_t choose(const struct route_ask *a)
