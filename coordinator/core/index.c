@@ -1,9 +1,15 @@
-/* An entry is an object of its own, in a hash bucket's list; its holders are sorted by replica.
- * Every page of a replica has a holding, which leads to the entry. */
+/* An entry is an object of its own, in a hash bucket's list. Every page of a replica has a holding,
+ * which leads to the entry.
+ *
+ * An entry has one holder, or crowds of up to 64 each: a word says who is there, and the records
+ * stand in an array in the same order, so that a record's place is the number of bits before its
+ * own. So looking at all holders of a page takes a few words, and one more holder moves and grows
+ * one short array, however many there are. */
 #include "coordinator/core/index.h"
 
 #include "common/base/check.h"
 #include "common/base/mem.h"
+#include "proto/limits.h"
 
 #include <string.h>
 
@@ -13,10 +19,22 @@
 #define SPARE_MOST 1024u /* and so many at the most */
 #define SPARE_MADE 32u   /* at a time */
 
+/* Of a replica that holds an entry, or is promised to. */
 struct holder {
-    uint32_t replica;
-    uint32_t page; /* INDEX_NONE: it is only promised */
-    uint32_t promises;
+    uint32_t page;     /* INDEX_NONE: it is only promised */
+    uint32_t promises; /* that end with this entry, and entries behind it that are only promised */
+};
+
+#define CROWD 64u
+
+/* The holders among the replicas id x CROWD and the next ones. */
+struct crowd {
+    uint64_t who;            /* bit i: replica id x CROWD + i holds the entry */
+    union {                  /* the records of the bits that are set, in their order: */
+        struct holder one;   /* of one, where there is no room, */
+        struct holder *many; /* or room for `room` */
+    };
+    uint32_t id, room;
 };
 
 struct index_node {
@@ -25,8 +43,11 @@ struct index_node {
     struct hash128 hash;
     struct index_node *parent; /* which has a holder as long as this has one; NULL: the root */
     struct index_node *next_in_bucket;
-    struct holder one, *holders; /* n_holders of them: `one`, or an array of room_holders */
-    uint32_t n_holders, room_holders;
+    struct crowd *crowds; /* n_crowds, by id; 0: there was never more than one holder, */
+    struct holder one;    /* this one, */
+    uint32_t only;        /* which is this replica */
+    uint32_t n_crowds, n_holders;
+    uint32_t depth;   /* pages of the prefix */
     int32_t tokens[]; /* page_size */
 };
 
@@ -54,7 +75,7 @@ struct index {
 struct index *index_open(const struct index_config *config)
 {
     struct index *x = mem_zalloc(sizeof *x);
-    CHECK(config->n_replicas > 0 && config->page_size > 0);
+    CHECK(config->n_replicas > 0 && config->n_replicas <= LIMIT_REPLICAS && config->page_size > 0);
     x->cfg = *config;
     x->pools = mem_zalloc(config->n_replicas * sizeof *x->pools);
     x->n_pages = mem_zalloc(config->n_replicas * sizeof *x->n_pages);
@@ -63,9 +84,16 @@ struct index *index_open(const struct index_config *config)
     return x;
 }
 
+static void free_crowds(const struct index_node *e)
+{
+    for (uint32_t i = 0; i < e->n_crowds; i++)
+        if (e->crowds[i].room) mem_free(e->crowds[i].many);
+    mem_free(e->crowds);
+}
+
 static void free_entry(struct index_node *e)
 {
-    if (e->holders != &e->one) mem_free(e->holders);
+    free_crowds(e);
     mem_free(e);
 }
 
@@ -131,54 +159,94 @@ static struct index_node **bucket_of(const struct index *x, struct hash128 h)
     return &x->buckets[h.lo & (x->n_buckets - 1)];
 }
 
-/* Where the replica is among the holders, or would be. */
-static uint32_t place_of(const struct index_node *e, uint32_t replica)
+/* The number of crowds up to this one: it is the last of these, or is not there. Where all crowds
+ * are, none is looked at in vain. */
+static uint32_t crowds_to(const struct index_node *e, uint32_t id)
 {
-    uint32_t low = 0, end = e->n_holders;
-    while (low < end) {
-        uint32_t mid = low + (end - low) / 2;
-        if (e->holders[mid].replica < replica)
-            low = mid + 1;
-        else
-            end = mid;
-    }
-    return low;
+    uint32_t n = id < e->n_crowds ? id + 1 : e->n_crowds;
+    while (n > 0 && e->crowds[n - 1].id > id) n--;
+    return n;
 }
 
-/* The same, where it is likely to be at `near`: the pages of a prefix have nearly the same holders,
- * and a search among many costs as much as the rest of a page. */
-static uint32_t place_near(const struct index_node *e, uint32_t replica, uint32_t near)
+/* The replica's crowd, or NULL. */
+static struct crowd *crowd_of(const struct index_node *e, uint32_t replica)
 {
-    bool behind = near <= e->n_holders && (near == 0 || e->holders[near - 1].replica < replica);
-    bool before = near >= e->n_holders || e->holders[near].replica >= replica;
-    return behind && before ? near : place_of(e, replica);
+    uint32_t id = replica / CROWD, n = crowds_to(e, id);
+    return n > 0 && e->crowds[n - 1].id == id ? &e->crowds[n - 1] : NULL;
+}
+
+static struct holder *records_of(struct crowd *k)
+{
+    return k->room ? k->many : &k->one;
+}
+
+/* Where the replica's record stands, or would stand. */
+static struct holder *place_of(struct crowd *k, uint32_t replica)
+{
+    uint64_t before = k->who & ((UINT64_C(1) << replica % CROWD) - 1);
+    return records_of(k) + __builtin_popcountll(before);
+}
+
+/* The replica's record, or NULL: it is no holder. */
+static struct holder *holder_of(struct index_node *e, uint32_t replica)
+{
+    if (e->n_crowds == 0) return e->n_holders && e->only == replica ? &e->one : NULL;
+    struct crowd *k = crowd_of(e, replica);
+    return k && (k->who >> replica % CROWD) & 1 ? place_of(k, replica) : NULL;
 }
 
 /* The replica's page that holds an entry, or INDEX_NONE. */
-static uint32_t page_of(const struct index_node *e, uint32_t replica)
+static uint32_t page_of(struct index_node *e, uint32_t replica)
 {
-    uint32_t at = place_of(e, replica);
-    return at < e->n_holders && e->holders[at].replica == replica ? e->holders[at].page
-                                                                  : INDEX_NONE;
+    const struct holder *h = holder_of(e, replica);
+    return h ? h->page : INDEX_NONE;
 }
 
-/* The replica among the holders, likely at `near`, who is added if it was not there. */
-static struct holder *add_holder(struct index_node *e, uint32_t replica, uint32_t near)
+static struct crowd *add_crowd(struct index_node *e, uint32_t id)
 {
-    uint32_t at = place_near(e, replica, near);
-    if (at < e->n_holders && e->holders[at].replica == replica) return &e->holders[at];
-    if (e->n_holders == e->room_holders) {
-        uint32_t room = 4 * e->room_holders;
-        struct holder *more = mem_alloc(room * sizeof *more);
-        memcpy(more, e->holders, e->n_holders * sizeof *more);
-        if (e->holders != &e->one) mem_free(e->holders);
-        e->holders = more;
-        e->room_holders = room;
+    uint32_t at = crowds_to(e, id), n = e->n_crowds++;
+    if (n == 0 || (n > 1 && (n & (n - 1)) == 0)) /* there is room for 2, 4, 8 and so on */
+        e->crowds = mem_realloc(e->crowds, (n ? 2 * n : 2) * sizeof *e->crowds);
+    memmove(e->crowds + at + 1, e->crowds + at, (n - at) * sizeof *e->crowds);
+    e->crowds[at] = (struct crowd){.id = id};
+    return &e->crowds[at];
+}
+
+/* There is room for one record more in a crowd that has n. */
+static void make_room(struct crowd *k, uint32_t n)
+{
+    struct holder one = k->one, *before = k->room ? k->many : NULL;
+    if (n == 0 || n < k->room) return;
+    k->many = mem_realloc(before, 2 * (size_t)n * sizeof *before);
+    if (!before) k->many[0] = one;
+    k->room = 2 * n;
+}
+
+/* The record of a replica that has none yet. */
+static struct holder *insert(struct index_node *e, uint32_t replica, struct holder new)
+{
+    struct crowd *k = crowd_of(e, replica);
+    if (!k) k = add_crowd(e, replica / CROWD);
+    uint32_t n = (uint32_t)__builtin_popcountll(k->who);
+    make_room(k, n);
+    struct holder *at = place_of(k, replica);
+    memmove(at + 1, at, (size_t)(records_of(k) + n - at) * sizeof *at);
+    *at = new;
+    k->who |= UINT64_C(1) << replica % CROWD;
+    return at;
+}
+
+/* A replica that is no holder yet becomes one, without a page or a promise. */
+static struct holder *add_holder(struct index_node *e, uint32_t replica)
+{
+    static const struct holder none = {.page = INDEX_NONE};
+    if (e->n_holders++ == 0) {
+        e->only = replica;
+        e->one = none;
+        return &e->one;
     }
-    memmove(e->holders + at + 1, e->holders + at, (e->n_holders - at) * sizeof *e->holders);
-    e->holders[at] = (struct holder){.replica = replica, .page = INDEX_NONE};
-    e->n_holders++;
-    return &e->holders[at];
+    if (e->n_crowds == 0) (void)insert(e, e->only, e->one);
+    return insert(e, replica, none);
 }
 
 static void drop_entry(struct index *x, struct index_node *e)
@@ -193,25 +261,48 @@ static void drop_entry(struct index *x, struct index_node *e)
         free_entry(e);
         return;
     }
-    if (e->holders != &e->one) mem_free(e->holders);
+    free_crowds(e);
     put_spare(x, e);
 }
 
-static struct holder *holder_of(struct index_node *e, uint32_t replica, uint32_t near)
+/* The replica has neither a page for the entry nor is to have one: it is no holder any more. */
+static void drop_holder(struct index *x, struct index_node *e, uint32_t replica)
 {
-    struct holder *h = &e->holders[place_near(e, replica, near)];
-    CHECK(h < e->holders + e->n_holders && h->replica == replica);
-    return h;
+    struct crowd *k = crowd_of(e, replica);
+    if (k) {
+        struct holder *at = place_of(k, replica);
+        const struct holder *end = records_of(k) + __builtin_popcountll(k->who);
+        memmove(at, at + 1, (size_t)(end - at - 1) * sizeof *at);
+        k->who &= ~(UINT64_C(1) << replica % CROWD);
+    }
+    if (--e->n_holders == 0) drop_entry(x, e);
 }
 
-/* Where the replica neither has a page for the entry nor is to have one, it is no holder. */
-static void drop_holder(struct index *x, struct index_node *e, const struct holder *h)
+/* ---- promises ---- */
+
+/* A promise is written down at the entry that it ends with. A replica that is to hold an entry is
+ * to hold those before it too: an entry that is only promised counts as a promise at its parent. So
+ * the way back is as long as what the replica does not hold yet. */
+static void promise(struct index_node *e, uint32_t replica)
 {
-    uint32_t at = (uint32_t)(h - e->holders);
-    if (h->page != INDEX_NONE || h->promises) return;
-    e->n_holders--;
-    memmove(e->holders + at, e->holders + at + 1, (e->n_holders - at) * sizeof *e->holders);
-    if (e->n_holders == 0) drop_entry(x, e);
+    for (bool added = true; e && added; e = e->parent) {
+        struct holder *h = holder_of(e, replica);
+        added = !h;
+        if (added) h = add_holder(e, replica);
+        h->promises++;
+    }
+}
+
+/* One promise less; and where nothing is left of an entry in the replica, one less before it. */
+static void settle(struct index *x, struct index_node *e, uint32_t replica)
+{
+    for (struct index_node *parent; e; e = parent) {
+        struct holder *h = holder_of(e, replica);
+        CHECK(h != NULL && h->promises > 0);
+        parent = e->parent;
+        if (--h->promises > 0 || h->page != INDEX_NONE) return;
+        drop_holder(x, e, replica);
+    }
 }
 
 /* ---- pools ---- */
@@ -334,7 +425,7 @@ static struct index_node *find(const struct index *x, struct prefix *walk, const
 uint32_t index_find(const struct index *x, uint32_t replica, struct prefix *walk,
                     const int32_t *tokens)
 {
-    const struct index_node *e = find(x, walk, tokens);
+    struct index_node *e = find(x, walk, tokens);
     return e ? page_of(e, replica) : INDEX_NONE;
 }
 
@@ -363,8 +454,7 @@ static struct index_node *new_entry(struct index *x, struct prefix *walk, const 
                              .tenant = walk->tenant,
                              .hash = next_hash(x, walk, tokens),
                              .parent = parent,
-                             .room_holders = 1};
-    e->holders = &e->one;
+                             .depth = parent ? parent->depth + 1 : 1};
     memcpy(e->tokens, tokens, bytes);
     struct index_node **bucket = bucket_of(x, e->hash);
     e->next_in_bucket = *bucket;
@@ -384,7 +474,11 @@ void index_enter(struct index *x, uint32_t replica, struct prefix *walk, const i
     }
     struct index_node *e = find(x, walk, tokens); /* another replica may hold it */
     if (!e) e = new_entry(x, walk, tokens, parent ? parent->entry : NULL);
-    struct holder *holder = add_holder(e, replica, 0);
+    struct holder *holder = holder_of(e, replica);
+    if (!holder)
+        holder = add_holder(e, replica);
+    else if (parent) /* the entry was only promised, and counted as such at its parent */
+        settle(x, parent->entry, replica);
     CHECK(holder->page == INDEX_NONE);
     holder->page = page;
     *h = (struct holding){.entry = e,
@@ -400,9 +494,14 @@ uint32_t index_remove(struct index *x, uint32_t replica, uint32_t page)
     struct holding *pool = x->pools[replica], *h = &pool[page];
     CHECK(page < x->n_pages[replica] && h->entry && h->children == 0);
     uint32_t parent = h->parent_page;
-    struct holder *holder = holder_of(h->entry, replica, 0);
+    struct index_node *e = h->entry;
+    struct holder *holder = holder_of(e, replica);
+    CHECK(holder != NULL && holder->page == page);
     holder->page = INDEX_NONE;
-    drop_holder(x, h->entry, holder);
+    if (holder->promises == 0)
+        drop_holder(x, e, replica);
+    else if (parent != INDEX_NONE) /* it is only promised now */
+        promise(pool[parent].entry, replica);
     *h = (struct holding){.entry = NULL};
     if (parent == INDEX_NONE) return INDEX_NONE;
     CHECK(pool[parent].children > 0);
@@ -417,33 +516,36 @@ struct index_node *index_promise(struct index *x, uint32_t replica, const struct
     CHECK(found->depth <= n_pages);
     if (n_pages > INDEX_PROMISES - x->n_promised) return NULL;
     struct ahead ahead = {.n = 0};
-    uint32_t at = 0;
-    for (struct index_node *e = last; e; e = e->parent) {
-        struct holder *h = add_holder(e, replica, at);
-        h->promises++;
-        at = (uint32_t)(h - e->holders);
-    }
     for (uint32_t i = found->depth; i < n_pages; i++) {
         look_ahead(x, &ahead, &walk, tokens, i, n_pages);
         last = new_entry(x, &walk, tokens + (size_t)i * x->cfg.page_size, last);
-        add_holder(last, replica, 0)->promises++;
         follow(&walk, last);
     }
+    promise(last, replica);
     x->n_promised += n_pages;
     return last;
 }
 
-void index_settle(struct index *x, uint32_t replica, struct index_node *promise)
+void index_settle(struct index *x, uint32_t replica, struct index_node *last)
 {
-    uint32_t at = 0;
-    for (struct index_node *e = promise, *parent; e; e = parent) {
-        struct holder *h = holder_of(e, replica, at);
-        parent = e->parent;
-        at = (uint32_t)(h - e->holders);
-        CHECK(h->promises > 0 && x->n_promised > 0);
-        h->promises--;
-        x->n_promised--;
-        drop_holder(x, e, h);
+    if (!last) return;
+    CHECK(x->n_promised >= last->depth);
+    x->n_promised -= last->depth;
+    settle(x, last, replica);
+}
+
+/* Replicas that hold an entry and none behind it: they hold so many pages. known: those that hold
+ * one behind it, to which these are added. */
+static void note_holders(const struct index_node *e, uint64_t *known, uint32_t *ret_held)
+{
+    const struct crowd one = {.who = UINT64_C(1) << e->only % CROWD, .id = e->only / CROWD};
+    const struct crowd *crowds = e->n_crowds ? e->crowds : &one;
+    for (uint32_t i = 0; i < (e->n_crowds ? e->n_crowds : 1); i++) {
+        uint32_t id = crowds[i].id;
+        uint64_t new = crowds[i].who & ~known[id];
+        known[id] |= new;
+        for (; new; new &= new - 1)
+            ret_held[id * CROWD + (uint32_t)__builtin_ctzll(new)] = e->depth;
     }
 }
 
@@ -464,13 +566,11 @@ struct index_found index_match(const struct index *x, uint64_t tenant, const int
         found.last = e;
         found.depth++;
     }
-    uint32_t depth = found.depth, n_known = 0;
-    for (const struct index_node *e = found.last; e; e = e->parent, depth--) {
-        for (uint32_t i = 0; i < e->n_holders && e->n_holders > n_known; i++) {
-            uint32_t *held = &ret_held[e->holders[i].replica];
-            if (*held == 0) *held = depth;
-        }
-        if (e->n_holders > n_known) n_known = e->n_holders;
+    uint64_t known[LIMIT_REPLICAS / CROWD] = {0};
+    uint32_t n_known = 0;
+    for (const struct index_node *e = found.last; e; e = e->parent) {
+        if (e->n_holders > n_known) note_holders(e, known, ret_held);
+        n_known = e->n_holders;
     }
     return found;
 }
@@ -481,10 +581,8 @@ uint32_t index_held(const struct index *x, uint32_t replica, uint64_t tenant, co
     struct prefix walk = index_root(x, tenant);
     uint32_t n = 0;
     for (; n < n_pages; n++) {
-        const struct index_node *e = find(x, &walk, tokens + (size_t)n * x->cfg.page_size);
-        if (!e) break;
-        uint32_t at = place_of(e, replica);
-        if (at == e->n_holders || e->holders[at].replica != replica) break;
+        struct index_node *e = find(x, &walk, tokens + (size_t)n * x->cfg.page_size);
+        if (!e || !holder_of(e, replica)) break;
         follow(&walk, e);
     }
     return n;

@@ -29,7 +29,7 @@
 #define INDEX_PROMISES (1u << 18) /* pages, at the most */
 
 struct index_config {
-    uint32_t n_replicas;
+    uint32_t n_replicas; /* at most LIMIT_REPLICAS */
     uint32_t page_size;  /* positions of a page, at least 1 */
     struct hash128 seed; /* of cluster, model, KV type and page size */
     uint64_t hash_mask;  /* of the hash: all ones in service, fewer to force collisions */
@@ -84,8 +84,7 @@ struct index_found {
 };
 
 /* How many of the first n_pages pages of these tokens each replica holds: ret_held[n_replicas].
- * Takes time for the pages found, for the replicas, and for the holders of each page where their
- * number differs from the next page's. */
+ * Takes time for the pages found and for the replicas. */
 struct index_found index_match(const struct index *x, uint64_t tenant, const int32_t *tokens,
                                uint32_t n_pages, uint32_t *ret_held);
 
@@ -95,7 +94,8 @@ uint32_t index_held(const struct index *x, uint32_t replica, uint64_t tenant, co
 
 /* The request whose first n_pages pages index_match was just asked for, with these tokens, is sent
  * to the replica: until index_settle, which takes what this returns, index_match counts them as
- * held there. NULL: nothing is promised, since n_pages is 0 or INDEX_PROMISES pages are. */
+ * held there. Both take time for the pages that the replica does not hold. NULL: nothing is
+ * promised, since n_pages is 0 or INDEX_PROMISES pages are. */
 struct index_node *index_promise(struct index *x, uint32_t replica, const struct index_found *found,
                                  const int32_t *tokens, uint32_t n_pages);
 void index_settle(struct index *x, uint32_t replica, struct index_node *promise);

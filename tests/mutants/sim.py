@@ -212,8 +212,7 @@ MUTANTS = [
          tests="sim_test", why="a worker that cannot serve is planned with for ever although a spare idles"),
     # Several replicas.
     dict(name="sim-page-of-another-replica", short=True, file="coordinator/core/index.c",
-         old="    return at < e->n_holders && e->holders[at].replica == replica ? e->holders[at].page",
-         new="    return at < e->n_holders ? e->holders[at].page",
+         old="    return h ? h->page : INDEX_NONE;", new="    return h ? h->page : e->one.page;",
          tests="sim_test", why="a replica's page is given to a sequence of another"),
     dict(name="sim-generations-by-replica", file="coordinator/core/replica.c",
          old="    r->generation = ++c->generations;\n", new="    r->generation++;\n",

@@ -279,6 +279,76 @@ static void test_random(void **state)
     }
 }
 
+static uint32_t common(const int32_t *a, const int32_t *b, uint32_t depth)
+{
+    uint32_t n = 0;
+    while (n < depth && a[n] == b[n]) n++;
+    return n;
+}
+
+/* The same with promises, which come and go, and whose pages are entered and given up meanwhile. */
+static void test_random_promises(void **state)
+{
+    (void)state;
+    enum { PROMISES = 6 };
+    static struct held pages[REPLICAS][PAGES];
+    static struct {
+        struct index_node *node; /* NULL: there is none */
+        uint32_t replica, depth;
+        int32_t chain[DEPTH];
+    } made[PROMISES];
+    struct rng rng = {7};
+    struct index *x = open_index(UINT64_MAX);
+    for (int step = 0; step < 60000; step++) {
+        int32_t chain[DEPTH], tokens[DEPTH * SIZE];
+        uint32_t r = (uint32_t)rng_below(&rng, REPLICAS), page = INDEX_NONE;
+        uint32_t at = (uint32_t)rng_below(&rng, PAGES), k = (uint32_t)rng_below(&rng, PROMISES);
+        struct held *mine = pages[r];
+        draw(&rng, chain, tokens);
+        uint64_t kind = rng_below(&rng, 100);
+        uint32_t depth = longest(mine, chain);
+        for (uint32_t i = 0; i < PAGES; i++)
+            if (mine[i].depth == 0) page = i;
+        if (kind == 0) {
+            index_clear(x, r);
+            memset(mine, 0, PAGES * sizeof *mine);
+        } else if (kind < 40 && made[k].node) {
+            index_settle(x, made[k].replica, made[k].node);
+            made[k].node = NULL;
+        } else if (kind < 40) {
+            made[k].replica = r;
+            made[k].depth = 1 + (uint32_t)rng_below(&rng, DEPTH);
+            made[k].node = promise(x, r, tokens, made[k].depth);
+            memcpy(made[k].chain, chain, sizeof chain);
+            assert_non_null(made[k].node);
+        } else if (kind < 70 && depth < DEPTH && page != INDEX_NONE) {
+            (void)enter(x, r, tokens, depth + 1, page);
+            mine[page].depth = depth + 1;
+            memcpy(mine[page].chain, chain, sizeof chain);
+        } else if (mine[at].depth && is_leaf(mine, at)) {
+            (void)index_remove(x, r, at);
+            mine[at].depth = 0;
+        }
+        uint32_t expected[REPLICAS];
+        for (uint32_t i = 0; i < REPLICAS; i++) expected[i] = longest(pages[i], chain);
+        for (uint32_t i = 0; i < PROMISES; i++) {
+            uint32_t n = made[i].node ? common(made[i].chain, chain, made[i].depth) : 0;
+            if (n > expected[made[i].replica]) expected[made[i].replica] = n;
+        }
+        expect(x, tokens, DEPTH, expected);
+    }
+    for (uint32_t i = 0; i < PROMISES; i++)
+        if (made[i].node) index_settle(x, made[i].replica, made[i].node);
+    for (uint32_t r = 0; r < REPLICAS; r++) index_clear(x, r);
+    for (int32_t first = 0; first < 2; first++) {
+        int32_t tokens[DEPTH * SIZE];
+        memset(tokens, 0, sizeof tokens);
+        tokens[0] = first;
+        expect(x, tokens, DEPTH, (uint32_t[]){0, 0, 0, 0});
+    }
+    index_close(x);
+}
+
 /* A prefix that many replicas hold, or are to hold: what each has is what it was given, in whatever
  * order they come and go. */
 static void test_many_holders(void **state)
@@ -336,6 +406,7 @@ int main(void)
         cmocka_unit_test(test_many_promises),
         cmocka_unit_test(test_many_holders),
         cmocka_unit_test(test_random),
+        cmocka_unit_test(test_random_promises),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
