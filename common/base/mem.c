@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
+#define PAGE_BYTES_LEAST 4096u /* of any machine */
 
 static _Thread_local unsigned guard_depth;
 
@@ -76,6 +77,16 @@ char *mem_strdup(const char *s)
 void mem_free(void *p)
 {
     free(p);
+}
+
+/* The C library takes what it has not at hand from the end of its heap, and what is freed there
+ * stays there, touched. The stores are volatile so that they are not left out. */
+void mem_warm(void)
+{
+    char *p = mem_try(MEM_WARM_BYTES);
+    for (size_t i = 0; p && i < MEM_WARM_BYTES; i += PAGE_BYTES_LEAST)
+        *(volatile char *)(p + i) = 0;
+    mem_free(p);
 }
 
 void mem_trim(void)

@@ -27,6 +27,13 @@ char *mem_strdup(const char *s);
 _Noreturn void mem_none(void);
 void mem_free(void *p);
 
+/* Memory that is touched for the first time costs a page fault, which takes longer than much of
+ * what is done with it. After this call the next small allocations, of up to MEM_WARM_BYTES in all,
+ * find memory that has been touched: for a thread that has time now and must be quick later. Where
+ * that is so already, it takes less than a microsecond. */
+#define MEM_WARM_BYTES ((size_t)64 << 10)
+void mem_warm(void);
+
 /* Gives what was freed back to the system, as far as it is whole pages: after work that took much
  * for a while. Slow. */
 void mem_trim(void);

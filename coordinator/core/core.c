@@ -65,6 +65,12 @@ static uint64_t n_needed(const struct core_config *k)
     return n;
 }
 
+/* A map does not grow, and move all that it has, while a request comes. */
+static void reserve(struct imap *m, uint32_t n)
+{
+    if (imap_reserve(m, n) < 0) mem_none();
+}
+
 struct core *core_open(const struct core_config *config)
 {
     CHECK(config->n_replicas > 0 && config->n_stages > 0 && config->n_stages <= LIMIT_STAGES);
@@ -85,6 +91,8 @@ struct core *core_open(const struct core_config *config)
     /* Written to now: the first request of a slot is not to wait for memory. */
     c->requests = mem_alloc(config->max_live * sizeof *c->requests);
     memset(c->requests, 0, config->max_live * sizeof *c->requests);
+    reserve(&c->by_id, config->max_live);
+    reserve(&c->n_live, config->max_live);
     c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
     c->loads = mem_zalloc(config->n_replicas * sizeof *c->loads);
     c->held = mem_zalloc(config->n_replicas * sizeof *c->held);
@@ -251,6 +259,7 @@ struct actions core_step(struct core *c, const struct event *e)
         router__tick(c);
         break;
     case EV_COMPOSE:
+        mem_warm(); /* for the next arrivals, like the index's stock */
         if (c->cfg.n_replicas > 1) index_stock(c->index);
         router__balance(c);
         for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {

@@ -16,6 +16,8 @@ MUTANTS = [
          new="uint64_t parts[] = {machine, 0};", tests="machine_test", why="all groups of a machine have one name"),
     dict(name="files-are-own", file="common/base/machine.c", old="return (uint64_t)(resident - files) *",
          new="return (uint64_t)resident *", tests="machine_test", why="a worker's mapped files count as its memory"),
+    dict(name="warm-in-words-only", file="common/base/mem.c", old="*(volatile char *)(p + i) = 0;", new="(void)i;", tests="base_test",
+         why="memory for what comes next is not touched"),
     # The engine.
     dict(name="too-large-a-pool", file="common/engine/size.c", old="    return fits ? 0 : refuse(o, &d, weights, em);",
          new="    return fits || weights ? 0 : refuse(o, &d, weights, em);", tests="engine_test",

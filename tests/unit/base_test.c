@@ -26,6 +26,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -183,6 +184,38 @@ static void test_reserve(void **state)
     assert_int_equal(*imap_get(&m, 5), 51);
     imap_close(&m);
     smap_close(&s);
+}
+
+static long faults(void)
+{
+    struct rusage u;
+    assert_int_equal(getrusage(RUSAGE_SELF, &u), 0);
+    return u.ru_minflt;
+}
+
+/* Sanitizers have heaps of their own. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define OWN_HEAP false
+#elif defined(__has_feature)
+#define OWN_HEAP (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
+#else
+#define OWN_HEAP true
+#endif
+
+/* What is allocated after mem_warm has been touched. */
+static void test_warm(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 20, N = 50, EACH = 1000 }; /* more than a heap has at hand */
+    static void *p[ROUNDS][N];
+    for (int round = 0; round < ROUNDS; round++) {
+        mem_warm();
+        long before = faults();
+        for (int i = 0; i < N; i++) p[round][i] = memset(mem_alloc(EACH), round, EACH);
+        if (OWN_HEAP) assert_in_range(faults() - before, 0, 2);
+    }
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < N; i++) mem_free(p[round][i]);
 }
 
 /* Known answers of the authors' own test suite (Random123, kat_vectors). */
@@ -639,6 +672,7 @@ int main(void)
         cmocka_unit_test(test_imap),
         cmocka_unit_test(test_smap),
         cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_warm),
         cmocka_unit_test(test_philox),
         cmocka_unit_test(test_fmath),
         cmocka_unit_test(test_exp_each),
