@@ -602,6 +602,10 @@ void table__slide(const struct core *c, struct request *r);
  * one is being computed in Step `step`. */
 uint32_t table__walk(const struct core *c, struct request *r, uint64_t step,
                      enum pages_found *ret_found);
+/* Over how many pages such a walk goes, where the replica holds the first n_held of those that were
+ * found, as far as can be foretold: pages that it is only promised will have all that they need. */
+uint32_t table__usable(const struct core *c, const struct replica *rep, struct index_found found,
+                       uint32_t n_held);
 /* Full pages whose rows are all issued, and with the right tokens, may be shared from the Step
  * after `step` on. */
 void table__enter(const struct core *c, struct request *r, uint64_t step);

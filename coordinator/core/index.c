@@ -575,17 +575,27 @@ struct index_found index_match(const struct index *x, uint64_t tenant, const int
     return found;
 }
 
-uint32_t index_held(const struct index *x, uint32_t replica, uint64_t tenant, const int32_t *tokens,
-                    uint32_t n_pages)
+struct index_found index_held(const struct index *x, uint32_t replica, uint64_t tenant,
+                              const int32_t *tokens, uint32_t n_pages)
 {
-    struct prefix walk = index_root(x, tenant);
-    uint32_t n = 0;
-    for (; n < n_pages; n++) {
-        struct index_node *e = find(x, &walk, tokens + (size_t)n * x->cfg.page_size);
+    struct index_found found = {.walk = index_root(x, tenant)};
+    for (; found.depth < n_pages; found.depth++) {
+        const int32_t *page = tokens + (size_t)found.depth * x->cfg.page_size;
+        struct index_node *e = find(x, &found.walk, page);
         if (!e || !holder_of(e, replica)) break;
-        follow(&walk, e);
+        follow(&found.walk, e);
+        found.last = e;
     }
-    return n;
+    return found;
+}
+
+uint32_t index_back(struct index_found *found, uint32_t replica)
+{
+    struct index_node *e = found->last;
+    CHECK(e != NULL && found->depth == e->depth);
+    found->last = e->parent;
+    found->depth--;
+    return page_of(e, replica);
 }
 
 struct index_entry index_entry_of(const struct index *x, uint32_t replica, uint32_t page)

@@ -76,7 +76,7 @@ void index_enter(struct index *x, uint32_t replica, struct prefix *walk, const i
  * a leaf now, or INDEX_NONE. */
 uint32_t index_remove(struct index *x, uint32_t replica, uint32_t page);
 
-/* Where index_match ended: valid until the index changes. */
+/* Where a look ended: valid until the index changes. */
 struct index_found {
     struct prefix walk;
     struct index_node *last; /* NULL: nothing was found */
@@ -88,9 +88,14 @@ struct index_found {
 struct index_found index_match(const struct index *x, uint64_t tenant, const int32_t *tokens,
                                uint32_t n_pages, uint32_t *ret_held);
 
-/* How many of the first n_pages pages of these tokens one replica holds: takes time for these. */
-uint32_t index_held(const struct index *x, uint32_t replica, uint64_t tenant, const int32_t *tokens,
-                    uint32_t n_pages);
+/* The same of one replica: what was found is what it holds. Takes time for these pages. */
+struct index_found index_held(const struct index *x, uint32_t replica, uint64_t tenant,
+                              const int32_t *tokens, uint32_t n_pages);
+
+/* From the last page found back to the first: the page of the replica that holds it, or INDEX_NONE,
+ * where it is only promised or is not held at all. `found`, of which something is left, has one
+ * page less then; its walk stays where it was. */
+uint32_t index_back(struct index_found *found, uint32_t replica);
 
 /* The request whose first n_pages pages index_match was just asked for, with these tokens, is sent
  * to the replica: until index_settle, which takes what this returns, index_match counts them as

@@ -119,7 +119,8 @@ void queue__release(struct request *r)
 
 void queue__again(struct core *c, struct request *r)
 {
-    uint32_t cached = r->n_walked * c->cfg.page; /* and they stay so for a while */
+    /* They stay so for a while, and so do the windowed pages that are seen from there. */
+    uint32_t cached = r->n_walked * c->cfg.page;
     router__due(c, r, r->n_tokens - cached);
     queue__release(r);
     queue__leave(c, r);

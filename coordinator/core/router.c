@@ -17,6 +17,7 @@
 #define STARVED_PRICE 1.25  /* of a row that is computed again where nothing else would be, */
 #define EVEN_PRICE 10.0     /* and where other requests wait for it */
 #define EVEN_LEAST 0.15     /* of the mean backlog: queues that differ by less are even */
+#define USABLE_LOOKS 8u     /* replicas of which it is counted what of a prefix they can use */
 
 /* ---- what is counted ---- */
 
@@ -156,6 +157,7 @@ static struct route_ask ask_of(struct core *c, const struct request *r,
                                struct index_found *ret_found)
 {
     struct route_ask ask = ask_of_all(c);
+    *ret_found = (struct index_found){0};
     ask.positions = r->n_prompt + r->max_new;
     ask.n_tokens = r->n_tokens;
     ask.draw = r->arrival;
@@ -165,10 +167,41 @@ static struct route_ask ask_of(struct core *c, const struct request *r,
     return ask;
 }
 
+/* Counts for one replica as held what it can use of a prompt, where that is less: windowed pages
+ * may have gone. Returns whether it is what was counted before. */
+static bool count_usable(struct core *c, const struct route_ask *ask,
+                         const struct index_found *found, uint32_t replica)
+{
+    if (!ask->held || !c->cfg.attn_window) return true;
+    uint32_t n_held = c->held[replica];
+    c->held[replica] = table__usable(c, &c->replicas[replica], *found, n_held);
+    return c->held[replica] == n_held;
+}
+
+/* What a replica can use is counted by looking at the pages of a whole window there, which is too
+ * much to do for all that hold some pages of a prefix. But it is never more than they hold, and by
+ * each policy a replica costs no less where less of the prompt is held. So all are compared by what
+ * they hold, and whoever is chosen is looked at: if it can use all of that, no other one is
+ * better; if not, all are compared again. Where the best few cannot, the others are taken to be no
+ * better than the best of these. */
+static uint32_t choose(struct core *c, const struct route_ask *ask, const struct index_found *found)
+{
+    uint32_t to = route_choose(ask), most = 0;
+    for (uint32_t n = 0; n < USABLE_LOOKS && to != ROUTE_NONE; n++) {
+        if (count_usable(c, ask, found, to)) return to;
+        if (c->held[to] > most) most = c->held[to];
+        to = route_choose(ask);
+    }
+    for (uint32_t i = 0; i < c->cfg.n_replicas && to != ROUTE_NONE; i++)
+        if (c->held[i] > most) c->held[i] = most;
+    return route_choose(ask);
+}
+
 static void send_to(struct core *c, struct request *r, const struct route_ask *ask,
                     const struct index_found *found, uint32_t to)
 {
     struct index_node *promise = NULL;
+    (void)count_usable(c, ask, found, to); /* it may have been chosen without a look */
     if (knows_prefixes(
             c)) /* before the request leaves another, whose promise may hold what is found */
         promise = index_promise(c->index, to, found, r->tokens, whole_pages(c, r));
@@ -181,11 +214,11 @@ void router__send(struct core *c, struct request *r)
 {
     struct index_found found;
     struct route_ask ask = ask_of(c, r, &found);
-    uint32_t to = route_choose(&ask);
+    uint32_t to = choose(c, &ask, &found);
     if (to == ROUTE_NONE) return;
     c->turn = (to + 1) % c->cfg.n_replicas;
-    give_work(c, to, route_rows(&ask, to));
     send_to(c, r, &ask, &found, to);
+    give_work(c, to, route_rows(&ask, to));
 }
 
 void router__send_all(struct core *c)
@@ -214,8 +247,11 @@ static double gain_of(const struct core *c, const struct request *r, uint32_t to
 {
     struct route_ask ask = ask_of_all(c);
     uint32_t from = r->replica->id, rows = r->n_tokens;
-    if (knows_prefixes(c))
-        rows -= c->cfg.page * index_held(c->index, to, r->tenant, r->tokens, whole_pages(c, r));
+    if (knows_prefixes(c)) {
+        struct index_found found =
+            index_held(c->index, to, r->tenant, r->tokens, whole_pages(c, r));
+        rows -= c->cfg.page * table__usable(c, &c->replicas[to], found, found.depth);
+    }
     double here = route_backlog(&ask, from) + r->due * route_row_ns(&ask, from);
     double there = route_backlog(&ask, to) + rows * route_row_ns(&ask, to);
     double more = rows > r->due ? (rows - r->due) * route_row_ns(&ask, to) : 0.0;
@@ -337,7 +373,8 @@ static void send_again(struct core *c, struct request *r)
     note_load(c, from);
     struct index_found found;
     struct route_ask ask = ask_of(c, r, &found);
-    uint32_t to = route_choose(&ask);
+    uint32_t to = choose(c, &ask, &found);
+    (void)count_usable(c, &ask, &found, from);
     double here = route_ttft(&ask, from), there = to == ROUTE_NONE ? here : route_ttft(&ask, to);
     c->loads[from] = all;
     note_load(c, from);

@@ -102,6 +102,20 @@ uint32_t table__walk(const struct core *c, struct request *r, uint64_t step,
     return good - start;
 }
 
+uint32_t table__usable(const struct core *c, const struct replica *rep, struct index_found found,
+                       uint32_t n_held)
+{
+    uint32_t usable = n_held;
+    uint64_t step;
+    if (!rep->windowed) return n_held;
+    while (found.depth > first_seen(c, usable)) { /* what is before that is not seen from there */
+        uint32_t i = found.depth - 1, whole = index_back(&found, rep->id);
+        if (i >= n_held || whole == INDEX_NONE) continue;
+        if (windowed_of(rep->windowed, whole, &step) == WINDOWED_NONE) usable = i;
+    }
+    return usable;
+}
+
 static void enter_windowed(struct replica *rep, struct request *r, uint64_t step)
 {
     uint32_t i = r->n_walked, mine = r->windowed[i];

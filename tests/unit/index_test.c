@@ -52,7 +52,7 @@ static void expect(const struct index *x, const int32_t *tokens, uint32_t n,
         if (held[r] != expected[r])
             fail_msg("replica %u holds %u pages, not %u", r, held[r], expected[r]);
     for (uint32_t r = 0; r < REPLICAS; r++)
-        assert_int_equal(index_held(x, r, 0, tokens, n), expected[r]);
+        assert_int_equal(index_held(x, r, 0, tokens, n).depth, expected[r]);
 }
 
 static void test_match(void **state)
@@ -150,6 +150,33 @@ static struct index_node *promise(struct index *x, uint32_t replica, const int32
     uint32_t held[REPLICAS];
     struct index_found found = index_match(x, 0, tokens, n_pages, held);
     return index_promise(x, replica, &found, tokens, n_pages);
+}
+
+/* Back along what was found: the pages of one replica, and none of what it is only promised. */
+static void test_back(void **state)
+{
+    (void)state;
+    struct index *x = open_index(UINT64_MAX);
+    int32_t a[DEPTH * SIZE];
+    uint32_t held[REPLICAS];
+    make(10, a);
+    (void)enter(x, 0, a, 5, 0);
+    (void)enter(x, 1, a, 2, 8);
+    struct index_node *soon = promise(x, 1, a, 4);
+    struct index_found found = index_match(x, 0, a, 5, held);
+    struct index_found mine = index_held(x, 0, 0, a, 5), theirs = index_held(x, 1, 0, a, 5);
+    assert_int_equal(mine.depth, 5);
+    assert_int_equal(theirs.depth, 4);
+    for (uint32_t i = 5; i-- > 0;) {
+        assert_int_equal(index_back(&found, 1), i < 2 ? 8 + i : INDEX_NONE);
+        assert_int_equal(index_back(&mine, 0), i);
+        assert_int_equal(mine.depth, i);
+    }
+    for (uint32_t i = 4; i-- > 0;)
+        assert_int_equal(index_back(&theirs, 1), i < 2 ? 8 + i : INDEX_NONE);
+    assert_null(theirs.last);
+    index_settle(x, 1, soon);
+    index_close(x);
 }
 
 /* What is promised counts like what is held until it is settled, and is not found as a page. */
@@ -399,6 +426,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_match),
+        cmocka_unit_test(test_back),
         cmocka_unit_test(test_removed_from_one),
         cmocka_unit_test(test_pages_are_its_own),
         cmocka_unit_test(test_another_pool),

@@ -2,14 +2,14 @@
  * they share the queue, the fleet and the numbering of generations. */
 #include "tests/lib/core_fixture.h"
 
-enum { REPLICAS = 2, STAGES = 2 };
+enum { REPLICAS = 2, STAGES = 2, MANY = 12 };
 
 struct pair {
     struct fixture f;
-    struct epoch epochs[REPLICAS];
-    struct ready_step steps[REPLICAS]; /* the last that was issued */
-    uint32_t n_steps[REPLICAS];
-    uint64_t closed[REPLICAS]; /* the last request that a Step closed */
+    struct epoch epochs[MANY];
+    struct ready_step steps[MANY]; /* the last that was issued */
+    uint32_t n_steps[MANY];
+    uint64_t closed[MANY]; /* the last request that a Step closed */
 };
 
 static struct pair p;
@@ -427,6 +427,146 @@ static void test_lost_before_new(void **state)
     assert_int_equal(p.epochs[0].generation, 3);
 }
 
+/* ---- windowed layers: what routing counts of a prefix ---- */
+
+/* With four windowed pages: two of a window, and two of a chunk. */
+static struct core_config windowed_config(enum route_policy policy)
+{
+    struct core_config k = pair_config();
+    k.policy = policy;
+    k.n_pages = 100;
+    k.ctx = 800;
+    k.max_live = k.max_per_client = 2 * MANY;
+    k.attn_window = 32;
+    k.costs.windowed_least = k.costs.windowed_most = 4;
+    return k;
+}
+
+/* A request for one token: `first` 200 times, then as many times `letter` as are left. */
+static void ask_letters(uint64_t id, int32_t first, int32_t letter, uint32_t n_prompt)
+{
+    int32_t tokens[400];
+    assert_true(n_prompt <= 400);
+    for (uint32_t i = 0; i < n_prompt; i++) tokens[i] = i < 200 ? first : letter;
+    struct event e = request(id, n_prompt, 1, PRIORITY_NORMAL);
+    e.submit.tokens = tokens;
+    event(e);
+}
+
+static void ask_letter(uint64_t id, uint32_t n_prompt)
+{
+    ask_letters(id, 3, 3, n_prompt);
+}
+
+static void turns(uint32_t replica, uint32_t n)
+{
+    for (uint32_t i = 0; i < n && n_at(replica); i++) {
+        compose();
+        answer(replica);
+    }
+}
+
+/* The first replica serves, and has computed 200 letters. */
+static void open_first(enum route_policy policy, void **state)
+{
+    struct core_config k = windowed_config(policy);
+    (void)close_pair(state);
+    p = (struct pair){.f = {.core = core_open(&k), .now_ns = 1000 * MS}};
+    join(1);
+    join(2);
+    begin(0, 1, 2);
+    ask_letter(1, 200);
+    turns(0, 100);
+    assert_int_equal(n_at(0), 0);
+}
+
+static void open_second(void)
+{
+    join(3);
+    join(4);
+    begin(1, 3, 4);
+}
+
+/* And then another prompt, whose windowed pages took the place of theirs; it decodes still, or has
+ * ended. */
+static void lose_windows(enum route_policy policy, bool ended, void **state)
+{
+    open_first(policy, state);
+    alone(2, 150, PRIORITY_NORMAL);
+    turns(0, ended ? 100 : 10);
+    assert_int_equal(n_at(0), !ended);
+    open_second();
+}
+
+/* Whole pages without their windows draw nobody to a replica; those that are to be computed will
+ * have them, and those that have been have. */
+static void test_windows_count(void **state)
+{
+    lose_windows(ROUTE_AFFINITY, false, state);
+    ask_letter(3, 50);
+    assert_int_equal(n_at(1), 1);
+    ask_letter(4, 50);
+    assert_int_equal(n_at(1), 2);
+    turns(1, 100);
+    assert_int_equal(n_at(1), 0);
+    ask_letter(5, 60);
+    assert_int_equal(n_at(1), 1);
+}
+
+/* Where the last window has gone, the one before it counts. */
+static void test_earlier_window(void **state)
+{
+    open_first(ROUTE_AFFINITY, state);
+    ask_letter(2, 100);
+    turns(0, 100);
+    alone(3, 4, PRIORITY_NORMAL); /* in one windowed page; so the other one has less to do */
+    turns(0, 1);
+    assert_int_equal(n_at(0), 1);
+    open_second();
+    ask_letter(4, 200);
+    assert_int_equal(n_at(0), 2);
+}
+
+/* A replica without anything to do takes nothing that it would have to compute again. */
+static void test_windows_count_in_moves(void **state)
+{
+    lose_windows(ROUTE_AUTO, true, state);
+    ask_letter(3, 200);
+    assert_int_equal(n_at(1), 1);
+    turns(1, 100);
+    ask_letters(4, 3, 4, 300);
+    compose();
+    ask_letter(5, 200);
+    assert_int_equal(n_at(1), 2);
+    compose();
+    assert_int_equal(n_at(1), 2); /* 92 rows wait before it; there, 200 were to be computed */
+    turns(1, 100);
+    assert_int_equal(n_at(0) + n_at(1), 0);
+}
+
+/* The same where more replicas hold the whole pages than are looked at. */
+static void test_windows_of_many(void **state)
+{
+    struct core_config k = windowed_config(ROUTE_AFFINITY);
+    k.n_replicas = MANY;
+    k.n_stages = 1;
+    (void)close_pair(state);
+    p = (struct pair){.f = {.core = core_open(&k), .now_ns = 1000 * MS}};
+    for (uint32_t r = 0; r < MANY; r++) {
+        join(r + 1);
+        say(r + 1, r, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+        say(r + 1, r, (struct msg_from_worker){.type = FROM_LINKED});
+        event((struct event){.type = EV_LINK_UP, .link = {p.epochs[r]}});
+        answer(r);
+        ask_letter(100 + r, 200); /* to the new one, since others are live and no better */
+        assert_int_equal(n_at(r), 1);
+        turns(r, 100);
+        alone(200 + r, 150, PRIORITY_NORMAL);
+        turns(r, 10);
+        assert_int_equal(n_at(r), 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -441,6 +581,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_only_the_lost_one, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_spare, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_lost_before_new, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_windows_count, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_earlier_window, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_windows_count_in_moves, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_windows_of_many, open_pair, close_pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
