@@ -3,6 +3,7 @@
 POOLING, SUMS, STAGE = "common/engine/pooling.c", "worker/sums.c", "common/engine/stage.c"
 SCHED, FLIGHT, REQUESTS, ROUTER = ("coordinator/core/sched.c", "coordinator/core/flight.c", "coordinator/core/requests.c",
                                    "coordinator/core/router.c")
+TABLE = "coordinator/core/table.c"
 GATEWAY, ASK, GENERATE = "coordinator/gateway/embed.c", "coordinator/gateway/ask.c", "coordinator/generate.c"
 
 
@@ -26,7 +27,7 @@ MUTANTS = [
     # ---- the core
     m("cached-rows", SCHED, "    if (r->n_issued != r->n_walked * page || r->embed) return true;", "    if (r->n_issued != r->n_walked * page) return true;",
       "embed_test", "rows that are found computed are left out of the sum", short=True),
-    m("indexed", SCHED, "    if (r->embed) return; /*", "    if (r->embed && !r->used) return; /*", "embed_test", "embedded texts push out prefixes"),
+    m("indexed", TABLE, "    if (r->embed) return; /*", "    if (r->embed && !r->used) return; /*", "embed_test", "embedded texts push out prefixes"),
     m("logits", SCHED, "new_run(c, b, r, n, !r->embed && r->n_issued", "new_run(c, b, r, n, r->n_issued", "embed_test", "the last row of a prompt wants logits"),
     m("not-opened", SCHED, "        r->opened = r->replica; /* the last stage has its sum */\n", "", "embed_test sim_test", "the last stage never forgets a sum"),
     m("result-room", SCHED, "    if (r->embed) return b->n_embeds == LIMIT_EMBEDDED / c->cfg.width;", "    if (r->embed) return false;", "embed_test",
