@@ -104,6 +104,7 @@ struct core *core_open(const struct core_config *config)
     c->arena.budget = STEP_ARENA_BYTES;
     c->index = open_index(config);
     c->replicas = mem_zalloc(config->n_replicas * sizeof *c->replicas);
+    c->full = mem_zalloc(config->n_replicas * sizeof *c->full);
     c->status = mem_zalloc(config->n_replicas * sizeof *c->status);
     c->staff = mem_zalloc((size_t)config->n_replicas * config->n_stages * sizeof *c->staff);
     c->spares = mem_zalloc(config->max_workers * sizeof *c->spares);
@@ -132,6 +133,7 @@ void core_close(struct core *c)
     mem_free(c->records);
     mem_free(c->leaving);
     mem_free(c->replicas);
+    mem_free(c->full);
     mem_free(c->requests);
     mem_free(c->queued);
     mem_free(c->loads);
@@ -233,6 +235,21 @@ void core__note_loss(struct core *c, const char *format, ...)
     va_end(args);
 }
 
+/* Nothing follows from a replica without requests, nor from one that may have no more Steps in
+ * flight, unless guesses are to be asked for. These are passed over without looking at them: of a
+ * thousand replicas nearly all are such, and what is known of each would push everything else out
+ * of the caches. */
+static void compose(struct core *c)
+{
+    bool asks = c->cfg.draft.kind != DRAFT_OFF;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        if ((c->full[i] && !asks) || !c->loads[i].live) continue;
+        spec__ask(c, &c->replicas[i]);
+        sched__compose(c, &c->replicas[i]);
+        spec__ask(c, &c->replicas[i]); /* guesses that were issued make room for others */
+    }
+}
+
 struct actions core_step(struct core *c, const struct event *e)
 {
     c->now_ns = e->now_ns;
@@ -262,12 +279,7 @@ struct actions core_step(struct core *c, const struct event *e)
         mem_warm(); /* for the next arrivals, like the index's stock */
         if (c->cfg.n_replicas > 1) index_stock(c->index);
         router__balance(c);
-        for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
-            if (!c->loads[i].live) continue;
-            spec__ask(c, &c->replicas[i]);
-            sched__compose(c, &c->replicas[i]);
-            spec__ask(c, &c->replicas[i]); /* guesses that were issued make room for others */
-        }
+        compose(c);
         break;
     }
     return (struct actions){c->actions, c->n_actions};

@@ -294,6 +294,7 @@ struct core {
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
     struct replica *replicas; /* cfg.n_replicas */
+    bool *full;               /* of each: as many Steps are in flight as there may be */
     uint32_t ctx;             /* positions of the longest sequence that any of them may take */
     struct index *index;      /* which of them holds which prefix */
     uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
@@ -497,6 +498,8 @@ void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
 struct asked *flight__asked(const struct core *c, const struct flight *f, uint64_t number);
 /* A new generation: nothing is in flight, and Steps are numbered from 1. */
 void flight__begin(struct flight *f);
+/* The generation is over: nothing is in flight. */
+void flight__end(struct core *c, struct replica *r);
 void flight__check_overdue(struct core *c, struct replica *r);
 /* Time in which the shell did not run counts for no Step. */
 void flight__forgive(const struct core *c, struct flight *f, uint64_t lost_ns);

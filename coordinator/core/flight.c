@@ -24,6 +24,12 @@
 
 /* ---- in flight ---- */
 
+static void set_n(struct core *c, struct replica *r, uint32_t n)
+{
+    r->flight.n = n;
+    c->full[r->id] = n == c->cfg.window;
+}
+
 void flight__begin(struct flight *f)
 {
     CHECK(f->n == 0);
@@ -86,7 +92,12 @@ void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
                                         .first = f->rested};
     f->next_number++;
     f->rested = false;
-    f->n++;
+    set_n(c, r, f->n + 1);
+}
+
+void flight__end(struct core *c, struct replica *r)
+{
+    set_n(c, r, 0);
 }
 
 /* ---- how long Steps take ---- */
@@ -286,7 +297,7 @@ bool flight__result(struct core *c, const struct msg_result *m, const struct key
     f->moved_ns = c->now_ns;
     struct took took = take_timings(c, r, m, &step);
     if (!probe) learn_cost(c, r, &step, took);
-    f->n--;
+    set_n(c, r, f->n - 1);
     memmove(&f->steps[0], &f->steps[1], f->n * sizeof f->steps[0]);
     if (probe) replica__probed(c, r, m->digest);
     return !probe;

@@ -123,7 +123,7 @@ static void end(struct core *c, struct replica *r, bool suspicious, const char *
     router__lost(c, r);
     core__act(c, ACT_LINK_CLOSE)->link.epoch = replica__epoch(c, r);
     request__generation_lost(c, r, suspicious, why);
-    r->flight.n = 0;
+    flight__end(c, r);
 }
 
 void replica__lose(struct core *c, struct replica *r, bool suspicious, const char *why)
