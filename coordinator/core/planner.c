@@ -267,10 +267,9 @@ static uint32_t stages_now(const struct core *c, const struct replica *r)
     return is_given_up(c, r) ? n : r->stages_wanted;
 }
 
-/* Since when too few workers are there; before its first generation there must be any. */
-static void count_missing(const struct core *c, struct replica *r)
+/* Since when too few workers are there, n; before its first generation there must be any. */
+static void count_missing(const struct core *c, struct replica *r, uint32_t n)
 {
-    uint32_t n = n_there(c, r);
     if (n >= r->stages_wanted || (n == 0 && !r->generation))
         r->short_ns = 0;
     else if (!r->short_ns)
@@ -280,7 +279,7 @@ static void count_missing(const struct core *c, struct replica *r)
 static void begin(struct core *c, struct replica *r)
 {
     if (r->state != REPLICA_WAITING) return;
-    if (r->generation) count_missing(c, r);
+    if (r->generation) count_missing(c, r, n_there(c, r));
     if (c->now_ns < r->retry_ns) return;
     uint32_t n = stages_now(c, r);
     r->n_stages = n;
@@ -376,6 +375,14 @@ static bool has_enough(const struct core *c, const struct replica *r, uint32_t l
     return named == r->n_stages || n_candidates(c, r) >= lost + r->n_stages;
 }
 
+/* Workers that any replica could be planned with. */
+static uint32_t n_spare(const struct core *c)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) n += fleet__may_serve(c, &c->workers[i]);
+    return n;
+}
+
 /* First those that lost a worker. One that never ran begins only where spares suffice for all;
  * where none has lost any, and some are missing for long, with as many as there are. */
 void planner__begin(struct core *c)
@@ -389,12 +396,14 @@ void planner__begin(struct core *c)
         const struct replica *r = &c->replicas[i];
         if (r->generation && r->state == REPLICA_WAITING) lost += r->n_stages;
     }
+    uint32_t spare = n_spare(c); /* counted once: each of many replicas would count them again */
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         struct replica *r = &c->replicas[i];
         if (r->generation) continue;
-        if (is_wanted(c, r)) count_missing(c, r);
-        bool enough = has_enough(c, r, lost) && !settling(c);
+        if (is_wanted(c, r)) count_missing(c, r, spare ? n_there(c, r) : 0);
+        bool enough = spare >= r->n_stages && has_enough(c, r, lost) && !settling(c);
         if (!enough && (lost || !is_given_up(c, r))) continue;
         begin(c, r);
+        spare = n_spare(c);
     }
 }
