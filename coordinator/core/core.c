@@ -95,10 +95,11 @@ struct core *core_open(const struct core_config *config)
     reserve(&c->n_live, config->max_live);
     c->queued = mem_zalloc(config->max_live * sizeof *c->queued);
     c->loads = mem_zalloc(config->n_replicas * sizeof *c->loads);
-    c->held = mem_zalloc(config->n_replicas * sizeof *c->held);
-    c->costs = mem_zalloc(2 * (size_t)config->n_replicas * sizeof *c->costs);
-    c->alike = mem_zalloc(config->n_replicas * sizeof *c->alike);
-    c->columns = mem_zalloc(ROUTE_COLUMNS * (size_t)config->n_replicas * sizeof *c->columns);
+    size_t padded = ROUTE_PADDED(config->n_replicas);
+    c->held = mem_zalloc(padded * sizeof *c->held);
+    c->costs = mem_zalloc(2 * padded * sizeof *c->costs);
+    c->alike = mem_zalloc((padded + 1) * sizeof *c->alike);
+    c->columns = mem_zalloc(ROUTE_COLUMNS * padded * sizeof *c->columns);
     c->free_slots = mem_zalloc(config->max_live * sizeof *c->free_slots);
     for (uint32_t i = config->max_live; i-- > 0;) c->free_slots[c->n_free_slots++] = i;
     c->arena.budget = STEP_ARENA_BYTES;

@@ -87,7 +87,11 @@ static double backlog_ns(const struct route_ask *a, const struct route_load *x)
 
 /* Each arrival looks at all replicas. So what the look needs of a load is kept as numbers, column
  * by column, and the loops over them have no branches: the compiler takes several replicas at a
- * time, and the processor has nothing to guess wrong. */
+ * time, and the processor has nothing to guess wrong. They are compiled once more for AVX2, which
+ * takes four at a time and can choose between two numbers in one instruction; what comes out is the
+ * same to the last bit, since no operation is another one or comes in another order. */
+#define FOR_EACH_LEVEL static inline __attribute__((always_inline))
+
 enum column { CTX, ROWS, PROMPTS, ROW_NS, ANSWERS, WORK };
 
 _Static_assert(WORK + 1 == ROUTE_COLUMNS, "one for each");
@@ -95,99 +99,83 @@ _Static_assert(WORK + 1 == ROUTE_COLUMNS, "one for each");
 void route_note(double *columns, uint32_t n_replicas, uint32_t replica, const struct route_load *x,
                 uint32_t max_running)
 {
+    size_t stride = ROUTE_PADDED(n_replicas);
     double *of = columns + replica;
-    of[(size_t)CTX * n_replicas] = x->ctx;
-    of[(size_t)ROWS * n_replicas] = (double)x->rows;
-    of[(size_t)PROMPTS * n_replicas] = x->prompts;
-    of[(size_t)ROW_NS * n_replicas] = x->row_ns;
-    of[(size_t)ANSWERS * n_replicas] = answers_before(x->live, max_running);
-    of[(size_t)WORK * n_replicas] = x->work;
+    of[CTX * stride] = x->ctx;
+    of[ROWS * stride] = (double)x->rows;
+    of[PROMPTS * stride] = x->prompts;
+    of[ROW_NS * stride] = x->row_ns;
+    of[ANSWERS * stride] = answers_before(x->live, max_running);
+    of[WORK * stride] = x->work;
 }
 
 static const double *column(const struct route_ask *a, enum column c)
 {
-    return a->columns + (size_t)c * a->n_replicas;
+    return a->columns + (size_t)c * ROUTE_PADDED(a->n_replicas);
 }
 
 /* What each replica would have to compute of the prompt, in rows. */
-static void prompt_rows(const struct route_ask *a, double *restrict ret)
+FOR_EACH_LEVEL void prompt_rows(const struct route_ask *a, double *restrict ret)
 {
     const uint32_t *restrict held = a->held;
     int32_t n_tokens = (int32_t)a->n_tokens, page = (int32_t)a->page_size;
-    for (uint32_t i = 0, n = a->n_replicas; i < n && !held; i++) ret[i] = n_tokens;
-    for (uint32_t i = 0, n = a->n_replicas; i < n && held; i++) {
+    uint32_t n = ROUTE_PADDED(a->n_replicas);
+    for (uint32_t i = 0; i < n && !held; i++) ret[i] = n_tokens;
+    for (uint32_t i = 0; i < n && held; i++) {
         int32_t rows = n_tokens - (int32_t)held[i] * page;
         ret[i] = rows > 0 ? rows : 0;
     }
 }
 
-/* A sum waits for the one before it. So there are several side by side, which are added up at the
- * end. */
-#define LANES 4u
-struct sums {
-    double n[LANES], prompts[LANES], backlog[LANES], rows_least[LANES];
-};
+/* Four replicas at a time, so that no sum waits for the one before it: columns, and what is made of
+ * them, are padded to that. */
+#define LANES ROUTE_LANES
+typedef double lanes __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
+typedef int64_t mask __attribute__((vector_size(8 * LANES)));
 
-/* What `look` reads of all replicas. */
-struct seen {
-    const double *restrict ctx, *restrict rows, *restrict own_ns, *restrict answers,
-                                                                      *restrict prompts;
-    double all_ns, each_ns, ctx_least;
-};
+_Static_assert(LANES == 4, "what follows writes out four");
 
-/* Replica i's backlog, at least NEVER where the request cannot go; adds it to the sums. */
-static inline double look_at(const struct seen *x, uint32_t i, struct sums *s, uint32_t lane)
+#define AT(column, i) (*(lanes *)((column) + (i)))
+#define SEEN(column, i) (*(const lanes *)((column) + (i)))
+#define EACH(x) ((lanes){(x), (x), (x), (x)})
+#define SELECT(m, a, b) ((lanes)(((mask)(m) & (mask)(a)) | (~(mask)(m) & (mask)(b))))
+#define SUM(x) ((x)[0] + (x)[1] + (x)[2] + (x)[3])
+
+FOR_EACH_LEVEL double least_lane(const lanes *x)
 {
-    double rows = x->rows[i], own_ns = x->own_ns[i];
-    double ns = rows * (own_ns > 0.0 ? own_ns : x->all_ns) + x->each_ns * x->answers[i];
-    bool may = x->ctx[i] >= x->ctx_least;
-    s->n[lane] += may ? 1.0 : 0.0;
-    s->prompts[lane] += may ? x->prompts[i] : 0.0;
-    s->backlog[lane] += may ? ns : 0.0;
-    rows = may ? rows : NEVER;
-    s->rows_least[lane] = rows < s->rows_least[lane] ? rows : s->rows_least[lane];
-    return ns + (may ? 0.0 : NEVER);
-}
-
-static double sum_of(const double lanes[LANES])
-{
-    double sum = lanes[0];
-    for (uint32_t k = 1; k < LANES; k++) sum += lanes[k];
-    return sum;
-}
-
-static double least_lane(const double lanes[LANES])
-{
-    double least = lanes[0];
-    for (uint32_t k = 1; k < LANES; k++) least = lanes[k] < least ? lanes[k] : least;
+    double least = (*x)[0];
+    for (uint32_t k = 1; k < LANES; k++) least = (*x)[k] < least ? (*x)[k] : least;
     return least;
 }
 
-/* Each replica's backlog, and what is known of all.
+/* Each replica's backlog, NEVER where the request cannot go, and what is known of all.
  *
  * By Little's law as many prompts wait in a replica, n on average, as come to it in the time that
  * its backlog takes; and while those are served, others come: n / (1 - load) in all. The load is
  * taken to be n / (n + 1), as in a queue with one server. */
-static struct all look(const struct route_ask *a, double *restrict ret_wait_ns)
+FOR_EACH_LEVEL struct all look(const struct route_ask *a, double *restrict ret_wait_ns)
 {
-    const struct seen x = {.ctx = column(a, CTX),
-                           .rows = column(a, ROWS),
-                           .own_ns = column(a, ROW_NS),
-                           .answers = column(a, ANSWERS),
-                           .prompts = column(a, PROMPTS),
-                           .all_ns = a->row_ns,
-                           .each_ns = answer_ns(a),
-                           .ctx_least = a->positions ? a->positions : 1};
-    struct sums s = {.rows_least = {NEVER, NEVER, NEVER, NEVER}};
-    uint32_t i = 0, n = a->n_replicas;
-    for (; i + LANES <= n; i += LANES)
-        for (uint32_t k = 0; k < LANES; k++) ret_wait_ns[i + k] = look_at(&x, i + k, &s, k);
-    for (uint32_t k = 0; i < n; i++, k++) ret_wait_ns[i] = look_at(&x, i, &s, k);
-    struct all all = {.n = sum_of(s.n), .rows_least = least_lane(s.rows_least), .work_most = 2.0};
-    double waiting = sum_of(s.prompts), backlog = sum_of(s.backlog);
-    if (all.n > 0.0) all.backlog_ns = backlog / all.n;
+    const double *ctx = column(a, CTX), *rows = column(a, ROWS), *prompts = column(a, PROMPTS);
+    const double *own_ns = column(a, ROW_NS), *answers = column(a, ANSWERS);
+    const lanes zero = EACH(0.0), one = EACH(1.0), never = EACH(NEVER);
+    const lanes all_ns = EACH(a->row_ns), each_ns = EACH(answer_ns(a));
+    const lanes least = EACH((double)(a->positions ? a->positions : 1));
+    lanes n = zero, waiting = zero, backlog = zero, rows_least = never;
+    for (uint32_t i = 0; i < a->n_replicas; i += LANES) {
+        lanes own = SEEN(own_ns, i), wait = SEEN(rows, i);
+        mask may = SEEN(ctx, i) >= least;
+        lanes may_rows = SELECT(may, wait, never);
+        wait = wait * SELECT(own > zero, own, all_ns) + each_ns * SEEN(answers, i);
+        n += SELECT(may, one, zero);
+        waiting += SELECT(may, SEEN(prompts, i), zero);
+        backlog += SELECT(may, wait, zero);
+        rows_least = SELECT(may_rows < rows_least, may_rows, rows_least);
+        AT(ret_wait_ns, i) = SELECT(may, wait, never);
+    }
+    struct all all = {.n = SUM(n), .rows_least = least_lane(&rows_least), .work_most = 2.0};
+    if (all.n > 0.0) all.backlog_ns = SUM(backlog) / all.n;
     if (a->work_all > 0.0) all.per_work = all.n / a->work_all;
-    if (backlog > 0.0) all.care = waiting / backlog * (1.0 + waiting / all.n);
+    if (SUM(backlog) > 0.0) all.care = SUM(waiting) / SUM(backlog) * (1.0 + SUM(waiting) / all.n);
     return all;
 }
 
@@ -207,36 +195,30 @@ double route_ttft(const struct route_ask *a, uint32_t replica)
     return backlog_ns(a, x) + (double)route_rows(a, replica) * row_ns(a, x);
 }
 
-/* This request's wait, and what its rows make later ones wait: those that come while the backlog is
+/* By ROUTE_AUTO: costs of rows to compute.
+ *
+ * This request's wait, and what its rows make later ones wait: those that come while the backlog is
  * served wait for all of its rows, those that come while these are computed for half of them, on
- * average. A shorter backlog than the average will not stay so. */
-static double auto_cost(const struct all *all, double wait_ns, double prompt_ns)
-{
-    double later_ns = wait_ns > all->backlog_ns ? wait_ns : all->backlog_ns;
-    return wait_ns + prompt_ns + all->care * prompt_ns * (later_ns + prompt_ns / 2.0);
-}
-
-/* Costs are the less by up to a part of WORK_MOST where little was done of late, and the more where
+ * average. A shorter backlog than the average will not stay so.
+ *
+ * Costs are the less by up to a part of WORK_MOST where little was done of late, and the more where
  * much was, so that replicas with equal queues, or none, get equal work: also where all prompts
  * begin alike, and one replica is the first to hold how. */
-static double with_work(const struct all *all, double work, double cost)
+FOR_EACH_LEVEL void auto_costs(const struct route_ask *a, const struct all *all,
+                               const double *restrict wait_ns, double *restrict costs)
 {
-    if (!(all->per_work > 0.0)) return cost;
-    double share = work * all->per_work;
-    return cost * (1.0 + WORK_MOST * ((share < all->work_most ? share : all->work_most) - 1.0));
-}
-
-/* By ROUTE_AUTO: costs of rows to compute. */
-static void auto_costs(const struct route_ask *a, const struct all *all,
-                       const double *restrict wait_ns, double *restrict costs)
-{
-    const double *restrict own_ns = column(a, ROW_NS), *restrict work = column(a, WORK);
-    const struct all k = *all;
-    double all_ns = a->row_ns;
-    for (uint32_t i = 0, n = a->n_replicas; i < n; i++) {
-        double prompt_ns = costs[i] * (own_ns[i] > 0.0 ? own_ns[i] : all_ns);
-        double cost = with_work(&k, work[i], auto_cost(&k, wait_ns[i], prompt_ns));
-        costs[i] = cost + (wait_ns[i] < NEVER ? 0.0 : NEVER);
+    const double *own_ns = column(a, ROW_NS), *work = column(a, WORK);
+    const lanes zero = EACH(0.0), half = EACH(0.5), one = EACH(1.0), never = EACH(NEVER);
+    const lanes all_ns = EACH(a->row_ns), mean_ns = EACH(all->backlog_ns), care = EACH(all->care);
+    const lanes per_work = EACH(all->per_work), most = EACH(all->work_most);
+    const lanes part = EACH(all->per_work > 0.0 ? WORK_MOST : 0.0);
+    for (uint32_t i = 0; i < a->n_replicas; i += LANES) {
+        lanes own = SEEN(own_ns, i), wait = SEEN(wait_ns, i), share = SEEN(work, i) * per_work;
+        lanes prompt = AT(costs, i) * SELECT(own > zero, own, all_ns);
+        lanes later = SELECT(wait > mean_ns, wait, mean_ns);
+        lanes cost = wait + prompt + care * prompt * (later + prompt * half);
+        share = SELECT(share < most, share, most);
+        AT(costs, i) = SELECT(wait < never, cost * (one + part * (share - one)), never);
     }
 }
 
@@ -266,24 +248,26 @@ static uint64_t draw_of(const struct route_ask *a, uint32_t i)
     return z ^ (z >> 31);
 }
 
-static double least_of(const double *x, uint32_t n)
+FOR_EACH_LEVEL double least_of(const double *x, uint32_t n)
 {
-    double least[LANES] = {NEVER, NEVER, NEVER, NEVER};
-    uint32_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (uint32_t k = 0; k < LANES; k++) least[k] = x[i + k] < least[k] ? x[i + k] : least[k];
-    for (; i < n; i++) least[0] = x[i] < least[0] ? x[i] : least[0];
-    return least_lane(least);
+    lanes least = EACH(NEVER);
+    for (uint32_t i = 0; i < n; i += LANES) least = SELECT(SEEN(x, i) < least, SEEN(x, i), least);
+    return least_lane(&least);
 }
 
 /* The replicas that cost no more than `most`, in their order. Returns how many. */
-static uint32_t find_alike(const double *restrict costs, uint32_t n, double most,
-                           uint32_t *restrict ret)
+FOR_EACH_LEVEL uint32_t find_alike(const double *restrict costs, uint32_t n, double most,
+                                   uint32_t *restrict ret)
 {
+    const lanes limit = EACH(most);
     uint32_t n_alike = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        ret[n_alike] = i; /* overwritten by the next one, unless this one counts */
-        n_alike += costs[i] <= most;
+    for (uint32_t i = 0; i < n; i += LANES) {
+        mask may = SEEN(costs, i) <= limit;
+        if (!(may[0] | may[1] | may[2] | may[3])) continue;
+        for (uint32_t k = 0; k < LANES; k++) {
+            ret[n_alike] = i + k; /* overwritten by the next one, unless this one counts */
+            n_alike += costs[i + k] <= most;
+        }
     }
     return n_alike;
 }
@@ -308,19 +292,35 @@ static uint32_t least_loaded(const struct route_ask *a, const double *wait_ns, u
     return chosen;
 }
 
-uint32_t route_choose(const struct route_ask *a)
+FOR_EACH_LEVEL uint32_t choose(const struct route_ask *a)
 {
-    double *costs = a->costs, *wait_ns = a->costs + a->n_replicas;
+    uint32_t n = ROUTE_PADDED(a->n_replicas);
+    double *costs = a->costs, *wait_ns = a->costs + n;
     struct all all = look(a, wait_ns);
     if (!(all.n > 0.0)) return ROUTE_NONE;
     if (a->policy == ROUTE_AUTO) {
         prompt_rows(a, costs);
         auto_costs(a, &all, wait_ns, costs);
     }
-    for (uint32_t i = 0; i < a->n_replicas && a->policy != ROUTE_AUTO; i++)
+    for (uint32_t i = 0; i < n && a->policy != ROUTE_AUTO; i++)
         costs[i] = wait_ns[i] < NEVER ? cost_of(a, &all, i) : NEVER;
-    double best = least_of(costs, a->n_replicas);
+    double best = least_of(costs, n);
     double most = a->policy == ROUTE_AUTO ? best * (1.0 + ALIKE) : best;
-    uint32_t n_alike = find_alike(costs, a->n_replicas, most, a->alike);
+    uint32_t n_alike = find_alike(costs, n, most, a->alike);
     return n_alike ? least_loaded(a, wait_ns, n_alike) : ROUTE_NONE;
+}
+
+#ifdef __x86_64__
+__attribute__((target("avx2"))) static uint32_t choose_avx2(const struct route_ask *a)
+{
+    return choose(a);
+}
+#endif
+
+uint32_t route_choose(const struct route_ask *a)
+{
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2")) return choose_avx2(a);
+#endif
+    return choose(a);
 }

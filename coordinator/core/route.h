@@ -40,10 +40,15 @@ struct route_load {
     double work;      /* rows that it was given of late, in a unit of the caller's */
 };
 
+/* Arrays that route_choose reads or writes have so many entries for n replicas; what is behind the
+ * last replica is zero. */
+#define ROUTE_LANES 4u
+#define ROUTE_PADDED(n) (((n) + ROUTE_LANES - 1) / ROUTE_LANES * ROUTE_LANES)
+
 struct route_ask {
     enum route_policy policy;
     double weight;        /* of ROUTE_COST; 0: 1 */
-    uint32_t n_replicas;  /* entries of loads, and of held */
+    uint32_t n_replicas;  /* entries of loads; held has ROUTE_PADDED of it */
     uint32_t max_running; /* sequences that a replica computes at once, at least 1 */
     double row_ns;        /* of a replica of which nothing is known */
     double work_all;      /* sum of the loads' work; 0: nothing is known of it */
@@ -55,15 +60,15 @@ struct route_ask {
     uint32_t n_tokens;    /* to be computed, as far as they are not held */
     uint32_t page_size;   /* positions of a page */
     const uint32_t *held; /* pages of its prompt that each replica holds; NULL: unknown */
-    double *costs;        /* 2 x n_replicas, */
-    uint32_t *alike;      /* and n_replicas: for route_choose to use */
+    double *costs;        /* 2 x ROUTE_PADDED(n_replicas), */
+    uint32_t *alike;      /* and ROUTE_PADDED(n_replicas) + 1: for route_choose to use */
     uint64_t draw;        /* a number of its own: ties are decided by a hash of it */
     uint32_t turn;        /* ROUTE_ROUND_ROBIN: the replica whose turn it is */
 };
 
-/* What route_choose reads of the loads: ROUTE_COLUMNS x n_replicas numbers, of which each replica
- * has one in each column. All zero, no replica takes requests. A load that has changed is to be
- * noted before the next choice. */
+/* What route_choose reads of the loads: ROUTE_COLUMNS x ROUTE_PADDED(n_replicas) numbers, of which
+ * each replica has one in each column. All zero, no replica takes requests. A load that has changed
+ * is to be noted before the next choice. */
 #define ROUTE_COLUMNS 6u
 void route_note(double *columns, uint32_t n_replicas, uint32_t replica, const struct route_load *x,
                 uint32_t max_running);

@@ -218,7 +218,7 @@ MUTANTS = [
          old="    r->generation = ++c->generations;\n", new="    r->generation++;\n",
          tests="sim_test", why="an Assign of another replica is compared by a generation of its own: a worker takes none"),
     dict(name="sim-route-to-one-that-is-not-ready", short=True, file="coordinator/core/route.c",
-         old="bool may = x->ctx[i] >= x->ctx_least;", new="bool may = 160.0 + 0.0 * x->ctx[i] >= x->ctx_least;",
+         old="mask may = SEEN(ctx, i) >= least;", new="mask may = 160.0 + 0.0 * SEEN(ctx, i) >= least;",
          tests="sim_test", why="a request is sent to a replica that is not ready"),
     dict(name="sim-lost-replica-takes-requests", file="coordinator/core/router.c",
          old="    load_of(c, rep)->ctx = 0;\n", new="    (void)load_of(c, rep);\n",

@@ -11,7 +11,7 @@
 enum { REPLICAS = 4, PAGE = 16 };
 
 static struct route_load loads[REPLICAS];
-static uint32_t held[REPLICAS], alike[REPLICAS];
+static uint32_t held[REPLICAS], alike[REPLICAS + 1];
 static double costs[2 * REPLICAS], columns[ROUTE_COLUMNS * REPLICAS];
 
 /* A request of 100 pages for four idle replicas that hold nothing of it. */
