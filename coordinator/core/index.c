@@ -14,6 +14,7 @@
 #include <string.h>
 
 #define AHEAD 8u /* pages that a walk looks ahead */
+#define LINE 64u /* bytes that come from memory at once, or more */
 /* Entries without a prefix, whose memory is there: taken before any is allocated. */
 #define SPARE_LEAST 256u /* so many are kept at hand, */
 #define SPARE_MOST 1024u /* and so many at the most */
@@ -400,7 +401,11 @@ static void look_ahead(const struct index *x, struct ahead *a, struct prefix *wa
         a->ring[a->n % AHEAD] = a->last;
         __builtin_prefetch(bucket_of(x, a->last), 1);
     }
-    if (at + AHEAD / 2 < a->n) __builtin_prefetch(*bucket_of(x, a->ring[(at + AHEAD / 2) % AHEAD]));
+    if (at + AHEAD / 2 < a->n) {
+        uintptr_t e = (uintptr_t)*bucket_of(x, a->ring[(at + AHEAD / 2) % AHEAD]);
+        __builtin_prefetch((const void *)e);
+        __builtin_prefetch((const void *)(e + LINE)); /* of nothing where there is none */
+    }
     walk->next = a->ring[at % AHEAD];
     walk->has_next = true;
 }
