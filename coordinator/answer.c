@@ -115,6 +115,8 @@ bool answer_news(struct answer *a, struct msg_generate_reply *ret)
                                        .text = text->data ? text->data + a->text_sent : "",
                                        .finish_reason = all ? a->finish_reason : FINISH_NONE};
     if (all && a->ended) {
+        ret->has_stop = a->detok.stopped && a->finish_reason == FINISH_STOP;
+        ret->stop = (uint32_t)a->detok.stop;
         ret->has_draft = a->drafts;
         ret->draft = a->draft;
         ret->embedding = (const float *)(const void *)a->embedding.data;

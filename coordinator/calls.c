@@ -397,6 +397,8 @@ void calls__embedding(struct shell *s, const struct action *a)
     if (!c || c->ended) return;
     struct answer *x = &c->answers[a->embedding.request - c->request];
     answer_embed(x, a->embedding.values, a->embedding.n);
+    s->count.embeddings++;
+    s->count.embedding_tokens += c->prompt.n;
 }
 
 void calls__finish(struct shell *s, struct call *c, enum status status, const char *text,

@@ -65,6 +65,9 @@ static void put_requests(struct buf *b, const struct counters *c, const struct m
         if (c->ended[i] || i == 0) prom_int(b, "flotilla_answers_total", labels, c->ended[i]);
     }
     one(b, "flotilla_tokens_total", "counter", "Tokens generated.", c->tokens);
+    one(b, "flotilla_embeddings_total", "counter", "Embeddings of texts.", c->embeddings);
+    one(b, "flotilla_embedding_tokens_total", "counter", "Tokens of those texts.",
+        c->embedding_tokens);
     prom_head(b, "flotilla_requests", "gauge", "Live requests, by state.");
     prom_int(b, "flotilla_requests", "state=\"running\"", s->running);
     prom_int(b, "flotilla_requests", "state=\"queued\"", s->queued);

@@ -15,6 +15,8 @@
 struct counters {
     uint64_t ended[METRICS_STATUSES]; /* answers, by status */
     uint64_t tokens;                  /* generated */
+    uint64_t embeddings;              /* told to a client, */
+    uint64_t embedding_tokens;        /* and the tokens of their texts */
     struct stats ttft, itl; /* ns, at the coordinator: from the call's arrival to its first token;
                                between two tokens of an answer */
     bool drafts;            /* there is a drafter, of which the next ones are */

@@ -292,7 +292,9 @@ struct msg_generate_reply {
     uint32_t sample, first_index, n_tokens;
     const int32_t *tokens;
     const char *text;                 /* NUL-terminated */
-    enum finish_reason finish_reason; /* in the last reply */
+    enum finish_reason finish_reason; /* in the last reply; */
+    bool has_stop;                    /* with FINISH_STOP: a stop text ended the answer, */
+    uint32_t stop;                    /* which has this place among the request's */
     struct msg_logprobs logprobs;
     uint64_t queued_us; /* from submission to the first row; with the first token, like the next */
     uint32_t cached;    /* positions of the prompt that were found computed */

@@ -312,6 +312,7 @@ void wire_put_generate_reply(const struct msg_generate_reply *m, struct buf *to)
         r.top_logprobs = (float *)(uintptr_t)m->logprobs.top;
     }
     if (m->finish_reason) r.finish_reason = (char *)(uintptr_t)finish_text(m->finish_reason);
+    if (m->has_stop) SET(&r, stop, m->stop);
     if (m->has_usage) {
         u.n_prompt_tokens = m->n_prompt_tokens;
         u.prompt_tokens = (int32_t *)(uintptr_t)m->prompt_tokens;
@@ -347,6 +348,8 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                             r->n_top_logprobs, r->top_logprobs, &logprobs))
         return wire__bad(em, "logprobs");
     if (r->n_embedding > LIMIT_EMBEDDED) return wire__bad(em, "embedding");
+    if (r->has_stop && (r->stop >= LIMIT_STOPS || parse_finish(r->finish_reason) != FINISH_STOP))
+        return wire__bad(em, "stop");
     *ret = (struct msg_generate_reply){.logprobs = logprobs,
                                        .sample = r->sample,
                                        .first_index = r->first_index,
@@ -356,6 +359,8 @@ int wire_get_generate_reply(const void *data, size_t n, struct arena *a,
                                        .tokens = r->tokens,
                                        .text = text_or_empty(r->text),
                                        .finish_reason = parse_finish(r->finish_reason),
+                                       .has_stop = r->has_stop,
+                                       .stop = r->stop,
                                        .has_usage = r->usage != NULL,
                                        .has_draft = r->speculation != NULL,
                                        .draft = get_draft(r->speculation),

@@ -292,6 +292,8 @@ static void hand_out(struct client_call *r, const struct msg_generate_reply *m)
                                  .tokens = m->tokens,
                                  .text = m->text,
                                  .finish_reason = m->finish_reason,
+                                 .has_stop = m->has_stop && m->stop < r->request.n_stops,
+                                 .stop = m->stop,
                                  .logprobs = m->logprobs.chosen,
                                  .n_top = m->logprobs.n_top,
                                  .top_ids = m->logprobs.top_ids,

@@ -143,6 +143,9 @@ struct client_reply {
     /* In the last reply of a request with `embed`: n_embedding numbers. Else NULL and 0. */
     const float *embedding;
     uint32_t n_embedding;
+    /* With FINISH_STOP: one of the request's stops ended the answer; else the model did. */
+    bool has_stop;
+    uint32_t stop; /* its index in client_request.stops */
 };
 
 /* How a call ended. */

@@ -11,8 +11,11 @@
 void detok_init(struct detok *d, const char *const *stops, size_t n_stops)
 {
     *d = (struct detok){0};
-    for (size_t i = 0; i < n_stops && d->n_stops < DETOK_STOPS_MAX; i++)
-        if (stops[i][0]) d->stops[d->n_stops++] = mem_strdup(stops[i]);
+    for (size_t i = 0; i < n_stops && d->n_stops < DETOK_STOPS_MAX; i++) {
+        if (!stops[i][0]) continue;
+        d->given[d->n_stops] = i;
+        d->stops[d->n_stops++] = mem_strdup(stops[i]);
+    }
 }
 
 void detok_close(struct detok *d)
@@ -57,7 +60,9 @@ static void pass(struct detok *d, const char *s, size_t n)
     size_t first = SIZE_MAX;
     for (size_t i = 0; i < d->n_stops; i++) {
         const char *at = memmem(d->held.data, d->held.len, d->stops[i], strlen(d->stops[i]));
-        if (at && (size_t)(at - d->held.data) < first) first = (size_t)(at - d->held.data);
+        if (!at || (size_t)(at - d->held.data) >= first) continue;
+        first = (size_t)(at - d->held.data);
+        d->stop = d->given[i];
     }
     d->stopped = first != SIZE_MAX;
     size_t show = d->stopped ? first : d->held.len - stop_prefix(d, d->held.data, d->held.len);

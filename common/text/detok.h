@@ -16,9 +16,11 @@ struct detok {
     struct buf pending; /* private: up to 3 bytes of an unfinished character */
     struct buf text;    /* public: characters that may be shown; take them with buf_drop */
     struct buf held;    /* private: a suffix that a stop string may begin with */
-    char *stops[DETOK_STOPS_MAX]; /* private, like the next */
+    char *stops[DETOK_STOPS_MAX];  /* private, like the next two */
+    size_t given[DETOK_STOPS_MAX]; /* place of each among those that detok_init was given */
     size_t n_stops;
     bool stopped; /* public: a stop string was found; nothing comes after it */
+    size_t stop;  /* public: then its place among those that detok_init was given */
 };
 
 /* Stops are copied; empty ones and those beyond DETOK_STOPS_MAX are ignored. */

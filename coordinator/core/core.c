@@ -463,7 +463,8 @@ struct core_sequence core_sequence_at(const struct core *c, uint32_t idx)
                                   .arrival = r->arrival,
                                   .pages = r->pages,
                                   .windowed = r->windowed,
-                                  .first_windowed = r->first_windowed};
+                                  .first_windowed = r->first_windowed,
+                                  .end_windowed = r->n_pages - r->n_ahead};
 }
 
 struct pages_stats core_pages(const struct core *c, uint32_t replica)

@@ -248,9 +248,9 @@ struct core_sequence {
     uint64_t arrival;             /* order of arrival, at its replica if it was moved there */
     const uint32_t *pages;        /* n_pages; until the next core_step */
     uint32_t n_pages;
-    const uint32_t *windowed; /* its windowed pages, likewise: those from first_windowed on; NULL:
-                                 no layer is windowed */
-    uint32_t first_windowed;
+    const uint32_t *windowed; /* its windowed pages, likewise: those from first_windowed on, before
+                                 end_windowed; NULL: no layer is windowed */
+    uint32_t first_windowed, end_windowed;
 };
 
 uint32_t core_n_sequences(const struct core *c);

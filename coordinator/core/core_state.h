@@ -224,7 +224,8 @@ struct request {
      * of them are known to hold the right token: min(n_issued, n_tokens). */
     uint32_t n_issued, n_right;
     bool used, ignore_eos;
-    bool embed; /* its embedding is wanted: each row is computed for it, and no page is shared */
+    bool embed; /* its embedding is wanted: each row is computed for it, no page is shared, and it
+                   has all its pages from its admission on */
     bool running;
     bool drafts;             /* tokens are guessed for it */
     struct replica *replica; /* in which it runs, or in whose queue it is; NULL: it waits for one */
@@ -235,6 +236,7 @@ struct request {
     uint32_t n_pages;
     uint32_t *windowed; /* likewise, held from first_windowed on; NULL: no layer is windowed */
     uint32_t first_windowed;
+    uint32_t n_ahead;   /* of its pages, the last ones: reserved, and without a windowed page yet */
     uint32_t n_walked;  /* of its pages that are in the index, */
     struct prefix walk; /* and along them */
     uint32_t n_found;   /* positions found computed before its first token */
@@ -596,6 +598,9 @@ bool queue__page(struct core *c, struct request *r);
 bool table__grow(struct request *r);
 /* The last pages go back. */
 void table__shrink(struct request *r);
+/* Takes all pages that a request without guesses ever needs for its known tokens, whose pages are
+ * its own alone. False: there are not enough; it goes on from here when it is called again. */
+bool table__reserve(const struct core *c, struct request *r);
 /* Windowed pages that none of its rows to come reads go back. It has no rows in the present step
  * build yet. */
 void table__slide(const struct core *c, struct request *r);

@@ -142,18 +142,29 @@ static void preempt(struct core *c, struct request *r)
 
 /* ---- admission ---- */
 
+/* Pages of the request's known tokens. */
+static uint32_t known_pages(const struct core *c, const struct request *r)
+{
+    return (r->n_tokens + c->cfg.page - 1) / c->cfg.page;
+}
+
 /* Pages that must be available for r to be admitted: those of its known tokens, one more for the
  * tokens to come, and one for each request that runs, which may need it soon. */
 static uint32_t room_for(const struct core *c, const struct request *r, uint32_t n_running)
 {
-    uint32_t known = (r->n_tokens + c->cfg.page - 1) / c->cfg.page;
-    return known + 1 + n_running;
+    return known_pages(c, r) + 1 + n_running;
+}
+
+/* The most windowed pages that a sequence holds, beside those of guesses. */
+static uint32_t windowed_most(const struct core *c)
+{
+    return room_window(c->cfg.attn_window, c->cfg.page, c->cfg.rows_max);
 }
 
 /* The same of windowed pages: those of a prompt that is longer than a window slide on. */
 static uint32_t windowed_for(const struct core *c, const struct request *r, uint32_t n_running)
 {
-    uint32_t most = room_window(c->cfg.attn_window, c->cfg.page, c->cfg.rows_max) + 1 + n_running;
+    uint32_t most = windowed_most(c) + 1 + n_running;
     uint32_t all = room_for(c, r, n_running);
     return all < most ? all : most;
 }
@@ -163,12 +174,34 @@ struct supply {
     uint32_t whole, windowed;
 };
 
+/* Pages that the first n running requests have not taken yet for their known tokens. */
+static struct supply still_taken(const struct core *c, const struct replica *rep, uint32_t n)
+{
+    struct supply sum = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        const struct request *x = at(c, rep->running, i);
+        uint32_t known = known_pages(c, x), held = x->n_pages - x->first_windowed, slide = 0;
+        if (known <= x->n_pages) continue;
+        sum.whole += known - x->n_pages;
+        if (c->cfg.attn_window && windowed_most(c) > held) slide = windowed_most(c) - held;
+        sum.windowed += slide < known - x->n_pages ? slide : known - x->n_pages;
+    }
+    return sum;
+}
+
+/* Whether r can be admitted beside the first n_running ones. An embedding that gives its pages back
+ * begins with its first row again. So it waits until there is room for it beside what prompts that
+ * run will still take; another request does not, since it finds in the cache what it had. */
 static bool fits(const struct core *c, const struct request *r, uint32_t n_running,
                  const struct supply *s)
 {
     if (n_running == 0) return true; /* nothing runs: all pages are available */
-    if (c->cfg.attn_window && windowed_for(c, r, n_running) > s->windowed) return false;
-    return n_running < c->cfg.max_running && room_for(c, r, n_running) <= s->whole;
+    if (n_running >= c->cfg.max_running) return false;
+    struct supply taken = {0};
+    if (r->embed) taken = still_taken(c, r->replica, n_running);
+    if (c->cfg.attn_window && windowed_for(c, r, n_running) + taken.windowed > s->windowed)
+        return false;
+    return room_for(c, r, n_running) + taken.whole <= s->whole;
 }
 
 /* Pages that nobody but r holds. */
@@ -176,7 +209,7 @@ static struct supply held_alone(const struct replica *rep, const struct request 
 {
     uint32_t n = 0, n_windowed = 0;
     for (uint32_t i = 0; i < r->n_pages; i++) n += pages_view(rep->pages, r->pages[i]).count == 1;
-    for (uint32_t i = r->first_windowed; i < r->n_pages && rep->windowed; i++)
+    for (uint32_t i = r->first_windowed; i < r->n_pages - r->n_ahead && rep->windowed; i++)
         n_windowed += windowed_view(rep->windowed, r->windowed[i]).count == 1;
     return (struct supply){n, n_windowed};
 }
@@ -187,6 +220,22 @@ static uint32_t held_for_guesses(const struct core *c, const struct request *r)
     uint32_t known = r->n_issued < r->n_tokens ? r->n_issued : r->n_tokens;
     uint32_t needed = (known + c->cfg.page - 1) / c->cfg.page;
     return r->drafts && r->n_pages > needed ? r->n_pages - needed : 0;
+}
+
+/* The pages of one request, the least urgent one but r, that hold nothing but guesses go back. Rows
+ * in flight that write them run before any that uses them anew; the present step build has no
+ * guesses yet. */
+static bool give_back_guesses(struct core *c, struct replica *rep, const struct request *r)
+{
+    for (uint32_t i = rep->n_running; i-- > 0;) {
+        struct request *x = at(c, rep->running, i);
+        uint32_t n = held_for_guesses(c, x);
+        if (n == 0 || x == r) continue;
+        spec__drop(x);
+        while (n--) table__shrink(x);
+        return true;
+    }
+    return false;
 }
 
 /* Preempts the least urgent ones, if that makes room for r; otherwise nobody. */
@@ -258,6 +307,16 @@ static const struct worker *cannot_embed(struct core *c, const struct replica *r
     return NULL;
 }
 
+/* An embedding that was admitted takes its pages before its first row: so no other one, of which
+ * the same holds, ever takes pages from it, nor it from them. fits() has found that there are
+ * enough, some of them perhaps with nothing but guesses. */
+static void reserve(struct core *c, struct replica *rep, struct request *r)
+{
+    bool guesses = true;
+    while (guesses && !table__reserve(c, r)) guesses = give_back_guesses(c, rep, r);
+    CHECK(guesses);
+}
+
 void queue__admit(struct core *c, struct replica *rep)
 {
     CHECK(rep->state >= REPLICA_READY);
@@ -282,23 +341,8 @@ void queue__admit(struct core *c, struct replica *rep)
         r->running = true;
         r->walk = pages_root(rep->pages, r->tenant);
         insert(rep->running, &rep->n_running, where, slot_of(c, r));
+        if (r->embed) reserve(c, rep, r);
     }
-}
-
-/* The pages of one request, the least urgent one but r, that hold nothing but guesses go back. Rows
- * in flight that write them run before any that uses them anew; the present step build has no
- * guesses yet. */
-static bool give_back_guesses(struct core *c, struct replica *rep, const struct request *r)
-{
-    for (uint32_t i = rep->n_running; i-- > 0;) {
-        struct request *x = at(c, rep->running, i);
-        uint32_t n = held_for_guesses(c, x);
-        if (n == 0 || x == r) continue;
-        spec__drop(x);
-        while (n--) table__shrink(x);
-        return true;
-    }
-    return false;
 }
 
 bool queue__page(struct core *c, struct request *r)

@@ -200,6 +200,7 @@ static void set_table(struct core *c, const struct request *r, struct msg_run *r
     run->n_pages = n;
     if (!r->windowed) return;
     CHECK(run->n_window_pages == 0 || run->window_first == r->first_windowed);
+    CHECK(n <= r->n_pages - r->n_ahead);
     run->window_first = r->first_windowed;
     n -= run->window_first;
     run->window_pages =

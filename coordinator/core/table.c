@@ -22,9 +22,23 @@ void table__shrink(struct request *r)
     struct replica *rep = r->replica;
     CHECK(r->n_pages > 0);
     r->n_pages--;
-    if (rep->windowed && r->n_pages >= r->first_windowed)
+    if (r->n_ahead)
+        r->n_ahead--;
+    else if (rep->windowed && r->n_pages >= r->first_windowed)
         windowed_drop(rep->windowed, r->windowed[r->n_pages]);
     pages_drop(rep->pages, r->pages[r->n_pages]);
+}
+
+bool table__reserve(const struct core *c, struct request *r)
+{
+    struct replica *rep = r->replica;
+    uint32_t n = (r->n_tokens + c->cfg.page - 1) / c->cfg.page, both = n;
+    if (rep->windowed) both = room_window(c->cfg.attn_window, c->cfg.page, c->cfg.rows_max);
+    while (r->n_pages < n && r->n_pages < both)
+        if (!table__grow(r)) return false;
+    for (; r->n_pages < n; r->n_pages++, r->n_ahead++)
+        if (!pages_take(rep->pages, &r->pages[r->n_pages])) return false;
+    return true;
 }
 
 /* The first page that a row sees in a windowed layer whose position is the first of page n. */
@@ -35,15 +49,21 @@ static uint32_t first_seen(const struct core *c, uint32_t n)
 }
 
 /* From the page's beginning on that the right positions have come to, not from the last of them:
- * when the request ends, a prompt may go on from there. */
+ * when the request ends, a prompt may go on from there. Where pages were reserved, those that it
+ * does not need any more are the ones of its rows to come. */
 void table__slide(const struct core *c, struct request *r)
 {
     struct replica *rep = r->replica;
     if (!rep->windowed) return;
     CHECK(r->put_in != rep->step_build);
     uint32_t first = first_seen(c, r->n_right / c->cfg.page);
-    for (; r->first_windowed < first; r->first_windowed++)
-        windowed_drop(rep->windowed, r->windowed[r->first_windowed]);
+    for (; r->first_windowed < first; r->first_windowed++) {
+        uint32_t page = r->windowed[r->first_windowed];
+        if (r->n_ahead)
+            r->windowed[r->n_pages - r->n_ahead--] = page;
+        else
+            windowed_drop(rep->windowed, page);
+    }
 }
 
 /* ---- prefixes ---- */

@@ -120,6 +120,36 @@ static int take_user(struct ask *a, const char *name, const struct json *v, stru
     return 0;
 }
 
+/* What takes the place of `user`, which counts where both are given. */
+static int take_safety(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    return json_kind(json_get(a->doc, "user")) == JSON_KIND_STRING ? 0 : take_user(a, name, v, f);
+}
+
+/* A hint where equal prompts may be cached; here they are found without it. */
+static int take_cache_key(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    const char *text;
+    size_t n;
+    (void)a;
+    return json_as_string(v, &text, &n) ? 0 : wrong(f, name, "a string");
+}
+
+/* Of what is stored, for whoever looks it up: nothing is. */
+static int take_metadata(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    const char *key;
+    size_t n;
+    const struct json *x;
+    (void)a;
+    bool right = json_kind(v) == JSON_KIND_OBJECT && json_n_members(v) <= ASK_METADATA_MAX;
+    for (void *at = NULL; right && json_next(v, &at, &key, &n, &x);)
+        right = json_kind(x) == JSON_KIND_STRING;
+    if (right) return 0;
+    return fault_set(f, 400, name, "'%s' must be an object of at most %u strings", name,
+                     ASK_METADATA_MAX);
+}
+
 static int take_priority(struct ask *a, const char *name, const struct json *v, struct fault *f)
 {
     static const char *const names[] = {"critical", "high", "normal", "low"};
@@ -214,13 +244,16 @@ static int take_stream_options(struct ask *a, const char *name, const struct jso
     const char *key;
     size_t bytes;
     const struct json *x;
+    bool obscured = false;
     for (void *at = NULL; json_next(v, &at, &key, &bytes, &x);) {
-        if (strcmp(key, "include_usage") != 0)
+        bool usage = strcmp(key, "include_usage") == 0;
+        if (!usage && strcmp(key, "include_obfuscation") != 0)
             return fault_set(f, 400, name, "'%s': '%.60s' is not known", name, key);
-        if (json_kind(x) != JSON_KIND_NULL && !json_as_bool(x, &a->include_usage))
-            return wrong(f, "stream_options.include_usage", "true or false");
+        if (json_kind(x) != JSON_KIND_NULL &&
+            !json_as_bool(x, usage ? &a->include_usage : &obscured))
+            return fault_set(f, 400, name, "'%s.%s' must be true or false", name, key);
     }
-    return 0;
+    return obscured ? unsupported(f, name, "include_obfuscation") : 0;
 }
 
 /* ---- prompts ---- */
@@ -447,6 +480,15 @@ static int refuse_text(struct ask *a, const char *name, const struct json *v, st
     return n ? unsupported(f, name, "a text") : 0;
 }
 
+static int take_verbosity(struct ask *a, const char *name, const struct json *v, struct fault *f)
+{
+    const char *text;
+    size_t n;
+    (void)a;
+    if (!json_as_string(v, &text, &n)) return wrong(f, name, "a string");
+    return strcmp(text, "medium") == 0 ? 0 : unsupported(f, name, "anything but 'medium'");
+}
+
 static int take_tier(struct ask *a, const char *name, const struct json *v, struct fault *f)
 {
     const char *text;
@@ -492,6 +534,10 @@ static const struct param params[] = {
     {"cache_prompt", BOTH, FLAG, AT(cache_prompt), 0, 0, NULL},
     {"special", ASK_COMPLETION, FLAG, AT(request.special), 0, 0, NULL},
     {"user", ALL, OTHER, 0, 0, 0, take_user},
+    {"safety_identifier", ASK_CHAT, OTHER, 0, 0, 0, take_safety},
+    {"prompt_cache_key", ASK_CHAT, OTHER, 0, 0, 0, take_cache_key},
+    {"metadata", ASK_CHAT, OTHER, 0, 0, 0, take_metadata},
+    {"verbosity", ASK_CHAT, OTHER, 0, 0, 0, take_verbosity},
     {"priority", ALL, OTHER, 0, 0, 0, take_priority},
     {"service_tier", BOTH, OTHER, 0, 0, 0, take_tier},
     {"store", ASK_CHAT, OTHER, 0, 0, 0, refuse_flag},

@@ -10,6 +10,7 @@
 #include "coordinator/gateway/fault.h"
 
 #define ASK_PROMPTS_MAX 64u
+#define ASK_METADATA_MAX 16u /* of `metadata`, as OpenAI has it */
 #define ASK_INPUTS_MAX 2048u /* texts of one request for embeddings, as OpenAI has it */
 #define ASK_TOOLS_MAX 128u
 #define ASK_CHOICES_MAX 128u      /* of all prompts together */

@@ -97,6 +97,8 @@ void choice_take(struct choice *c, const struct client_reply *r, bool keep_token
         (c->tokens.n == 0 || c->tokens.n_top == r->n_top)) /* in all replies, of a right server */
         take_tokens(&c->tokens, r);
     if (r->finish_reason) c->finish = r->finish_reason;
+    if (r->has_stop) c->stop = r->stop;
+    c->has_stop |= r->has_stop;
     c->begun |= r->n_tokens || r->finish_reason;
 }
 

@@ -32,6 +32,8 @@ struct choice {
     bool begun;           /* it has a token, or an end */
     bool told_begin, told_end;
     enum finish_reason finish;
+    bool has_stop; /* a stop text ended it, */
+    uint32_t stop; /* the one with this place in the request */
 };
 
 /* Of a chat, whose text is split as the ask says. */

@@ -22,6 +22,7 @@
 #define LAST_WORDS_NS (300 * NS_PER_MS) /* that the last replies have to leave */
 #define WAIT_MOST_MS 1000
 #define PEM_BYTES_MAX ((size_t)256 << 10)
+#define ASKED_HEADERS_MAX 2048u /* bytes of a browser's list that is repeated */
 
 /* ---- replies ---- */
 
@@ -164,14 +165,25 @@ static bool has_method(const struct httpd_request *r, const char *wanted)
     return strcmp(m, wanted) == 0 || (strcmp(m, "HEAD") == 0 && strcmp(wanted, "GET") == 0);
 }
 
+/* The headers that a page may send: all that its browser asks for, since the official clients have
+ * many of their own; where it asks for none, or for what are no names, the usual ones. */
+static const char *allowed_headers(const struct httpd_request *r)
+{
+    static const char name_bytes[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
+    const char *asked = httpd_header(r, "Access-Control-Request-Headers");
+    for (const char *at = asked; at && *at; at++)
+        if (!strchr(name_bytes, *at) && *at != ',' && *at != ' ') asked = NULL;
+    if (asked && *asked && strlen(asked) <= ASKED_HEADERS_MAX) return asked;
+    return "Authorization, Content-Type, X-Api-Key, Anthropic-Version, X-Deadline-Ms";
+}
+
 /* Before a page of another origin asks, its browser asks whether it may. */
 static void allow_origin(struct gateway *g, struct httpd_request *r)
 {
-    static const struct httpd_field fields[] = {
-        {"Access-Control-Allow-Methods", "GET, POST"},
-        {"Access-Control-Allow-Headers",
-         "Authorization, Content-Type, X-Api-Key, Anthropic-Version, X-Deadline-Ms"},
-        {"Access-Control-Max-Age", "86400"}};
+    const struct httpd_field fields[] = {{"Access-Control-Allow-Methods", "GET, POST"},
+                                         {"Access-Control-Allow-Headers", allowed_headers(r)},
+                                         {"Access-Control-Max-Age", "86400"}};
     count_reply(g, 204);
     httpd_reply(r, 204, fields, sizeof fields / sizeof fields[0], "", 0);
 }
@@ -333,6 +345,7 @@ static int open_files(struct gateway *g, const struct gateway_options *o, struct
         g->cors = mem_strdup(o->cors);
         g->fields[0] = (struct httpd_field){"Access-Control-Allow-Origin", g->cors};
         g->fields[1] = (struct httpd_field){"Vary", "Origin"};
+        g->fields[2] = (struct httpd_field){"Access-Control-Expose-Headers", "Retry-After"};
     }
     return rc;
 }
@@ -348,7 +361,7 @@ static int open_all(struct gateway *g, const struct gateway_options *o, uint32_t
                                  .read_s = o->read_s,
                                  .stall_s = o->stall_s,
                                  .fields = g->fields,
-                                 .n_fields = o->cors ? 2 : 0,
+                                 .n_fields = o->cors ? 3 : 0,
                                  .on_error = on_error,
                                  .wants_body = wants_body,
                                  .on_request = on_request,

@@ -34,7 +34,7 @@ struct gateway {
     struct access *keys;               /* or NULL: everybody may ask */
     _Atomic(struct access *) new_keys; /* that take their place, or NULL */
     char *cors;                        /* the origin whose pages may ask, or NULL */
-    struct httpd_field fields[2];      /* of each reply */
+    struct httpd_field fields[3];      /* of each reply */
     char *model;                       /* the name of the one that is served; NULL: not known yet */
     uint64_t asked_ns;                 /* when it was asked for last */
     bool asking;

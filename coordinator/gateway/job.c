@@ -108,7 +108,12 @@ static const char *model_of(const struct job *j)
 
 static struct message_head message_head_of(const struct job *j)
 {
-    return (struct message_head){j->id, model_of(j), counts_of(j)};
+    const struct choice *c = &j->choices[0];
+    bool stopped = c->has_stop && c->stop < j->ask.request.n_stops;
+    return (struct message_head){.id = j->id,
+                                 .model = model_of(j),
+                                 .stop = stopped ? j->ask.stops[c->stop] : NULL,
+                                 .usage = counts_of(j)};
 }
 
 static struct response_head response_head_of(const struct job *j)
@@ -133,6 +138,12 @@ static struct json *usage_of(const struct job *j)
     json_put_u64(u, "total_tokens", n.prompt + n.answer);
     json_put_u64(details, "cached_tokens", n.cached);
     json_put(u, "prompt_tokens_details", details);
+    if (j->ask.kind != ASK_CHAT) return u;
+    uint64_t reasoning = 0;
+    for (uint32_t i = 0; i < j->n_choices; i++) reasoning += j->choices[i].n_reasoning;
+    details = json_new_object();
+    json_put_u64(details, "reasoning_tokens", reasoning);
+    json_put(u, "completion_tokens_details", details);
     return u;
 }
 

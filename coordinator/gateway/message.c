@@ -9,6 +9,13 @@ static void put_text(struct json *o, const char *key, const char *text)
     json_put_string(o, key, text, strlen(text));
 }
 
+static bool is_text(const struct json *v, const char *text)
+{
+    const char *s;
+    size_t n;
+    return json_as_string(v, &s, &n) && strcmp(s, text) == 0;
+}
+
 /* ---- the body ---- */
 
 static struct json *wrong(struct fault *f, const char *name, const char *what)
@@ -109,8 +116,10 @@ static int add_message(struct json *to, const struct json *m, struct fault *f)
     const char *role, *text;
     size_t n = 0;
     if (!json_as_string(json_get(m, "role"), &role, &n) ||
-        (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
-        return fault_set(f, 400, "messages", "'messages': a role is neither user nor assistant");
+        (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 &&
+         strcmp(role, "system") != 0))
+        return fault_set(f, 400, "messages",
+                         "'messages': a role is none of user, assistant, system");
     int rc = 0;
     if (json_as_string(content, &text, &n)) {
         rc = buf_append(&b.text, text, n);
@@ -162,11 +171,19 @@ static struct json *translate_tools(const struct json *v, struct fault *f)
     struct json *list = json_new_array();
     for (size_t i = 0; i < n; i++) {
         const struct json *t = json_at(v, i), *schema = json_get(t, "input_schema");
+        const struct json *type = json_get(t, "type");
+        if (json_kind(type) != JSON_KIND_NULL && !is_text(type, "custom")) {
+            json_free(list);
+            (void)fault_set(f, 400, "tools", "'tools': tool %zu is not of type 'custom'", i);
+            return NULL;
+        }
         struct json *o = json_new_object(), *function = json_new_object();
         if (json_get(t, "name")) json_put(function, "name", json_share(json_get(t, "name")));
         if (json_get(t, "description"))
             json_put(function, "description", json_share(json_get(t, "description")));
         if (schema) json_put(function, "parameters", json_share(schema));
+        if (json_kind(json_get(t, "strict")) != JSON_KIND_NULL)
+            json_put(function, "strict", json_share(json_get(t, "strict")));
         put_text(o, "type", "function");
         json_put(o, "function", function);
         json_add(list, o);
@@ -200,14 +217,61 @@ static bool translate_choice(const struct json *v, struct json *to, struct fault
     return true;
 }
 
-/* Thinking is the template's and the model's affair: it can be left as it is. */
-static struct json *translate_thinking(const struct json *v, struct fault *f)
+/* What templates have a switch for is switched: `enable_thinking`, which others do not look at. How
+ * much the model thinks is its own affair, as it is with this API: a budget is no limit, but
+ * `max_tokens` is one for thoughts too. */
+static bool translate_thinking(const struct json *v, struct json *to, struct fault *f)
 {
-    const char *type;
+    const struct json *type = json_get(v, "type"), *display = json_get(v, "display");
+    bool off = is_text(type, "disabled");
+    if (!off && !is_text(type, "enabled") && !is_text(type, "adaptive")) {
+        (void)wrong(f, "thinking", "may be of type enabled, adaptive or disabled");
+        return false;
+    }
+    if (json_kind(display) != JSON_KIND_NULL && !is_text(display, "summarized")) {
+        (void)wrong(f, "thinking", "is always displayed");
+        return false;
+    }
+    struct json *kwargs = json_new_object();
+    json_put_bool(kwargs, "enable_thinking", !off);
+    json_put(to, "chat_template_kwargs", kwargs);
+    return true;
+}
+
+/* The form of the answer, and how hard the model shall try. */
+static bool translate_output(const struct json *v, struct json *to, struct fault *f)
+{
+    const char *key;
     size_t n;
-    if (json_as_string(json_get(v, "type"), &type, &n) && strcmp(type, "disabled") == 0)
-        return json_new_object();
-    return wrong(f, "thinking", "may only be disabled");
+    const struct json *x;
+    if (json_kind(v) != JSON_KIND_OBJECT) {
+        (void)wrong(f, "output_config", "must be an object");
+        return false;
+    }
+    for (void *at = NULL; json_next(v, &at, &key, &n, &x);) {
+        if (json_kind(x) == JSON_KIND_NULL) continue;
+        if (strcmp(key, "effort") == 0) {
+            json_put(to, "reasoning_effort", json_share(x));
+        } else if (strcmp(key, "format") == 0 && is_text(json_get(x, "type"), "json_schema") &&
+                   json_get(x, "schema")) {
+            json_put(to, "json_schema", json_share(json_get(x, "schema")));
+        } else {
+            (void)fault_set(f, 400, "output_config",
+                            "'output_config': '%.60s' is not known, or no 'json_schema' with its "
+                            "'schema'",
+                            key);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Of a tier those that any server has. */
+static bool check_tier(const struct json *v, struct fault *f)
+{
+    if (is_text(v, "auto") || is_text(v, "standard_only")) return true;
+    (void)wrong(f, "service_tier", "may be auto or standard_only");
+    return false;
 }
 
 /* One member of the body. False: it is wrong. */
@@ -215,7 +279,7 @@ static bool translate_one(struct json *to, const char *key, const struct json *v
 {
     static const char *const same[] = {"model",       "max_tokens", "stream",
                                        "temperature", "top_p",      "top_k"};
-    struct json *x = NULL;
+    struct json *x;
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++)
         if (strcmp(key, same[i]) == 0) {
             json_put(to, key, json_share(v));
@@ -223,6 +287,7 @@ static bool translate_one(struct json *to, const char *key, const struct json *v
         }
     if (strcmp(key, "messages") == 0 || strcmp(key, "system") == 0) return true;
     if (json_kind(v) == JSON_KIND_NULL) return true;
+    if (strcmp(key, "cache_control") == 0) return true; /* equal beginnings are found without it */
     if (strcmp(key, "stop_sequences") == 0) {
         json_put(to, "stop", json_share(v));
     } else if (strcmp(key, "metadata") == 0) {
@@ -234,14 +299,25 @@ static bool translate_one(struct json *to, const char *key, const struct json *v
     } else if (strcmp(key, "tool_choice") == 0) {
         return translate_choice(v, to, f);
     } else if (strcmp(key, "thinking") == 0) {
-        x = translate_thinking(v, f);
-        json_free(x);
-        return x != NULL;
+        return translate_thinking(v, to, f);
+    } else if (strcmp(key, "output_config") == 0) {
+        return translate_output(v, to, f);
+    } else if (strcmp(key, "service_tier") == 0) {
+        return check_tier(v, f);
     } else {
         (void)fault_set(f, 400, key, "'%.60s' is no parameter that is supported here", key);
         return false;
     }
     return true;
+}
+
+/* The API would have the model go on from there. */
+static bool ends_with_an_answer(const struct json *body)
+{
+    const struct json *messages = json_get(body, "messages");
+    size_t n = 0;
+    return json_count(messages, &n) && n > 0 &&
+           is_text(json_get(json_at(messages, n - 1), "role"), "assistant");
 }
 
 struct json *message_translate(const struct json *body, bool counts, struct fault *f)
@@ -260,6 +336,12 @@ struct json *message_translate(const struct json *body, bool counts, struct faul
     if (right && !counts && json_kind(json_get(body, "max_tokens")) == JSON_KIND_NULL)
         right = wrong(f, "max_tokens", "is missing") != NULL;
     struct json *messages = right ? translate_messages(body, f) : NULL;
+    if (messages && !counts && ends_with_an_answer(body)) {
+        (void)wrong(f, "messages",
+                    "ends with the assistant: an answer that was begun cannot be gone on with");
+        json_free(messages);
+        messages = NULL;
+    }
     if (messages) {
         json_put(to, "messages", messages);
         return to;
@@ -280,16 +362,23 @@ static struct json *usage_json(const struct message_usage *u)
     return o;
 }
 
-static void put_stop(struct json *o, const struct choice *c, bool ended)
+/* An answer that is not whole has no reason yet. */
+static void put_stop(struct json *o, const struct message_head *h, const struct choice *c,
+                     bool ended)
 {
+    const char *stop = ended && c->finish == FINISH_STOP && !c->split.n_calls ? h->stop : NULL;
     if (!ended)
         json_put_null(o, "stop_reason");
     else
         put_text(o, "stop_reason",
                  c->finish == FINISH_LENGTH ? "max_tokens"
                  : c->split.n_calls         ? "tool_use"
+                 : stop                     ? "stop_sequence"
                                             : "end_turn");
-    json_put_null(o, "stop_sequence");
+    if (stop)
+        put_text(o, "stop_sequence", stop);
+    else
+        json_put_null(o, "stop_sequence");
 }
 
 static struct json *head_json(const struct message_head *h, const struct choice *c, bool ended,
@@ -301,7 +390,7 @@ static struct json *head_json(const struct message_head *h, const struct choice 
     put_text(o, "role", "assistant");
     put_text(o, "model", h->model ? h->model : "");
     json_put(o, "content", content);
-    put_stop(o, c, ended);
+    put_stop(o, h, c, ended);
     json_put(o, "usage", usage_json(&h->usage));
     return o;
 }
@@ -427,7 +516,7 @@ void message_events(struct message_stream *s, const struct message_head *h, stru
     if (!ends) return;
     end_block(s, to);
     struct json *o = json_new_object(), *delta = json_new_object();
-    put_stop(delta, c, true);
+    put_stop(delta, h, c, true);
     json_put(o, "delta", delta);
     json_put(o, "usage", usage_json(&h->usage));
     put_event(to, "message_delta", o);

@@ -17,6 +17,7 @@ struct message_usage {
 
 struct message_head {
     const char *id, *model; /* model may be NULL */
+    const char *stop;       /* the stop text that ended the answer, or NULL */
     struct message_usage usage;
 };
 

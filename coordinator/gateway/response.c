@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define METADATA_MAX 16u
-
 static void put_text(struct json *o, const char *key, const char *text)
 {
     json_put_string(o, key, text, strlen(text));
@@ -370,9 +368,9 @@ static int take_metadata(struct translation *t, const char *name, const struct j
     const char *key;
     size_t n;
     const struct json *x;
-    if (json_kind(v) != JSON_KIND_OBJECT || json_n_members(v) > METADATA_MAX)
+    if (json_kind(v) != JSON_KIND_OBJECT || json_n_members(v) > ASK_METADATA_MAX)
         return fault_set(t->f, 400, name, "'%s' must be an object of at most %u strings", name,
-                         METADATA_MAX);
+                         ASK_METADATA_MAX);
     for (void *at = NULL; json_next(v, &at, &key, &n, &x);)
         if (json_kind(x) != JSON_KIND_STRING)
             return fault_set(t->f, 400, name, "'%s': '%.60s' is no string", name, key);
@@ -441,6 +439,7 @@ static const struct {
     {"reasoning", take_reasoning},
     {"metadata", take_metadata},
     {"user", keep_and_repeat},
+    {"safety_identifier", keep_and_repeat},
     {"service_tier", keep},
     {"prompt_cache_key", repeat}, /* equal beginnings are found without it */
     {"truncation", take_truncation},

@@ -21,6 +21,15 @@ static int parse(struct httpd_request *r, struct json **ret, struct fault *f)
     return fault_set(f, 400, NULL, "the body is no JSON object");
 }
 
+/* A model that is named is the one that is served, as far as its name is known here. */
+static int check_model(const struct gateway *g, const char *model, struct fault *f)
+{
+    if (!model || !model[0] || !g->model || strcmp(model, g->model) == 0) return 0;
+    (void)fault_set(f, 404, "model", "there is no model '%.200s'", model);
+    f->code = "model_not_found";
+    return -1;
+}
+
 static struct json *make_tokens(struct query *q, const void *body, size_t bytes, struct fault *f)
 {
     struct errmsg em = {0};
@@ -74,6 +83,11 @@ static void ask_chat(struct gateway *g, struct httpd_request *r, const struct as
                      query_make_fn make)
 {
     struct buf m = {0};
+    struct fault f;
+    if (check_model(g, a->request.model, &f) < 0) {
+        gateway__refuse(g, r, &f);
+        return;
+    }
     wire_put_tokenize(&(struct msg_tokenize){.chat = a->chat.data}, &m);
     query__ask(query__new(g, r, make), "Tokenize", m.data, m.len);
     buf_close(&m);
@@ -112,7 +126,7 @@ void tokenize__template(struct gateway *g, struct httpd_request *r)
 }
 
 struct text_request {
-    const char *text;
+    const char *text, *model; /* model may be NULL */
     bool special;
 };
 
@@ -129,7 +143,7 @@ static int read_text(const struct json *doc, struct text_request *ret, struct fa
         else if (strcmp(key, "special") == 0)
             right |= json_as_bool(v, &ret->special);
         else if (strcmp(key, "model") == 0)
-            right |= json_kind(v) == JSON_KIND_STRING;
+            right |= json_as_string(v, &ret->model, &n);
         else
             return fault_set(f, 400, key, "'%.60s' is no parameter that is supported here", key);
         if (!right) return fault_set(f, 400, key, "'%.60s' has a value of a wrong kind", key);
@@ -151,7 +165,7 @@ void tokenize__text(struct gateway *g, struct httpd_request *r)
     bool is_chat = json_kind(json_get(doc, "messages")) != JSON_KIND_NULL;
     if (is_chat) {
         chat(g, r, true);
-    } else if (read_text(doc, &t, &f) < 0) {
+    } else if (read_text(doc, &t, &f) < 0 || check_model(g, t.model, &f) < 0) {
         gateway__refuse(g, r, &f);
     } else {
         wire_put_tokenize(&(struct msg_tokenize){.text = t.text, .special = t.special}, &m);
@@ -161,11 +175,20 @@ void tokenize__text(struct gateway *g, struct httpd_request *r)
     json_free(doc);
 }
 
-static int read_tokens(const struct json *doc, struct buf *ret, struct fault *f)
+static int read_tokens(const struct json *doc, struct buf *ret, const char **ret_model,
+                       struct fault *f)
 {
-    const struct json *v = json_get(doc, "tokens");
+    const struct json *v = json_get(doc, "tokens"), *x;
+    const char *key;
     size_t n;
     uint64_t id;
+    for (void *at = NULL; json_next(doc, &at, &key, &n, &x);) {
+        if (strcmp(key, "model") == 0 &&
+            (json_as_string(x, ret_model, &n) || json_kind(x) == JSON_KIND_NULL))
+            continue;
+        if (strcmp(key, "tokens") != 0)
+            return fault_set(f, 400, key, "'%.60s' is no parameter that is supported here", key);
+    }
     if (!json_count(v, &n) || n > LIMIT_CONTEXT)
         return fault_set(f, 400, "tokens", "'tokens' must be an array of at most %u token ids",
                          LIMIT_CONTEXT);
@@ -182,11 +205,12 @@ void tokenize__back(struct gateway *g, struct httpd_request *r)
     struct fault f;
     struct json *doc;
     struct buf ids = {0}, m = {0};
+    const char *model = NULL;
     if (parse(r, &doc, &f) < 0) {
         gateway__refuse(g, r, &f);
         return;
     }
-    if (read_tokens(doc, &ids, &f) < 0) {
+    if (read_tokens(doc, &ids, &model, &f) < 0 || check_model(g, model, &f) < 0) {
         gateway__refuse(g, r, &f);
     } else {
         wire_put_detokenize((const int32_t *)(const void *)ids.data,

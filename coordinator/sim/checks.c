@@ -426,6 +426,23 @@ static void check_right(struct world *w, const struct core_sequence *s)
     q->right = s->n_right;
 }
 
+/* 3. An embedding that runs has all the pages that it will ever need: whole ones of its prompt, and
+ * windowed ones as many as a chunk of it has with the window before. */
+static void check_reserved(struct world *w, const struct core_sequence *s)
+{
+    const struct world_request *q = check__find(w, s->request);
+    uint32_t page = w->cfg.page, window = w->cfg.attn_window;
+    if (!s->running || !q->embed) return;
+    uint32_t most = (window + page - 2) / page + (w->cfg.rows_max + 2 * page - 2) / page;
+    bool windowed =
+        !window || s->end_windowed == s->n_pages || s->end_windowed == s->first_windowed + most;
+    if (s->n_pages * page < q->n_prompt || !windowed)
+        world__fail(w,
+                    "request %" PRIu64 ": an embedding runs with %" PRIu32
+                    " pages, windowed ones from %" PRIu32 " to %" PRIu32,
+                    q->id, s->n_pages, s->first_windowed, s->end_windowed);
+}
+
 /* 4. Conservation: a page is held by as many tables as it says, or cached, or free. */
 static void check_pages(struct world *w, uint32_t replica)
 {
@@ -440,6 +457,7 @@ static void check_pages(struct world *w, uint32_t replica)
             world__fail(w, "request %" PRIu64 ": %" PRIu32 " rows in %" PRIu32 " pages", s.request,
                         s.n_issued, s.n_pages);
         check_right(w, &s);
+        check_reserved(w, &s);
     }
     for (uint32_t p = 0; p < w->cfg.n_pages; p++) {
         struct page_view v = core_page_at(w->core, replica, p);
@@ -459,7 +477,8 @@ static void check_pages(struct world *w, uint32_t replica)
 }
 
 /* 4. The same of windowed pages: of each sequence there are those from one page on to the end of
- * its table. One that nobody holds is attached to a whole page. */
+ * its table, or where pages are reserved to an earlier one. One that nobody holds is attached to a
+ * whole page. */
 static void check_windowed(struct world *w, uint32_t replica)
 {
     uint32_t count[WORLD_PAGES_MAX] = {0}, n_free = 0, n_cached = 0, n_held = 0;
@@ -469,10 +488,12 @@ static void check_windowed(struct world *w, uint32_t replica)
     for (uint32_t i = 0; i < core_n_sequences(w->core); i++) {
         struct core_sequence s = core_sequence_at(w->core, i);
         if (s.running && s.replica != replica) continue;
-        if (s.n_pages && s.first_windowed > s.n_pages)
-            world__fail(w, "request %" PRIu64 ": windowed pages from %" PRIu32 " on, of %" PRIu32,
-                        s.request, s.first_windowed, s.n_pages);
-        for (uint32_t k = s.first_windowed; k < s.n_pages; k++) count[s.windowed[k]]++;
+        if (s.end_windowed > s.n_pages || (s.n_pages && s.first_windowed > s.end_windowed))
+            world__fail(w,
+                        "request %" PRIu64 ": windowed pages from %" PRIu32 " to %" PRIu32
+                        ", of %" PRIu32,
+                        s.request, s.first_windowed, s.end_windowed, s.n_pages);
+        for (uint32_t k = s.first_windowed; k < s.end_windowed; k++) count[s.windowed[k]]++;
     }
     for (uint32_t p = 0; p < n; p++) {
         struct windowed_view v = core_windowed_at(w->core, replica, p);

@@ -53,6 +53,17 @@ static void check_preempted(struct world *w, const struct world_request *p)
     }
 }
 
+/* Somebody runs to whom an embedding may have given way: not another embedding of its class. */
+static void check_undone(struct world *w, const struct world_request *p)
+{
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        const struct world_request *x = &w->requests[i];
+        if (x->replica != p->replica || !x->running) continue;
+        if (!x->embed || x->admitted < p->admitted) return;
+    }
+    world__fail(w, "request %" PRIu64 " begins again, but only embeddings run", p->id);
+}
+
 /* One that the core has, as it is now. */
 static void note(struct world *w, struct world_request *r, const struct core_sequence *s)
 {
@@ -123,6 +134,7 @@ void order__state(struct world *w)
         const struct world_request *r = &w->requests[i];
         if (r->running && !r->was_running) check_admitted(w, r);
         if (!r->running && r->was_running) check_preempted(w, r);
+        if (!r->running && r->was_running && r->embed) check_undone(w, r);
     }
 }
 

@@ -29,6 +29,16 @@ NODE = {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {
 CHAT = [{"role": "user", "content": "Describe somebody as JSON."}]
 
 
+TESTED, WALK, CACHE = ("flotilla_grammar_tokens_tested_total", 'flotilla_grammar_masks_total{from="walk"}',
+                       'flotilla_grammar_masks_total{from="cache"}')
+
+
+def grammar_counts(port):
+    """What the last stage tells of its masks."""
+    lines = get(f"http://127.0.0.1:{port}", "/metrics").body.decode().splitlines()
+    return {line.rsplit(" ", 1)[0]: int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("flotilla_grammar")}
+
+
 def format_of(schema):
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
@@ -169,14 +179,58 @@ class Form(unittest.TestCase):
             for _ in range(2):
                 for seed in range(4):
                     tokens += len(c.generate("Somebody as JSON: ", json_schema=f.name, temp=1, seed=seed, tokens=80)["tokens"])
-                lines = get(f"http://127.0.0.1:{port}", "/metrics").body.decode().splitlines()
-                counts.append({line.rsplit(" ", 1)[0]: int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("flotilla_grammar")})
-            tested, walk, cache = ("flotilla_grammar_tokens_tested_total", 'flotilla_grammar_masks_total{from="walk"}',
-                                   'flotilla_grammar_masks_total{from="cache"}')
-            self.assertLess(counts[1][tested], 4 * tokens)
-            self.assertGreater(counts[0][walk], 0)
-            self.assertEqual(counts[1][walk], counts[0][walk])  # the same answers again: all masks are known
-            self.assertGreater(counts[1][cache], counts[0][cache])
+                counts.append(grammar_counts(port))
+            self.assertLess(counts[1][TESTED], 4 * tokens)
+            self.assertGreater(counts[0][WALK], 0)
+            self.assertEqual(counts[1][WALK], counts[0][WALK])  # the same answers again: all masks are known
+            self.assertGreater(counts[1][CACHE], counts[0][CACHE])
+
+
+class Guessed(unittest.TestCase):
+    """Random forms with speculation and without: the same tokens of each answer."""
+
+    def compare(self, source, length):
+        rng = random.Random(43)
+        schemas = Schemas(rng, trees=False)
+        n = N if LONG else N // 2
+        asked = [schemas.next() for _ in range(n)]
+        (port,) = free_ports(1)
+        keys = f"workers: 2\nsplit: even\nkv_tokens: 16384\ndraft: {source}\ndraft_len: {length}"
+        with tempfile.TemporaryDirectory() as folder, \
+                HandCluster(keys, [("a", (), dict(threads=1)), ("b", (), dict(threads=1, metrics=f"127.0.0.1:{port}"))]) as c:
+            def answer(i, **kw):
+                path = os.path.join(folder, f"{i}.json")
+                with open(path, "w") as f:
+                    json.dump(asked[i], f)
+                return c.generate(CHAT[0]["content"], chat=True, json_schema=path, temp=1, seed=i, tokens=400, **kw)
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                plain = list(pool.map(lambda i: answer(i, draft="off"), range(n)))
+                before = grammar_counts(port)[TESTED]
+                guessed = list(pool.map(answer, range(n)))
+            tested = grammar_counts(port)[TESTED] - before
+        for i, (a, b) in enumerate(zip(plain, guessed)):
+            self.assertNotIn("speculation", a)
+            for key in ("tokens", "text", "finish_reason"):
+                self.assertEqual(a[key], b[key], asked[i])
+            if b["finish_reason"] == "stop":
+                self.assertTrue(is_valid(asked[i], b["text"]), (asked[i], b["text"]))
+            else:
+                self.assertIs(is_prefix(asked[i], schemas.patterns, b["text"].rstrip("\ufffd")), True, (asked[i], b["text"]))
+        sums = {k: sum(b["speculation"][k] for b in guessed) for k in ("drafted", "accepted", "runs")}
+        sums.update(tokens=sum(len(b["tokens"]) for b in guessed), tested=tested, first=before)
+        print(f"{source}: {sums}", flush=True)
+        return sums
+
+    def test_random_schemas(self):
+        s = self.compare("ngram", "5")
+        self.assertGreater(s["accepted"], s["tokens"] / 20)  # many guesses are right,
+        self.assertGreater(s["drafted"], s["accepted"])  # and others wrong, or not allowed
+        # Few tokens are tested one by one, all others by masks; guesses make it no more.
+        self.assertGreater(s["tested"], 0)
+        self.assertLess(s["first"], 4 * s["tokens"])
+        self.assertLessEqual(s["tested"], s["first"])
+        if LONG:
+            self.compare("auto", "auto")
 
 
 class AmongText(unittest.TestCase):

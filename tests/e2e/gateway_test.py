@@ -554,9 +554,15 @@ class Parameters(unittest.TestCase):
         self.assertGreater(post(self.c.http, "/tokenize", {"content": "<|im_end|>", "special": False}).json()["count"], 1)
         for path, body, param in (("/tokenize", {}, "content"), ("/tokenize", {"content": 7}, "content"), ("/tokenize", {"x": 1}, "x"),
                                   ("/detokenize", {"tokens": "x"}, "tokens"), ("/detokenize", {"tokens": [-1]}, "tokens"),
-                                  ("/detokenize", {"tokens": [49152]}, "tokens"), ("/detokenize", {"tokens": [0] * 9000}, "tokens")):
+                                  ("/detokenize", {"tokens": [49152]}, "tokens"), ("/detokenize", {"tokens": [0] * 9000}, "tokens"),
+                                  ("/detokenize", {"tokens": [1], "x": 1}, "x"), ("/detokenize", {"tokens": [1], "model": 1}, "model")):
             r = post(self.c.http, path, body)
             self.assertEqual((r.status, r.error()["param"]), (400, param), r.body)
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        for path, body in (("/tokenize", {"content": "x"}), ("/detokenize", {"tokens": [1]}), ("/tokenize", chat), ("/apply-template", chat)):
+            self.assertEqual(post(self.c.http, path, dict(body, model=os.path.basename(MODEL))).status, 200, path)
+            r = post(self.c.http, path, dict(body, model="other"))
+            self.assertEqual((r.status, r.error()["code"], r.error()["param"]), (404, "model_not_found", "model"), path)
 
     def test_company(self):
         """One request gives one answer in any company, and seeds do not mix."""
@@ -670,7 +676,16 @@ class Access(unittest.TestCase):
             r = request(c.http, "OPTIONS", "/v1/chat/completions", headers={"Origin": "https://a.example"})
             self.assertEqual((r.status, r.headers["access-control-allow-origin"]), (204, "https://a.example"))
             self.assertIn("Authorization", r.headers["access-control-allow-headers"])
-            self.assertEqual(get(c.http, "/health").headers["access-control-allow-origin"], "https://a.example")
+            # Official clients have headers of their own: what a browser asks for it may send. Nothing else is repeated.
+            asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count, anthropic-dangerous-direct-browser-access"
+            for names, told in ((asked, asked), ("x; y", None), ("<b>", None), ("x" * 3000, None)):
+                r = request(c.http, "OPTIONS", "/v1/messages", headers={"Origin": "https://a.example", "Access-Control-Request-Headers": names})
+                self.assertEqual(r.status, 204)
+                self.assertEqual(r.headers["access-control-allow-headers"] == names, bool(told))
+                self.assertIn("uthorization", r.headers["access-control-allow-headers"])
+            r = get(c.http, "/health")
+            self.assertEqual((r.headers["access-control-allow-origin"], r.headers["access-control-expose-headers"]),
+                             ("https://a.example", "Retry-After"))
 
     def test_cluster_with_keys(self):
         """Between coordinator and workers there are keys: the gateway comes with the coordinator's own, and is believed."""

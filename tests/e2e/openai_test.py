@@ -98,6 +98,10 @@ class Client(unittest.TestCase):
         whole = chat()
         message = whole.choices[0].message
         self.assertEqual((whole.object, message.role, whole.usage.completion_tokens > 0), ("chat.completion", "assistant", True))
+        self.assertEqual(whole.usage.completion_tokens_details.reasoning_tokens, 0)
+        # What newer clients send and what changes nothing here.
+        again = chat(safety_identifier="s", prompt_cache_key="k", metadata={"a": "b"}, verbosity="medium", store=False)
+        self.assertEqual(again.choices[0].message.content, message.content)
         chunks = list(chat(stream=True, stream_options={"include_usage": True}))
         self.assertEqual(chunks[0].choices[0].delta.role, "assistant")
         self.assertEqual("".join(x.choices[0].delta.content or "" for x in chunks if x.choices), message.content)
@@ -171,7 +175,9 @@ class Tools(unittest.TestCase):
                 def chat(**kw):
                     return client.chat.completions.create(**dict(dict(model="tools.gguf", messages=messages, tools=tools, temperature=0),
                                                                  **kw))
-                whole = chat().choices[0]
+                r = chat()
+                self.assertIn(r.usage.completion_tokens_details.reasoning_tokens, range(r.usage.completion_tokens))
+                whole = r.choices[0]
                 call = whole.message.tool_calls[0]
                 self.assertEqual((call.type, call.function.name, json.loads(call.function.arguments)),
                                  ("function", "weather", {"city": "Paris"}))

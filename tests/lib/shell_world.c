@@ -387,6 +387,8 @@ static void read_generate(struct seen *x, const struct msg_generate_reply *r)
         x->seed = r->seed;
         x->open_thought = r->open_thought;
     }
+    x->has_stop = r->has_stop;
+    x->stop = r->stop;
     if (r->n_tokens && r->first_index == 0) x->cached = r->cached;
     if (r->n_embedding == WORLD_WIDTH) memcpy(x->embedding, r->embedding, sizeof x->embedding);
     x->n_embedding += r->n_embedding;

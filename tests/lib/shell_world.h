@@ -44,6 +44,8 @@ struct seen {
     bool ended;
     enum status status;
     char message[LIMIT_TEXT_BYTES], finish[16];
+    bool has_stop;
+    uint32_t stop; /* the stop text that ended the answer */
     uint32_t retry_ms;
     uint64_t seed;
 };

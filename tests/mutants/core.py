@@ -78,7 +78,7 @@ MUTANTS = [
          old="        r->class = aged(c, r);\n", new="        r->class = r->asked;\n", tests=REQUESTS,
          why="a request is admitted in the class it asked for, not the one it rose to"),
     dict(name="no-page-to-write-on", file="coordinator/core/queue.c",
-         old="    return known + 1 + n_running;", new="    return known;", tests=REQUESTS,
+         old="return known_pages(c, r) + 1 + n_running;", new="return known_pages(c, r);", tests=REQUESTS,
          why="admission keeps no page to write on"),
     dict(name="shared-pages-are-a-gain", file="coordinator/core/queue.c",
          old="n += pages_view(rep->pages, r->pages[i]).count == 1;", new="n += pages_view(rep->pages, r->pages[i]).count >= 1;",

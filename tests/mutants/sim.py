@@ -119,7 +119,7 @@ MUTANTS = [
          old=".asked = e->submit.priority,", new=".asked = PRIORITY_NORMAL,",
          tests="sim_test", why="the priority does not reach the queue"),
     dict(name="sim-max-running-exceeded", file="coordinator/core/queue.c",
-         old="n_running < c->cfg.max_running", new="n_running <= c->cfg.max_running",
+         old="n_running >= c->cfg.max_running", new="n_running > c->cfg.max_running",
          tests="sim_test", why="one sequence too many runs"),
     dict(name="sim-max-per-client-exceeded", file="coordinator/core/requests.c",
          old="    if (n >= c->cfg.max_per_client)", new="    if (n > c->cfg.max_per_client)",

@@ -12,7 +12,7 @@ MUTANTS = [
          old="    if (!rep->windowed) return;\n    CHECK(r->put_in", new="    return;\n    CHECK(r->put_in",
          tests="windowed_test", why="nothing ever goes back"),
     dict(name="windowed-not-given-back", file=CORE + "table.c",
-         old="    if (rep->windowed && r->n_pages >= r->first_windowed)\n", new="    if (rep->windowed && r->n_pages > r->first_windowed)\n",
+         old="    else if (rep->windowed && r->n_pages >= r->first_windowed)\n", new="    else if (rep->windowed && r->n_pages > r->first_windowed)\n",
          tests="windowed_test", why="the first windowed page of a sequence leaks when it ends"),
     dict(name="windowed-table-begins-anew", file=CORE + "queue.c",
          old="r->n_walked = r->first_windowed = 0;", new="r->n_walked = 0;",
@@ -72,7 +72,7 @@ MUTANTS = [
          old="    return w->stats.n_free + w->stats.n_cached;", new="    return w->stats.n_free;",
          tests="windowed_test", why="cached windowed pages count as taken"),
     dict(name="windowed-room-ignored", file=CORE + "queue.c",
-         old="windowed_for(c, r, n_running) > s->windowed) return false;", new="windowed_for(c, r, n_running) == UINT32_MAX) return false;",
+         old="windowed_for(c, r, n_running) + taken.windowed > s->windowed)", new="windowed_for(c, r, n_running) == UINT32_MAX)",
          tests="windowed_test", why="a request is admitted without room for its window"),
     # Memory.
     dict(name="windowed-half-of-the-pages", file=CORE + "room.c",

@@ -1,6 +1,6 @@
 """The rules of the tree that a machine can check: who includes whom, one module for each third-party
 header, sources listed, a README in each folder, function and file sizes."""
-import os, re, subprocess, unittest
+import importlib.util, os, re, subprocess, unittest
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
@@ -167,6 +167,16 @@ class Tidy(unittest.TestCase):
             self.assertLessEqual(text.count("\n"), 1000, path)
             for m in re.finditer(r"^[a-zA-Z_][^;{}#/\n]*(?:\n[^;{}#\n]*)?\n\{\n(.*?)^\}", text, re.S | re.M):
                 self.assertLessEqual(m.group(1).count("\n"), 70, f"{path}: {m.group(0)[:60]}")
+
+    def test_planted_faults(self):
+        """The line that each fault changes is there, once; one that is not shows nothing."""
+        folder = os.path.join(ROOT, "tests", "mutants")
+        spec = importlib.util.spec_from_file_location("mutants_run", os.path.join(folder, "run.py"))
+        planted = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(planted)
+        found = planted.load(None)
+        self.assertTrue(found)
+        self.assertEqual([m["name"] for m in found if planted.applied(m) is None], [])
 
     def test_words(self):
         for path in sources():

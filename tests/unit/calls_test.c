@@ -66,18 +66,21 @@ static void test_stop_at_the_last_token(void **state)
     (void)state;
     struct world *w = world_open("ctx: 64\n");
     struct msg_generate g = world_ask(3, 3);
-    g.stops[0] = "f";
-    g.n_stops = 1;
+    g.stops[0] = "no";
+    g.stops[1] = "f";
+    g.n_stops = 2;
     world_generate(w, 0, CLIENT, 1, 0, &g);
     world_run(w, 100);
     assert_string_equal(world_seen(w, 1)->text, "de");
     assert_string_equal(world_seen(w, 1)->finish, "stop");
+    assert_true(world_seen(w, 1)->has_stop && world_seen(w, 1)->stop == 1);
     assert_int_equal(world_seen(w, 1)->n_tokens, 3);
     w->always = WORLD_EOS;
     world_ask_tokens(w, 2, 3, 3);
     world_run(w, 100);
     assert_string_equal(world_seen(w, 2)->finish, "stop");
     assert_int_equal(world_seen(w, 2)->n_tokens, 0);
+    assert_false(world_seen(w, 2)->has_stop); /* the model did */
     world_close(w);
 }
 

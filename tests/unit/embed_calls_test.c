@@ -46,6 +46,8 @@ static void test_embedding(void **state)
     world_run(w, 100);
     world_expect_end(w, 3, STATUS_INTERNAL, "a stage failed");
     assert_int_equal(world_seen(w, 3)->n_embedding, 0);
+    assert_int_equal(w->s->count.embeddings, 2); /* of those that were told, */
+    assert_int_equal(w->s->count.embedding_tokens, 40 + world_seen(w, 2)->n_prompt);
     world_expect_idle(w);
     world_close(w);
 }

@@ -262,6 +262,145 @@ static void test_room_of_a_result(void **state)
     expect_end(feed(f, embed(1, 3)), STATUS_INVALID_ARGUMENT, "the limit is 262144");
 }
 
+/* ---- room ---- */
+
+/* Answers the Step that was composed last: embeddings, and token 7 to whoever wants one. */
+static void answer_all(struct fixture *f)
+{
+    static const int32_t token = 7;
+    struct msg_run_result x[8];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < last.n_runs; i++) {
+        const struct msg_run *r = &last.runs[i];
+        if (msg_run_embeds(r))
+            x[n++] = answer_of(r);
+        else if (r->n_logits)
+            x[n++] = (struct msg_run_result){.request = r->request,
+                                             .attempt = r->attempt,
+                                             .sample = r->sample,
+                                             .first_pos = r->first_pos + r->n_rows,
+                                             .n_tokens = 1,
+                                             .tokens = &token};
+    }
+    struct actions a = answer(f, x, n);
+    for (size_t i = 0; i < a.n; i++) f->n_ended += a.items[i].type == ACT_END;
+}
+
+static void finish(struct fixture *f)
+{
+    while (compose(f)) answer_all(f);
+}
+
+/* A core with so many pages, and one Step at a time. */
+static void small_pool(struct fixture *f, uint32_t n_pages)
+{
+    struct core_config k = config();
+    k.n_pages = n_pages;
+    k.window = 1;
+    reopen(f, k);
+    f->n_ended = 0;
+}
+
+static void expect_work(struct fixture *f, uint32_t n_ended, uint64_t rows, uint64_t preemptions)
+{
+    struct msg_cache_status s = ready_cache(f);
+    assert_int_equal(f->n_ended, n_ended);
+    assert_int_equal(s.tokens_computed, rows);
+    assert_int_equal(s.preemptions, preemptions);
+    assert_int_equal(s.pages_held, 0);
+    assert_int_equal(s.windowed_held, 0);
+}
+
+/* Three prompts of five pages each, and twelve pages: the third waits until one of the others has
+ * ended, and each row is computed once. */
+static void test_room_before_the_first_row(void **state)
+{
+    struct fixture *f = *state;
+    small_pool(f, 12);
+    for (uint64_t id = 1; id <= 3; id++) (void)feed(f, embed(id, 80));
+    assert_true(compose(f));
+    assert_true(ready_runs(f, 1) && ready_runs(f, 2) && !ready_runs(f, 3));
+    assert_int_equal(ready_cache(f).pages_held, 10);
+    answer_all(f);
+    finish(f);
+    expect_work(f, 3, 3 * 80, 0);
+}
+
+/* A prompt of six pages has taken one when an embedding of five comes: nine have room for both only
+ * one after the other. */
+static void test_room_beside_a_prompt(void **state)
+{
+    struct fixture *f = *state;
+    small_pool(f, 9);
+    (void)submit(f, 1, 90, 1);
+    assert_true(compose(f));
+    answer_all(f);
+    assert_int_equal(ready_cache(f).pages_held, 1);
+    (void)feed(f, embed(2, 80));
+    assert_true(compose(f));
+    assert_true(ready_runs(f, 1) && !ready_runs(f, 2));
+    answer_all(f);
+    finish(f);
+    expect_work(f, 2, 90 + 80, 0);
+}
+
+/* An answer that was asked for before it takes its pages when others run out. Then it waits until
+ * it can have them for good, and does not begin again in vain. */
+static void test_room_is_taken_by_an_answer(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    k.window = 1;
+    k.rows_max = 2; /* so one row of each in a Step */
+    reopen(f, k);
+    f->n_ended = 0;
+    (void)submit(f, 1, 10, 70);
+    (void)feed(f, embed(2, 80));
+    uint64_t given_up = 0;
+    while (compose(f)) {
+        answer_all(f);
+        if (ready_runs(f, 2)) continue;
+        if (!given_up) given_up = ready_cache(f).tokens_computed;
+        assert_true(f->n_ended == 0 || ready_cache(f).tokens_computed == given_up);
+        if (f->n_ended) break;
+    }
+    assert_true(given_up > 10 && given_up < 90);
+    finish(f);
+    expect_work(f, 2, given_up + 80, 1);
+}
+
+/* Where layers see a window, an embedding has windowed pages for a chunk and the window before it
+ * from the beginning, and never another one. */
+static void test_room_in_windows(void **state)
+{
+    struct fixture *f = *state;
+    struct core_config k = config();
+    uint32_t each = room_window(32, 16, 16);
+    k.n_pages = 24;
+    k.window = 1;
+    k.attn_window = 32;
+    k.costs.windowed_least = k.costs.windowed_most = 2 * each + 2;
+    reopen(f, k);
+    f->n_ended = 0;
+    for (uint64_t id = 1; id <= 3; id++) (void)feed(f, embed(id, 96)); /* six pages each */
+    uint32_t steps = 0;
+    for (; compose(f); steps++) {
+        uint32_t n_running = 3 - f->n_ended < 2 ? 3 - f->n_ended : 2;
+        uint32_t held = core_windowed(f->core, 0).n_held;
+        if (steps == 0) assert_int_equal(held, 2 * each);
+        assert_true(held <= n_running * each); /* fewer where the end is near */
+        assert_int_equal(ready_cache(f).pages_held, n_running * 6);
+        answer_all(f);
+    }
+    assert_true(steps > 12);
+    expect_work(f, 3, 3 * 96, 0);
+    (void)feed(f, embed(4, 96)); /* given up before its windowed pages have come to the end */
+    assert_true(compose(f));
+    (void)feed(f, (struct event){.type = EV_CANCEL, .request = {4, "asked"}});
+    assert_int_equal(core_windowed(f->core, 0).n_held, 0);
+    assert_int_equal(core_pages(f->core, 0).n_held, 0);
+}
+
 /* A worker of an earlier version would drop what it does not know: it is named, and the chain
  * serves all else. */
 static void test_an_old_worker(void **state)
@@ -287,11 +426,19 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
-        TEST(test_an_embedding),  TEST(test_nothing_is_shared),
-        TEST(test_wrong_results), TEST(test_an_uninvited_embedding),
-        TEST(test_an_error),      TEST(test_replay),
-        TEST(test_limit),         TEST(test_room_of_a_result),
+        TEST(test_an_embedding),
+        TEST(test_nothing_is_shared),
+        TEST(test_wrong_results),
+        TEST(test_an_uninvited_embedding),
+        TEST(test_an_error),
+        TEST(test_replay),
+        TEST(test_limit),
+        TEST(test_room_of_a_result),
         TEST(test_an_old_worker),
+        TEST(test_room_before_the_first_row),
+        TEST(test_room_beside_a_prompt),
+        TEST(test_room_is_taken_by_an_answer),
+        TEST(test_room_in_windows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

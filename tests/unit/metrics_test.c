@@ -142,6 +142,8 @@ static void test_equals_status(void **state)
     struct msg_status s = status();
     struct buf text = {0};
     f->count->tokens = 777;
+    f->count->embeddings = 61;
+    f->count->embedding_tokens = 9876;
     f->count->ended[STATUS_OK] = 41;
     f->count->ended[STATUS_CANCELLED] = 2;
     metrics_publish(f->m, f->count, &s);
@@ -164,6 +166,8 @@ static void test_equals_status(void **state)
         {"flotilla_answers_total{status=\"0\"}", 41},
         {"flotilla_answers_total{status=\"1\"}", 2},
         {"flotilla_tokens_total", 777},
+        {"flotilla_embeddings_total", 61},
+        {"flotilla_embedding_tokens_total", 9876},
         {"flotilla_requests{state=\"running\"}", 3},
         {"flotilla_requests{state=\"queued\"}", 17},
         {"flotilla_messages_dropped_total", 5},

@@ -175,14 +175,16 @@ static void test_stop_strings(void **state)
         size_t n;
         const char *want;
         bool stopped;
+        size_t stop;
     } cases[] = {
-        {{"O P Q"}, 1, "A B C ", true},
-        {{" O P"}, 1, "A B C", true},
-        {{"P Q R S T"}, 1, "A B C O P Q R S", false},
-        {{"D"}, 1, "A B C O P Q R S", false},
-        {{""}, 1, "A B C O P Q R S", false},
-        {{"zz", "O P Q"}, 2, "A B C ", true},
-        {{"C O", "B C"}, 2, "A ", true},
+        {{"O P Q"}, 1, "A B C ", true, 0},
+        {{" O P"}, 1, "A B C", true, 0},
+        {{"P Q R S T"}, 1, "A B C O P Q R S", false, 0},
+        {{"D"}, 1, "A B C O P Q R S", false, 0},
+        {{""}, 1, "A B C O P Q R S", false, 0},
+        {{"zz", "O P Q"}, 2, "A B C ", true, 1},
+        {{"C O", "B C"}, 2, "A ", true, 1},
+        {{"", "O P Q"}, 2, "A B C ", true, 1}, /* an empty one has its place, too */
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct detok d;
@@ -194,6 +196,7 @@ static void test_stop_strings(void **state)
         detok_finish(&d);
         assert_string_equal(d.text.data, cases[i].want);
         assert_int_equal(d.stopped, cases[i].stopped);
+        if (d.stopped) assert_int_equal(d.stop, cases[i].stop);
         detok_close(&d);
     }
 }
