@@ -372,7 +372,7 @@ MUTANTS = [
          old=" || n < least ||", new=" ||", tests="orders_test",
          why="a chain is cut for so few that no Assign can describe their slices"),
     dict(name="more-replicas-cut-short", file="coordinator/core/planner.c",
-         old="        if (is_wanted(c, r)) count_missing(c, r);", new="        count_missing(c, r);", tests="orders_test",
+         old="        if (is_wanted(c, r)) count_missing(", new="        count_missing(", tests="orders_test",
          why="a single spare becomes a replica that nobody waits for"),
     dict(name="old-process-is-a-loss", file="coordinator/core/fleet.c",
          old="    else if (has_come_again(c, w))", new="    else if (w->doubt != NO_WORKER && has_come_again(c, w))", tests="orders_test",
