@@ -2,6 +2,7 @@
  * stage.c's; here are the checks before it, and everything that is allocated for it. */
 #include "common/engine/stage.h"
 
+#include "common/base/check.h"
 #include "common/base/mem.h"
 #include "common/engine/cpu.h"
 #include "common/engine/rope.h"
@@ -81,10 +82,18 @@ static void set_shapes(struct engine *e)
     const struct arch_dims *d = &e->model.dims;
     e->in_act.n_tokens = e->att_act.n_tokens = e->ffn_act.n_tokens = e->n_rows;
     e->head_act = e->in_act;
-    e->head_act.n_tokens = e->n_logits;
     e->in_act.k = e->head_act.k = d->hidden;
     e->att_act.k = d->n_heads * d->head_size;
     e->ffn_act.k = d->ffn;
+}
+
+/* The logits at hand, or about to be computed, are those of the rows from `first` on. */
+static void take_group(struct engine *e, uint32_t first)
+{
+    uint32_t left = e->n_logits - first;
+    e->head_row = first;
+    e->n_head = left < e->logits_rows ? left : e->logits_rows;
+    e->head_act.n_tokens = e->n_head;
 }
 
 int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
@@ -100,9 +109,20 @@ int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, cons
         return err_set(em, ERR_RANGE, "a step without rows or input");
     e->in = in;
     set_shapes(e);
+    take_group(e, 0);
     pool_run(e->pool, eng__run_step, e);
     *ret_out = e->model.last ? e->logits : e->x;
     return 0;
+}
+
+const float *eng_logits(struct engine *e, uint32_t i)
+{
+    CHECK(i < e->n_logits);
+    if (i < e->head_row || i - e->head_row >= e->n_head) {
+        take_group(e, i);
+        pool_run(e->pool, eng__run_head, e);
+    }
+    return e->logits + (size_t)(i - e->head_row) * e->ld_logits;
 }
 
 const float *eng_hidden(const struct engine *e)
@@ -239,7 +259,8 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
         e->inv_freq[i] = mem_try_zeroed(d->rope_dims, sizeof *e->inv_freq[i]);
         complete = complete && e->cs[i] && e->inv_freq[i];
     }
-    if (e->model.last) e->logits = floats(e->logits_max * e->ld_logits);
+    e->logits_rows = eng__logits_rows(d, e->logits_max);
+    if (e->model.last) e->logits = floats(e->logits_rows * e->ld_logits);
     size_t k = widest(d), blocks = k / ACT_BLOCK + 1;
     e->in_act.q = mem_try_zeroed(rows, k);
     e->in_act.x = floats(rows * blocks);
@@ -325,11 +346,6 @@ void eng_close(struct engine *e)
 void eng_wake(struct engine *e)
 {
     pool_wake(e->pool);
-}
-
-size_t eng_logits_stride(const struct engine *e)
-{
-    return e->ld_logits;
 }
 
 const struct arch_dims *eng_dims(const struct engine *e)

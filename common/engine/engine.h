@@ -84,11 +84,18 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
 void eng_close(struct engine *e);
 
 /* Runs a step. `in`: rows x hidden floats at any alignment, NULL on the first slice. *ret_out: rows
- * x hidden for the next slice, or on the last one logits: row i of all rows that want them is at i
- * * eng_logits_stride. Valid until the next step. ERR_RANGE (nothing computed) for a token, page or
- * count out of range. Allocates nothing. */
+ * x hidden for the next slice, valid until the next step; or on the last slice the logits of the
+ * first row that wants them, as eng_logits returns them. ERR_RANGE (nothing computed) for a token,
+ * page or count out of range. Allocates nothing. */
 int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
              const float **ret_out, struct errmsg *em);
+
+/* The last step's logits of row i, of all its rows that want them: vocab floats, valid until the
+ * next call for another row and until the next step. They are computed for a group of rows at a
+ * time, as many as there is room for (eng_sizes): the first with the step, another when one of its
+ * rows is asked for. So ask in ascending order; rows that nobody asks for may cost nothing.
+ * Allocates nothing. */
+const float *eng_logits(struct engine *e, uint32_t i);
 
 /* The last step's hidden rows: what the last layer hands out, behind the model's last norm. hidden
  * floats for each row of the runs that want them, in the order of the runs. Valid until the next
@@ -98,7 +105,6 @@ const float *eng_hidden(const struct engine *e);
 /* A step is about to come: wakes the engine's threads. */
 void eng_wake(struct engine *e);
 
-size_t eng_logits_stride(const struct engine *e);
 const struct arch_dims *eng_dims(const struct engine *e);
 /* The level of every kernel that this engine calls. */
 const char *eng_isa(const struct engine *e);
@@ -152,7 +158,7 @@ int eng_layers_bytes(const struct weights *w, const struct arch_dims *d, uint32_
 struct eng_sizes {
     uint64_t step_bytes;   /* buffers of the largest step */
     uint64_t thread_bytes; /* more for each thread */
-    uint64_t logits_bytes; /* more on the last slice */
+    uint64_t logits_bytes; /* more on the last slice: of one group of rows (eng_logits) */
 };
 /* positions: of one sequence, at most. */
 struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows_max, uint32_t logits_max,

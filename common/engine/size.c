@@ -9,6 +9,14 @@ static uint64_t padded(uint64_t n)
     return (n + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
 }
 
+uint32_t eng__logits_rows(const struct arch_dims *d, uint32_t logits_max)
+{
+    uint64_t fit = LOGITS_BYTES / (padded(d->vocab) * sizeof(float));
+    if (fit > LOGITS_PASS) fit -= fit % LOGITS_PASS;
+    if (fit == 0) fit = 1;
+    return fit < logits_max ? (uint32_t)fit : logits_max;
+}
+
 struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows, uint32_t logits_max,
                            uint64_t positions)
 {
@@ -22,12 +30,12 @@ struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows, uint32_t lo
     uint64_t row = sizeof(struct row) + 2 * sizeof(uint32_t) + floats * sizeof(float) + widest +
                    (widest / ACT_BLOCK + 1) * block;
     uint64_t spans = positions / ATTN_SPAN + 2;
-    return (struct eng_sizes){.step_bytes = rows * row + SPLIT_PARTS_BYTES,
-                              .thread_bytes =
-                                  kern_scratch_bytes((uint32_t)widest) + 64 +
-                                  ENG_N_OPS * sizeof(struct stats) +
-                                  spans * (d->n_heads / d->n_kv_heads) * sizeof(struct attn_part),
-                              .logits_bytes = logits_max * padded(d->vocab) * sizeof(float)};
+    return (struct eng_sizes){
+        .step_bytes = rows * row + SPLIT_PARTS_BYTES,
+        .thread_bytes = kern_scratch_bytes((uint32_t)widest) + 64 +
+                        ENG_N_OPS * sizeof(struct stats) +
+                        spans * (d->n_heads / d->n_kv_heads) * sizeof(struct attn_part),
+        .logits_bytes = eng__logits_rows(d, logits_max) * padded(d->vocab) * sizeof(float)};
 }
 
 /* Bytes of all but the weights, with a pool of so many pages. */

@@ -4,7 +4,8 @@
  *
  * Buffers, with R = rows of the step:
  *   x     [R][hidden]         the residual stream
- *   norm  [R][hidden]         normalised rows; at last those that want logits, then hidden rows
+ *   norm  [R][hidden]         normalised rows; at last those of a group that wants logits and,
+ *                             behind the room for all that want them, hidden rows
  *   qkv   [R][q + 2 kv]       queries, keys, values (each padded to whole panels)
  *   att   [R][q]              attention output
  *   gate, up [R][ffn]         feed-forward (padded)
@@ -247,43 +248,55 @@ static void run_layer(const struct stage_thread *t, uint32_t idx, const struct k
     pool_barrier(e->pool);
 }
 
-/* The last norm of the rows that want logits, and behind them of those that want to be hidden rows.
- */
-static void norm_last(const struct stage_thread *t)
+/* The model's last norm of some rows, quantised as rows 0..n - 1 of `a` unless that is NULL. */
+static void norm_last(const struct stage_thread *t, const uint32_t *rows, uint32_t n, float *y,
+                      struct act *a)
 {
     struct engine *e = t->e;
-    uint32_t n = e->model.dims.hidden, a, b;
+    uint32_t hidden = e->model.dims.hidden, from, to;
     const struct kern_norm norm =
         norm_of(e, e->model.layer_last - e->model.layer_first, e->model.output_norm);
-    eng__share(e->n_logits + e->n_hidden, t->idx, t->n, &a, &b);
+    eng__share(n, t->idx, t->n, &from, &to);
     uint64_t start = clock_ns();
-    for (uint32_t i = a; i < b; i++) {
-        bool logits = i < e->n_logits;
-        uint32_t row = logits ? e->logit_rows[i] : e->hidden_rows[i - e->n_logits];
-        kern_norm_row(e->kern, &norm, e->x + (size_t)row * n, n, e->norm + (size_t)i * n,
-                      logits && eng__is_quantised(&e->model.output) ? &e->head_act : NULL, i);
-    }
-    if (a < b) eng__count_call(t, ENG_NORM, start);
+    for (uint32_t i = from; i < to; i++)
+        kern_norm_row(e->kern, &norm, e->x + (size_t)rows[i] * hidden, hidden,
+                      y + (size_t)i * hidden, a, i);
+    if (from < to) eng__count_call(t, ENG_NORM, start);
 }
 
+/* The logits of the group of rows at hand. */
 static void run_head(const struct stage_thread *t)
 {
     struct engine *e = t->e;
-    uint32_t n = e->model.dims.hidden, a, b;
-    norm_last(t);
-    if (e->n_logits == 0) return;
+    uint32_t a, b;
+    norm_last(t, e->logit_rows + e->head_row, e->n_head, e->norm,
+              eng__is_quantised(&e->model.output) ? &e->head_act : NULL);
     pool_barrier(e->pool);
     eng__share(mat_n_panels(&e->model.output), t->idx, t->n, &a, &b);
-    project(t, &e->model.output, a, b, &e->head_act, e->norm, n, e->logits, e->ld_logits);
-    for (uint32_t i = 0; i < e->n_logits && e->model.dims.logit_softcap != 0.0f; i++)
+    project(t, &e->model.output, a, b, &e->head_act, e->norm, e->model.dims.hidden, e->logits,
+            e->ld_logits);
+    for (uint32_t i = 0; i < e->n_head && e->model.dims.logit_softcap != 0.0f; i++)
         e->kern->softcap(e->logits + i * e->ld_logits + (size_t)a * TILE_ROWS, (b - a) * TILE_ROWS,
                          e->model.dims.logit_softcap);
+}
+
+static struct stage_thread thread_of(struct engine *e, unsigned idx, unsigned n)
+{
+    return (struct stage_thread){e, idx, n, e->scratch + idx * e->scratch_bytes};
+}
+
+void eng__run_head(void *arg, unsigned idx, unsigned n)
+{
+    const struct stage_thread t = thread_of(arg, idx, n);
+    mem_guard_begin();
+    run_head(&t);
+    mem_guard_end();
 }
 
 void eng__run_step(void *arg, unsigned idx, unsigned n)
 {
     struct engine *e = arg;
-    struct stage_thread t = {e, idx, n, e->scratch + idx * e->scratch_bytes};
+    const struct stage_thread t = thread_of(e, idx, n);
     mem_guard_begin();
     embed(&t);
     struct kern_norm post = {0};
@@ -296,6 +309,9 @@ void eng__run_step(void *arg, unsigned idx, unsigned n)
         add_rows(&t, &post);
         pool_barrier(e->pool);
     }
-    if (e->model.last && e->n_logits + e->n_hidden) run_head(&t);
+    if (e->n_hidden)
+        norm_last(&t, e->hidden_rows, e->n_hidden,
+                  e->norm + (size_t)e->n_logits * e->model.dims.hidden, NULL);
+    if (e->n_head) run_head(&t);
     mem_guard_end();
 }

@@ -14,6 +14,13 @@
 #define ROWS_FOR_SPLIT 4u
 #define SPLIT_PARTS_BYTES ((size_t)32 << 20)
 
+/* Logits are held for as many rows as fit into LOGITS_BYTES. More rows have theirs computed in
+ * groups, each of which reads the output head anew; so a group should have enough rows to keep the
+ * cores busy while the head is read. Where it has more than LOGITS_PASS, which the widest kernel
+ * computes at once, it is a multiple of that. */
+#define LOGITS_BYTES ((size_t)16 << 20)
+#define LOGITS_PASS 8u
+
 struct row {
     uint32_t pos;
     int32_t token;
@@ -40,11 +47,14 @@ struct engine {
     /* Indices of the rows that want logits, and of those that want to be hidden rows. */
     uint32_t *logit_rows, *hidden_rows;
     uint32_t n_rows, n_logits, n_hidden;
+    uint32_t head_row, n_head; /* the rows whose logits are held: [head_row, head_row + n_head) of
+                                  n_logits */
     uint32_t n_spans[ARCH_BLOCKS_MAX]; /* the most that a row sees, by block */
     const uint8_t *in;                 /* of eng_step */
     /* buffers (stage.c), and floats from one row of them to the next */
     float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs[ARCH_BLOCKS_MAX], *logits;
     size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
+    uint32_t logits_rows;                          /* room in `logits` */
     struct act in_act, att_act, ffn_act, head_act; /* one buffer, four shapes: see set_shapes */
     struct attn_part *parts; /* [row][span][head] when split by spans, else [thread][span][head] */
     size_t n_parts;          /* room in it */
@@ -58,6 +68,9 @@ struct engine {
 
 /* Partial results of attention that steps may need at once, in a context of so many positions. */
 size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads);
+
+/* Rows whose logits are held at once, of at most logits_max in a step. */
+uint32_t eng__logits_rows(const struct arch_dims *d, uint32_t logits_max);
 
 /* Thread `idx` of n takes items [*a, *b) of `total`. */
 static inline void eng__share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_t *b)
@@ -136,6 +149,8 @@ void eng__choose_few(struct engine *e);
 
 /* A step, as a pool_fn; arg is the engine, whose rows have been checked. */
 void eng__run_step(void *arg, unsigned idx, unsigned n);
+/* The logits of rows [head_row, head_row + n_head) of the step before, likewise. */
+void eng__run_head(void *arg, unsigned idx, unsigned n);
 
 /* att = the attention of every row's queries in qkv over its pages. On return the rows of this
  * thread's share are complete; for the others a barrier is needed. */

@@ -1,9 +1,10 @@
 /* What a step does inside, on a small random llama: what a row sees, how pages are aligned, that
  * keys and values are written once, that each row is normalised and quantised once for all products
- * that read it, and how durations are counted. */
+ * that read it, that more rows get logits than are held at once, and how durations are counted. */
 #include "common/engine/stage.h"
 
 #include "common/base/buf.h"
+#include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/base/prom.h"
 #include "common/base/rng.h"
@@ -55,6 +56,90 @@ static int remove_models(void **state)
     weights_close(model);
     weights_close(model_q8);
     return unlink(path) + unlink(path_q8);
+}
+
+/* A vocabulary of whose logits the engine holds a few rows only. */
+#define LARGE_VOCAB (1u << 18)
+#define LARGE_ROWS 40u
+#define LARGE_GROUP 16u
+
+static struct engine *open_large(const struct weights *w, uint32_t logits_max)
+{
+    struct errmsg em = {0};
+    struct ring_use use = {0};
+    struct engine *e = NULL;
+    const struct eng_options o = {.weights = w,
+                                  .layer_last = 0,
+                                  .kv = KV_F16,
+                                  .n_pages = PAGES,
+                                  .rows_max = LARGE_ROWS,
+                                  .logits_max = logits_max,
+                                  .threads = 2,
+                                  .read = ring_read,
+                                  .read_ctx = &use};
+    if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
+    return e;
+}
+
+/* Hashes of the logits of positions 0..LARGE_ROWS-1, asked for in ascending order. */
+static void hash_logits(struct engine *e, uint64_t *ret)
+{
+    for (uint32_t i = 0; i < LARGE_ROWS; i++)
+        ret[i] = hash_bytes(eng_logits(e, i), LARGE_VOCAB * sizeof(float), 0);
+}
+
+/* Rows beyond those whose logits the engine holds at once get theirs in the same step: to the bit
+ * those of steps of one row, in any order, beside hidden rows, which stay, and of less memory. */
+static void test_logits_in_groups(void **state)
+{
+    (void)state;
+    char name[] = "/tmp/flotilla-step-test-XXXXXX";
+    struct errmsg em = {0};
+    struct weights *w;
+    struct arch_dims d;
+    const struct tiny_llama tiny = {
+        .layers = 1, .vocab = LARGE_VOCAB, .type = QTYPE_Q8_0, .seed = 7};
+    const uint32_t pages[PAGES] = {3, 0, 2, 1, 4, 5, 6, 7}, other[] = {7};
+    static const uint32_t order[] = {39, 0, 15, 16, 17, 31, 32, 3, 38};
+    int32_t tokens[LARGE_ROWS];
+    uint64_t want[LARGE_ROWS], got[LARGE_ROWS];
+    float hidden[4 * TINY_HIDDEN];
+    const float *out;
+    if (!tiny_llama_write(&tiny, name) || weights_open(name, &w, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(arch_read(w, &d, &em), 0);
+    assert_int_equal(eng_sizes(&d, LARGE_ROWS, LARGE_ROWS, 256).logits_bytes, LOGITS_BYTES);
+    assert_int_equal(eng_sizes(&d, LARGE_ROWS, 3, 256).logits_bytes,
+                     (size_t)3 * LARGE_VOCAB * sizeof(float));
+    for (uint32_t i = 0; i < LARGE_ROWS; i++) tokens[i] = (int32_t)(i * 6551u % LARGE_VOCAB);
+    struct engine *one = open_large(w, 1), *e = open_large(w, LARGE_ROWS);
+    assert_int_equal(one->logits_rows, 1);
+    assert_int_equal(e->logits_rows, LARGE_GROUP);
+    for (uint32_t i = 0; i < LARGE_ROWS; i++) {
+        struct eng_run r = {i, 1, 1, tokens + i, .pages = pages};
+        if (eng_step(one, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+        want[i] = hash_bytes(out, LARGE_VOCAB * sizeof *out, 0);
+    }
+    struct eng_run all = {0, LARGE_ROWS, LARGE_ROWS, tokens, .pages = pages};
+    if (eng_step(e, &all, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(hash_bytes(out, LARGE_VOCAB * sizeof *out, 0), want[0]);
+    hash_logits(e, got);
+    assert_memory_equal(got, want, sizeof want);
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
+        assert_int_equal(hash_bytes(eng_logits(e, order[i]), LARGE_VOCAB * sizeof *out, 0),
+                         want[order[i]]);
+    struct eng_run few = {0, 4, ENG_HIDDEN, tokens, .pages = other};
+    if (eng_step(e, &few, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+    memcpy(hidden, eng_hidden(e), sizeof hidden);
+    const struct eng_run both[] = {{0, 4, ENG_HIDDEN, tokens, .pages = other},
+                                   {4, LARGE_ROWS - 4, 30, tokens + 4, .pages = pages}};
+    if (eng_step(e, both, 2, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+    for (uint32_t i = 0; i < 30; i++)
+        assert_int_equal(hash_bytes(eng_logits(e, i), LARGE_VOCAB * sizeof *out, 0), want[10 + i]);
+    assert_memory_equal(eng_hidden(e), hidden, sizeof hidden);
+    eng_close(one);
+    eng_close(e);
+    weights_close(w);
+    assert_int_equal(unlink(name), 0);
 }
 
 static struct engine *open_all(bool q8, enum kv_type kv, unsigned threads)
@@ -179,8 +264,7 @@ static void test_windowed_pages(void **state)
             tiny_run(all, at, ROWS, pages, want);
             if (eng_step(own, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
             for (uint32_t i = 0; i < ROWS; i++)
-                assert_memory_equal(out + i * eng_logits_stride(own), want + i * VOCAB,
-                                    VOCAB * sizeof *want);
+                assert_memory_equal(eng_logits(own, i), want + i * VOCAB, VOCAB * sizeof *want);
         }
         eng_close(all);
         eng_close(own);
@@ -289,7 +373,7 @@ static void run_long(unsigned threads, uint32_t chunk, uint32_t window, size_t p
         struct eng_run r = {at, n, n, tokens + at, .pages = pages};
         if (eng_step(e, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
         for (uint32_t i = 0; i < n; i++)
-            memcpy(ret + i * VOCAB, out + i * eng_logits_stride(e), VOCAB * sizeof *ret);
+            memcpy(ret + i * VOCAB, eng_logits(e, i), VOCAB * sizeof *ret);
     }
     eng_close(e);
 }
@@ -411,8 +495,7 @@ static void test_hidden_rows(void **state)
         if (eng_step(e, runs, 4, NULL, &out, &em) < 0) fail_msg("%s", em.text);
         assert_memory_equal(eng_hidden(e), want, sizeof(float) * 8 * TINY_HIDDEN);
         assert_memory_equal(out, logits, VOCAB * sizeof(float)); /* of position 0 */
-        assert_memory_equal(out + 2 * eng_logits_stride(e), logits + 3 * VOCAB,
-                            VOCAB * sizeof(float));
+        assert_memory_equal(eng_logits(e, 2), logits + 3 * VOCAB, VOCAB * sizeof(float));
         eng_close(e);
     }
     struct engine *first = tiny_open(model, KV_F32, 0, 0, 1);
@@ -429,7 +512,7 @@ int main(void)
         cmocka_unit_test(test_each_row_once),  cmocka_unit_test(test_dispatch),
         cmocka_unit_test(test_few_is_chosen),  cmocka_unit_test(test_blocks_of_rows),
         cmocka_unit_test(test_windowed_pages), cmocka_unit_test(test_windowed_table),
-        cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_histogram),      cmocka_unit_test(test_logits_in_groups),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
