@@ -210,7 +210,8 @@ void stage_work_memory(const struct stage_work *w, struct msg_heartbeat *h)
 void stage_work_metrics(const struct stage_work *w, struct buf *out)
 {
     static const char name[] = "flotilla_kernel_seconds";
-    prom_head(out, name, "histogram", "Calls into the kernels, by each thread.");
+    prom_head(out, name, "histogram",
+              "What a thread does with a kind of kernels in a phase of a Step.");
     for (int op = 0; op < ENG_N_OPS; op++) {
         char labels[64];
         struct stats_view v;

@@ -113,18 +113,20 @@ const char *eng_isa(const struct engine *e);
  * with no weights of this type (a number of GGUF), or its kernels read floats. */
 uint32_t eng_few(const struct engine *e, uint32_t type);
 
-/* What calls into the kernels do. A call is one thread's. */
+/* What kernels do. A duration is that of all that one thread does of it in one phase of a step
+ * (stage.c), for all rows. */
 enum eng_op {
-    ENG_LINEAR,    /* one matrix, the thread's panels, all rows of the step */
-    ENG_ATTENTION, /* one layer, the thread's share, as in what follows */
-    ENG_NORM,      /* norms of rows, quantised where a product follows */
-    ENG_ROTATE,    /* head norms, RoPE, writing of keys and values */
-    ENG_QUANTISE,  /* rows that no norm precedes */
-    ENG_GATE,      /* SiLU or GELU and the product with `up` */
+    ENG_LINEAR, /* products: of queries, keys and values; attention's output; gate and up; down;
+                   the head: five kinds of phases */
+    ENG_ATTENTION,
+    ENG_NORM,     /* norms of rows, quantised where a product follows */
+    ENG_ROTATE,   /* head norms, RoPE, writing of keys and values */
+    ENG_QUANTISE, /* rows that no norm precedes */
+    ENG_GATE,     /* SiLU or GELU and the product with `up` */
     ENG_N_OPS
 };
 const char *eng_op_name(enum eng_op op);
-/* Durations of these calls, of all threads together. May be called while a step runs. */
+/* These durations, of all threads together. May be called while a step runs. */
 void eng_dispatch(const struct engine *e, enum eng_op op, struct stats_view *ret);
 struct eng_stats eng_stats(const struct engine *e);
 
