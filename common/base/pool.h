@@ -18,8 +18,8 @@
  * Where other processes have the cores, a team that waits for its slowest thread is slower than one
  * thread: beside eight busy processes on two cores two threads decoded 6 tokens/s and one 20. Each
  * thread therefore measures how long it lacked a core in its jobs. If all of them together lacked
- * one for more than half of POOL_LOOK_NS, half as many threads do the next jobs, down to one, and
- * the team is not pinned; after POOL_PAUSE_NS without such a lack, twice as many. What a job
+ * one for more than two fifths of POOL_LOOK_NS, half as many threads do the next jobs, down to one,
+ * and the team is not pinned; after POOL_PAUSE_NS without such a lack, twice as many. What a job
  * computes must therefore not depend on the number of threads, which `fn` is told each time.
  *
  * Owned by the thread that calls pool_open, pool_run and pool_close; it stays pinned in between. */
