@@ -7,6 +7,10 @@
 #define ROWS_OF_BLOCK 16u
 #define BLOCKS_OF_THREAD 4u
 
+/* Where all rows together have at most so many parts a head, each thread joins all of them for
+ * itself; more are worth a barrier. */
+#define JOINED_BY_ALL 4u
+
 static bool split_by_spans(const struct engine *e, uint32_t block, unsigned n_threads)
 {
     return e->n_rows < ROWS_FOR_SPLIT * n_threads &&
@@ -65,6 +69,21 @@ static void join_spans(const struct stage_thread *t, uint32_t layer, float *to)
             join_head(e, e->parts + (size_t)r * e->n_spans[block] * d->n_heads + h, d->n_heads,
                       eng__sight(window, e->rows[r].pos).n_spans,
                       to + ((size_t)r * d->n_heads + h) * d->head_size);
+}
+
+/* All rows, whose heads threads take as they come free, into e->att. */
+static void join_heads(struct stage_thread *t, uint32_t layer)
+{
+    struct engine *e = t->e;
+    const struct arch_dims *d = &e->model.dims;
+    uint32_t block = eng__block(e, layer), window = d->blocks[block].window, a, b;
+    while (pool_claim(e->pool, e->n_rows * d->n_heads, &a, &b))
+        for (uint32_t i = a; i < b; i++) {
+            uint32_t r = i / d->n_heads, h = i % d->n_heads;
+            join_head(e, e->parts + (size_t)r * e->n_spans[block] * d->n_heads + h, d->n_heads,
+                      eng__sight(window, e->rows[r].pos).n_spans,
+                      e->att + (size_t)i * d->head_size);
+        }
 }
 
 /* Rows [a, b) of t->att. */
@@ -133,13 +152,26 @@ static void attend_rows(struct stage_thread *t, uint32_t layer, bool quantise)
     }
 }
 
+/* Parts are joined by heads where there are many, into e->att, else by rows, into `to`. */
+static void join(struct stage_thread *t, uint32_t layer, bool by_heads, float *to)
+{
+    if (!by_heads) {
+        join_spans(t, layer, to);
+        return;
+    }
+    join_heads(t, layer);
+    pool_barrier(t->e->pool);
+}
+
 /* Where each thread is to have all rows for itself, it joins them for itself, or quantises what all
  * have written to e->att. */
 void eng__attend(struct stage_thread *t, uint32_t layer, bool quantise)
 {
     struct engine *e = t->e;
-    bool spans = split_by_spans(e, eng__block(e, layer), t->n);
-    float *to = spans && t->local ? t->norm : e->att;
+    uint32_t block = eng__block(e, layer);
+    bool spans = split_by_spans(e, block, t->n);
+    bool by_heads = t->local && e->n_rows * e->n_spans[block] > JOINED_BY_ALL;
+    float *to = spans && t->local && !by_heads ? t->norm : e->att;
     t->att = to;
     if (spans) {
         uint64_t start = clock_ns();
@@ -151,7 +183,7 @@ void eng__attend(struct stage_thread *t, uint32_t layer, bool quantise)
     if (spans || t->local) {
         eng__count(t, ENG_ATTENTION);
         pool_barrier(e->pool);
-        if (spans) join_spans(t, layer, to);
+        if (spans) join(t, layer, by_heads, to);
         if (quantise) quantise_rows(t, t->row_a, t->row_b);
     }
     if (!t->local) pool_barrier(e->pool);

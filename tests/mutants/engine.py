@@ -129,4 +129,8 @@ MUTANTS = [
          tests="step_test", why="a head that begins within a panel is finished before its last panel"),
     dict(name="blocks-of-the-next-group", file="common/engine/stage.c", old="size_t at = act_index(&e->ffn_act, first, b0);", new="size_t at = act_index(&e->ffn_act, first, 0) + b0;",
          tests="step_test", why="blocks of the feed-forward lie where other rows' are"),
+    dict(name="join-of-other-rows", file="common/engine/attend.c", old="uint32_t r = i / d->n_heads, h = i % d->n_heads;", new="uint32_t r = i % e->n_rows, h = i / e->n_rows;",
+         tests="step_test", why="joined heads go to the place of others"),
+    dict(name="join-counts-the-first-part-in-full", file="common/engine/kern_shared.c", old="if (i == 0 && c == 1.0f)", new="if (i == 0)",
+         tests="step_test", why="the first span's part is not scaled by how far its largest score lies below"),
 ]

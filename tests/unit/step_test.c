@@ -4,6 +4,7 @@
 #include "common/engine/stage.h"
 
 #include "common/base/buf.h"
+#include "common/base/fmath.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/base/prom.h"
@@ -298,6 +299,35 @@ static void test_windowed_table(void **state)
     eng_close(e);
 }
 
+/* Spans are joined by the chains of the contract, to the sign of a zero. */
+static void test_join(void **state)
+{
+    (void)state;
+    static struct attn_part parts[4];
+    for (uint32_t round = 0; round < 400; round++) {
+        uint32_t n = 1 + round % 4;
+        float max = -INFINITY, sum = 0.0f, got[HEAD];
+        for (uint32_t i = 0; i < n; i++) {
+            parts[i].max = (float)rng_below(&rng, 5) * 20.0f;
+            parts[i].sum = 1.0f + (float)rng_below(&rng, 100);
+            for (uint32_t j = 0; j < HEAD; j++) {
+                parts[i].out[j] =
+                    ((float)rng_below(&rng, 2001) - 1000.0f) * (j % 3 ? 0.01f : 1e-41f);
+                if (j % 5 == 0) parts[i].out[j] = -0.0f;
+            }
+            if (parts[i].max > max) max = parts[i].max;
+        }
+        kern_attn_join(parts, 1, n, HEAD, got);
+        for (uint32_t i = 0; i < n; i++) sum = fmaf(fm_exp(parts[i].max - max), parts[i].sum, sum);
+        for (uint32_t j = 0; j < HEAD; j++) {
+            float o = 0.0f;
+            for (uint32_t i = 0; i < n; i++)
+                o = fmaf(fm_exp(parts[i].max - max), parts[i].out[j], o);
+            assert_int_equal(fm_bits(got[j]), fm_bits(o * (1.0f / sum)));
+        }
+    }
+}
+
 static const struct kern *counted;
 static _Atomic unsigned n_norms, n_quantised; /* rows; blocks of 32 */
 
@@ -462,11 +492,11 @@ static void test_blocks_of_rows(void **state)
 {
     (void)state;
     static float want[LONG * VOCAB], got[LONG * VOCAB];
-    static const uint32_t windows[] = {0, 7, 300}, chunks[] = {64, 37, 9};
+    static const uint32_t windows[] = {0, 7, 300}, chunks[] = {64, 37, 9, 5, 2};
     for (int w = 0; w < 3; w++) {
         run_long(1, 1, windows[w], 0, want);
         for (unsigned threads = 1; threads <= 3; threads++)
-            for (int c = 0; c < 3; c++) {
+            for (int c = 0; c < 5; c++) {
                 size_t few = c == 2 ? 3 * 2 * 5 : 0; /* spans, heads of a KV head, rows */
                 run_long(threads, chunks[c], windows[w], few, got);
                 for (uint32_t i = 0; i < LONG; i++)
@@ -585,13 +615,21 @@ static void test_hidden_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hidden_rows),    cmocka_unit_test(test_sight),
-        cmocka_unit_test(test_alignment),      cmocka_unit_test(test_written_once),
-        cmocka_unit_test(test_each_row_once),  cmocka_unit_test(test_dispatch),
-        cmocka_unit_test(test_few_is_chosen),  cmocka_unit_test(test_blocks_of_rows),
-        cmocka_unit_test(test_windowed_pages), cmocka_unit_test(test_windowed_table),
-        cmocka_unit_test(test_histogram),      cmocka_unit_test(test_logits_in_groups),
-        cmocka_unit_test(test_few_rows),       cmocka_unit_test(test_heads_of_any_size),
+        cmocka_unit_test(test_hidden_rows),
+        cmocka_unit_test(test_sight),
+        cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_written_once),
+        cmocka_unit_test(test_each_row_once),
+        cmocka_unit_test(test_dispatch),
+        cmocka_unit_test(test_few_is_chosen),
+        cmocka_unit_test(test_blocks_of_rows),
+        cmocka_unit_test(test_windowed_pages),
+        cmocka_unit_test(test_windowed_table),
+        cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_logits_in_groups),
+        cmocka_unit_test(test_join),
+        cmocka_unit_test(test_few_rows),
+        cmocka_unit_test(test_heads_of_any_size),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
