@@ -59,6 +59,9 @@ static inline float fm_exp(float x)
     return x != x ? x : y;
 }
 
+/* y[i] = fm_exp(x[i] - shift) for n elements, the same bits on every CPU; y may be x. */
+void fm_exp_each(const float *x, float shift, uint32_t n, float *y);
+
 /* tanh x = 1 - 2 / (1 + e^2x). */
 static inline float fm_tanh(float x)
 {

@@ -4,6 +4,7 @@
 #ifndef FLOTILLA_BASE_INSN_H
 #define FLOTILLA_BASE_INSN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #if defined(__x86_64__)
@@ -19,6 +20,23 @@ static inline void insn_pause(void)
     _mm_pause();
 #else
     __asm__ volatile("yield");
+#endif
+}
+
+/* Marks a function that is compiled for CPUs with fused multiply-add on vectors, and called only
+ * where insn_has_fma() says that this is one; C alone calls the library for each fmaf on x86-64. */
+#if defined(__x86_64__)
+#define INSN_FMA __attribute__((target("avx2,fma")))
+#else
+#define INSN_FMA
+#endif
+
+static inline bool insn_has_fma(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return true;
 #endif
 }
 

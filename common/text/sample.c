@@ -5,16 +5,47 @@
 
 #include <float.h>
 
-/* The largest value gumbel() returns, rounded up: -ln(-ln(1 - 2^-24)). */
+/* What is done to a whole row is done to so many of its elements at a time. */
+#define ROW_BLOCK 256u
+
+/* The noise of tokens: draws of one choice. Four neighbours share one. */
+struct draws {
+    const struct sampling *p;
+    uint32_t sample_idx, pos, block; /* of the four tokens that `four` is for */
+    struct philox four;
+};
+
+static struct draws draws_of(const struct sampling *p, uint32_t sample_idx, uint32_t pos)
+{
+    return (struct draws){p, sample_idx, pos, 0, philox(p->seed, pos, 0, sample_idx, 0)};
+}
+
+/* k, uniform below 2^23: u = (k + 1/2) / 2^23 lies in (0, 1), on a grid of one bit less than a
+ * float has, so that it is never rounded up to 1. */
+static uint32_t draw(struct draws *d, int32_t id)
+{
+    uint32_t block = (uint32_t)id / 4;
+    if (block != d->block) {
+        d->block = block;
+        d->four = philox(d->p->seed, d->pos, block, d->sample_idx, 0);
+    }
+    return d->four.v[(uint32_t)id % 4] >> 9;
+}
+
+/* Standard Gumbel noise: -ln(-ln u). */
+static float gumbel(uint32_t k)
+{
+    return -fm_log(-fm_log(((float)k + 0.5f) * 0x1p-23f));
+}
+
+/* No noise is above this: 24 ln 2, rounded up. */
 #define GUMBEL_MAX 16.7f
 
-/* Standard Gumbel noise of one token: -ln(-ln u), u uniform in (0, 1) on a grid of 2^-23 (one
- * bit less than a float has, so that u is never rounded up to 1). */
-static float gumbel(const struct sampling *p, uint32_t sample_idx, uint32_t pos, int32_t id)
+/* At least gumbel(k), without logarithms. -ln u >= 1 - u, so it is at most -ln(1 - u), and
+ * 1 - u >= m / 2^24 where m = 2^23 - k; ln 2 and the sum are rounded up. */
+static float gumbel_bound(uint32_t k)
 {
-    struct philox r = philox(p->seed, pos, (uint32_t)id / 4, sample_idx, 0);
-    float u = ((float)(r.v[(uint32_t)id % 4] >> 9) + 0.5f) * 0x1p-23f;
-    return -fm_log(-fm_log(u));
+    return 0.6932f * (float)(__builtin_clz(0x800000u - k) - 7) + 0.001f;
 }
 
 static bool before(struct sample_candidate a, struct sample_candidate b)
@@ -43,20 +74,99 @@ static struct sample_candidate pop(struct sample_candidate *c, uint32_t n)
     return best;
 }
 
-/* Leaves the survivors of top-k, top-p and min-p at the end of c and returns how many they are. The
- * best score is 0. c becomes a heap and candidates are popped best first until a filter is full, so
- * that the cost is that of the survivors and not of sorting the vocabulary. */
-static uint32_t filter(const struct sampling *p, struct sample_candidate *c, uint32_t n)
+static void make_heap(struct sample_candidate *c, uint32_t n)
 {
     for (uint32_t i = n / 2; i-- > 0;) sift(c, n, i);
+}
+
+/* Where scores lie: how many candidates, and with what mass, in each step below the best, whose
+ * score is 0. The last step has all further ones. */
+#define STEPS 256u
+#define STEPS_A_UNIT 8.0f
+
+struct profile {
+    uint32_t count[STEPS];
+    double mass[STEPS]; /* e^score, like the next: only where it is asked for */
+    float total;        /* in the order of the candidates */
+};
+
+static void profile(const struct sample_candidate *c, uint32_t n, bool masses, struct profile *ret)
+{
+    float e[ROW_BLOCK] = {0};
+    *ret = (struct profile){.total = 0.0f};
+    for (uint32_t from = 0; from < n; from += ROW_BLOCK) {
+        uint32_t m = n - from < ROW_BLOCK ? n - from : ROW_BLOCK;
+        for (uint32_t i = 0; masses && i < m; i++) e[i] = c[from + i].score;
+        if (masses) fm_exp_each(e, 0.0f, m, e);
+        for (uint32_t i = 0; i < m; i++) {
+            float x = -STEPS_A_UNIT * c[from + i].score;
+            uint32_t step = x < (float)(STEPS - 1) ? (uint32_t)x : STEPS - 1;
+            ret->count[step]++;
+            ret->mass[step] += (double)e[i];
+            ret->total += e[i];
+        }
+    }
+}
+
+/* Moves candidates to the end of c among which all survivors are, and returns how many; only where
+ * top-p's mass is just reached, rounding may want more of them, the next best. *most is top-k, or
+ * n, and is lowered to what min-p leaves at most. The sum of all masses goes to *total where top-p
+ * is of all. */
+static uint32_t shortlist(const struct sampling *p, struct sample_candidate *c, uint32_t n,
+                          uint32_t *most, float *total)
+{
+    struct profile f;
+    bool by_count = *most < n, by_mass = !by_count && p->top_p < 1.0f, enough = false;
+    /* The mass of the k best is asked for before min-p drops any of them. */
+    bool by_least = p->min_p > 0.0f && !(by_count && p->top_p < 1.0f), below = false;
+    float least = by_least ? fm_log(p->min_p) - 0.01f : 0.0f, above = 0.0f;
+    uint32_t count = 0;
+    double mass = 0.0;
+    profile(c, n, by_mass, &f);
+    *total = f.total;
+    for (uint32_t step = 0; step < STEPS - 1 && !enough && !below; step++) {
+        count += f.count[step];
+        mass += f.mass[step];
+        above = (float)(step + 1) / -STEPS_A_UNIT; /* exact, as the products above are */
+        enough = (by_count && count >= *most) ||
+                 (by_mass && mass >= (double)p->top_p * (double)f.total * 1.001);
+        below = by_least && above < least;
+    }
+    if (!enough && !below) return n;
+    uint32_t at = n;
+    for (uint32_t i = n; i-- > 0;) {
+        if (!(c[i].score > above)) continue;
+        struct sample_candidate x = c[--at];
+        c[at] = c[i];
+        c[i] = x;
+    }
+    if (below && n - at < *most) *most = n - at;
+    return n - at;
+}
+
+/* Takes the best of what is left to its place from the end of c. Of the n candidates the last m
+ * are a heap; `popped` of them have been taken, or all and some of the others. */
+static struct sample_candidate take(struct sample_candidate *c, uint32_t n, uint32_t m,
+                                    uint32_t popped)
+{
+    if (popped < m) return pop(c + (n - m), m - popped);
+    if (popped == m) make_heap(c, n - m);
+    return pop(c, n - popped);
+}
+
+/* Leaves the survivors of top-k, top-p and min-p at the end of c and returns how many they are. The
+ * best score is 0. Candidates are taken best first until a filter is full, so that the cost is that
+ * of the survivors and not of sorting the vocabulary. */
+static uint32_t filter(const struct sampling *p, struct sample_candidate *c, uint32_t n)
+{
     float total = 0.0f, mass = 0.0f;
     uint32_t most = p->top_k && p->top_k < n ? p->top_k : n, popped = 0, kept = 0;
-    if (p->top_p < 1.0f) { /* of the k best; of all in the heap's order, which is as good as any */
-        for (; most < n && popped < most; popped++) total += fm_exp(pop(c, n - popped).score);
-        for (uint32_t i = 0; most == n && i < n; i++) total += fm_exp(c[i].score);
-    }
+    bool of_best = p->top_p < 1.0f && most < n; /* top-p is of the mass of the k best */
+    uint32_t m = shortlist(p, c, n, &most, &total);
+    make_heap(c + (n - m), m);
+    for (; of_best && popped < most; popped++) total += fm_exp(take(c, n, m, popped).score);
     while (kept < most) {
-        float score = kept < popped ? c[n - 1 - kept].score : pop(c, n - kept).score;
+        float score = kept < popped ? c[n - 1 - kept].score : take(c, n, m, kept).score;
         float e = fm_exp(score);
         if (e < p->min_p) break;
         kept++;
@@ -66,28 +176,51 @@ static uint32_t filter(const struct sampling *p, struct sample_candidate *c, uin
     return kept ? kept : 1;
 }
 
+/* A number that is larger for a larger float that is finite; both zeros have the same. */
+static int32_t rank_of(float x)
+{
+    int32_t b = (int32_t)fm_bits(x + 0.0f);
+    return b ^ (int32_t)((uint32_t)(b >> 31) >> 1);
+}
+
+/* The lowest id of the largest logit, -1 where one is not finite. In blocks, as the compiler makes
+ * vectors of them. */
 static int32_t largest(const float *logits, uint32_t n)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!isfinite(logits[i])) return -1;
-        if (logits[i] > logits[best]) best = i;
+    uint32_t at = 0, poison = 0;
+    int32_t most = INT32_MIN;
+    for (uint32_t from = 0; from < n; from += ROW_BLOCK) {
+        uint32_t end = n - from < ROW_BLOCK ? n : from + ROW_BLOCK;
+        int32_t here = INT32_MIN;
+        for (uint32_t i = from; i < end; i++) {
+            int32_t r = rank_of(logits[i]);
+            here = r > here ? r : here;
+            poison |= (fm_bits(logits[i]) & 0x7f800000u) == 0x7f800000u;
+        }
+        if (here <= most) continue;
+        most = here;
+        at = from;
     }
-    return (int32_t)best;
+    if (poison) return -1;
+    while (rank_of(logits[at]) != most) at++;
+    return (int32_t)at;
 }
 
 /* Best score plus noise among those of c[0..n) that are allowed (NULL: all), as start is; a
- * candidate that even the largest noise cannot lift above the best so far is skipped. The order of
- * the candidates does not matter. */
+ * candidate that even the largest noise cannot lift above the best so far is skipped, and so is one
+ * whose own noise cannot. The order of the candidates does not matter; neighbours cost less. */
 static int32_t noisy_argmax(const struct sampling *p, uint32_t sample_idx, uint32_t pos,
                             const struct sample_candidate *c, uint32_t n,
                             struct sample_candidate start, const struct sample_allowed *allowed)
 {
+    struct draws d = draws_of(p, sample_idx, pos);
     struct sample_candidate best = start;
-    best.score += gumbel(p, sample_idx, pos, start.id);
+    best.score += gumbel(draw(&d, start.id));
     for (uint32_t i = 0; i < n; i++) {
         if (c[i].score + GUMBEL_MAX < best.score) continue;
-        struct sample_candidate x = {c[i].score + gumbel(p, sample_idx, pos, c[i].id), c[i].id};
+        uint32_t k = draw(&d, c[i].id);
+        if (c[i].score + gumbel_bound(k) < best.score) continue;
+        struct sample_candidate x = {c[i].score + gumbel(k), c[i].id};
         if (before(x, best) && (!allowed || allowed->one(allowed->arg, x.id))) best = x;
     }
     return best.id;
@@ -142,11 +275,12 @@ float sample_logprobs(const float *logits, uint32_t n, int32_t chosen, uint32_t 
                       struct sample_candidate *ret_top)
 {
     uint32_t kept = 0;
-    float max = logits[0];
+    float max = logits[largest(logits, n)], e[ROW_BLOCK];
     double sum = 0.0;
-    for (uint32_t i = 1; i < n; i++) max = logits[i] > max ? logits[i] : max;
     for (uint32_t i = 0; i < n; i++) {
-        sum += (double)fm_exp(logits[i] - max);
+        if (i % ROW_BLOCK == 0)
+            fm_exp_each(logits + i, max, n - i < ROW_BLOCK ? n - i : ROW_BLOCK, e);
+        sum += (double)e[i % ROW_BLOCK];
         if (n_top == 0 || (kept == n_top && logits[i] <= ret_top[kept - 1].score)) continue;
         uint32_t at = kept < n_top ? kept++ : kept - 1;
         for (; at && ret_top[at - 1].score < logits[i]; at--) ret_top[at] = ret_top[at - 1];

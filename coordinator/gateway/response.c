@@ -751,7 +751,7 @@ static void end_item(struct response_stream *s, const struct response_head *h,
 }
 
 static void begin_item(struct response_stream *s, const struct response_head *h,
-                       const struct choice *c, int item, struct buf *to)
+                       const struct choice *c, enum response_item item, struct buf *to)
 {
     end_item(s, h, c, false, to);
     s->item = item;

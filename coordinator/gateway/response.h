@@ -22,15 +22,18 @@ struct response_head {
     uint64_t n_prompt, n_cached, n_answer, n_reasoning; /* tokens */
 };
 
+/* What an answer consists of, as events tell it. */
+enum response_item { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL };
+
 /* What was told of a response: as much as the answer is long, since the last events repeat it.
  * Zeroed, it has not begun; closed with response_close. */
 struct response_stream {
     bool begun;
     uint64_t n_events;
-    enum { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL } item; /* the present one, */
-    uint32_t call;                                                    /* which call it is, */
-    struct buf text;     /* and what it says so far: events repeat it at its end */
-    struct json *output; /* an array of the items before it; NULL: none yet */
+    enum response_item item; /* the present one, */
+    uint32_t call;           /* which call it is, */
+    struct buf text;         /* and what it says so far: events repeat it at its end */
+    struct json *output;     /* an array of the items before it; NULL: none yet */
 };
 
 void response_close(struct response_stream *s);

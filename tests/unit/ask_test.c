@@ -540,8 +540,8 @@ static void test_call_chunks(void **state)
         "{\"role\":\"assistant\",\"content\":\"\"}",
         "{\"reasoning_content\":\"w\"}",
         "{\"content\":\"x\"}",
-        "{\"tool_calls\":[{\"index\":0,\"id\":\"*********\",\"type\":\"function\",\"function\":{"
-        "\"name\":\"f\",\"arguments\":\"\"}}]}",
+        ("{\"tool_calls\":[{\"index\":0,\"id\":\"*********\",\"type\":\"function\",\"function\":{"
+         "\"name\":\"f\",\"arguments\":\"\"}}]}"),
         "{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\\\"a\\\"\"}}]}",
         "{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\": 1}\"}}]}",
         "{}"};

@@ -217,6 +217,25 @@ static void test_fmath(void **state)
     assert_true(fm_log(0.0f) == -INFINITY);
 }
 
+/* Many at once, with and without the CPU's instructions, are what each is alone. */
+static void test_exp_each(void **state)
+{
+    (void)state;
+    enum { MOST = 67 };
+    float x[MOST], y[MOST];
+    struct rng r = {4};
+    for (uint32_t n = 0; n <= MOST; n++) {
+        float shift = (float)n * 3.7f;
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = shift + (float)rng_below(&r, 200000) / 1000.0f - 100.0f;
+        if (n > 3) x[n - 3] = NAN;
+        memcpy(y, x, sizeof y);
+        fm_exp_each(y, shift, n, y);
+        for (uint32_t i = 0; i < n; i++)
+            assert_true(isnan(x[i]) ? isnan(y[i]) : fm_bits(y[i]) == fm_bits(fm_exp(x[i] - shift)));
+    }
+}
+
 struct team {
     struct pool *pool;
     atomic_int arrived, wrong;
@@ -711,6 +730,7 @@ int main(void)
         cmocka_unit_test(test_reserve),
         cmocka_unit_test(test_philox),
         cmocka_unit_test(test_fmath),
+        cmocka_unit_test(test_exp_each),
         cmocka_unit_test(test_pool),
         cmocka_unit_test(test_pool_claims),
         cmocka_unit_test(test_pool_claims_of_the_slow),

@@ -2,12 +2,14 @@
  * function that puts it together for the last stage and for the engine alone. */
 #include "common/text/chooser.h"
 
+#include "common/base/fmath.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -494,15 +496,124 @@ static void test_allowed(void **state)
                      SAMPLE_NOT_FINITE);
 }
 
+static int better_first(const void *x, const void *y)
+{
+    const struct sample_candidate *a = x, *b = y;
+    return a->score != b->score ? (a->score < b->score ? 1 : -1) : a->id < b->id ? -1 : 1;
+}
+
+/* What sample.h says, step by step: all candidates are sorted, filters keep the first of them, each
+ * one's noise is drawn alone, and the largest sum wins, of equal ones the lowest id. */
+static int32_t choose_plainly(const struct sampling *p, uint32_t sample, uint32_t pos,
+                              const float *logits, uint32_t n, const bool *is)
+{
+    struct sample_candidate *c = mem_alloc(n * sizeof *c);
+    uint32_t m = 0, kept = 0;
+    int32_t top = -1;
+    for (uint32_t i = 0; i < n; i++)
+        if (is[i] && (top < 0 || logits[i] > logits[top])) top = (int32_t)i;
+    for (uint32_t i = 0; i < n; i++)
+        if (is[i])
+            c[m++] = (struct sample_candidate){(logits[i] - logits[top]) / p->temp, (int32_t)i};
+    float total = 0.0f, mass = 0.0f;
+    bool of_best = p->top_k && p->top_k < m; /* then the mass that top-p is of is theirs */
+    for (uint32_t i = 0; i < m && !of_best; i++) total += fm_exp(c[i].score);
+    qsort(c, m, sizeof *c, better_first);
+    if (of_best) m = p->top_k;
+    for (uint32_t i = 0; i < m && of_best; i++) total += fm_exp(c[i].score);
+    while (kept < m && (p->min_p <= 0 || fm_exp(c[kept].score) >= p->min_p)) {
+        mass += fm_exp(c[kept++].score);
+        if (p->top_p < 1 && mass >= p->top_p * total) break;
+    }
+    struct sample_candidate best = {0};
+    for (uint32_t i = 0; i < kept; i++) {
+        struct philox r = philox(p->seed, pos, (uint32_t)c[i].id / 4, sample, 0);
+        float u = ((float)(r.v[c[i].id % 4] >> 9) + 0.5f) * 0x1p-23f;
+        struct sample_candidate x = {c[i].score - fm_log(-fm_log(u)), c[i].id};
+        if (i == 0 || better_first(&x, &best) < 0) best = x;
+    }
+    mem_free(c);
+    return p->temp < SAMPLE_TEMP_MIN ? top : best.id;
+}
+
+/* No shortcut changes a choice: rows of any length, sharp and flat, with equal logits, both zeros
+ * and a largest one anywhere, all tokens allowed or some, with any filters. */
+static void test_no_shortcut_shows(void **state)
+{
+    (void)state;
+    static float logits[LOTS];
+    static struct sample_candidate scratch[LOTS];
+    static bool is[LOTS], all[LOTS];
+    const float top_ps[] = {1, 1, 1, 0.95f, 0.5f, 0.999f, 1e-6f},
+                min_ps[] = {0, 0, 0.05f, 0.9f, 1e-9f};
+    const uint32_t top_ks[] = {0, 0, 40, 1, 700};
+    memset(all, 1, sizeof all);
+    struct rng r = {77};
+    for (uint32_t pos = 0; pos < 4000; pos++) {
+        uint32_t n = 1 + (uint32_t)rng_below(&r, pos % 2 ? 40 : LOTS), steps = pos % 7 ? 5000 : 3;
+        float width = pos % 13 ? 40.0f : 4000.0f;
+        for (uint32_t i = 0; i < n; i++) {
+            int32_t x = (int32_t)rng_below(&r, steps) - (int32_t)steps / 2;
+            logits[i] = (float)x * width / (float)steps;
+            if (logits[i] == 0.0f && rng_below(&r, 2)) logits[i] = -0.0f;
+            is[i] = rng_below(&r, 3) == 0;
+        }
+        if (pos % 11 == 0) /* zeros are the largest */
+            for (uint32_t i = 0; i < n; i++) logits[i] = logits[i] > 0.0f ? -0.0f : logits[i];
+        struct sampling p = {.temp = (float)(pos % 5) * 0.6f,
+                             .top_p = top_ps[rng_below(&r, 7)],
+                             .min_p = min_ps[rng_below(&r, 5)],
+                             .top_k = top_ks[rng_below(&r, 5)],
+                             .seed = pos / 100};
+        uint32_t sample = pos % 3;
+        assert_int_equal(sample_choose(&p, sample, pos, logits, n, scratch),
+                         choose_plainly(&p, sample, pos, logits, n, all));
+        struct some some = {.is = is, .n = n};
+        const struct sample_allowed allowed = {some_one, some_all, &some};
+        is[rng_below(&r, n)] = true;
+        assert_int_equal(sample_choose_allowed(&p, sample, pos, logits, n, &allowed, scratch),
+                         choose_plainly(&p, sample, pos, logits, n, is));
+    }
+}
+
+/* A mass of many small parts that rounding loses one by one: top-p then wants more than it seems.
+ */
+static void test_mass_that_rounding_loses(void **state)
+{
+    (void)state;
+    const uint32_t n = 150000;
+    float *logits = mem_alloc(n * sizeof *logits);
+    struct sample_candidate *scratch = mem_alloc(n * sizeof *scratch);
+    bool *all = mem_alloc(n * sizeof *all);
+    memset(all, 1, n * sizeof *all);
+    for (uint32_t i = 0; i < n; i++) logits[i] = i < 100000 ? -16.7f : -30.0f;
+    logits[n - 1] = 0.0f; /* the sum in the order of ids has all parts */
+    for (uint32_t pos = 0; pos < 20; pos++) {
+        struct sampling p = {.temp = 1, .top_p = 0.9965f, .seed = 8};
+        assert_int_equal(sample_choose(&p, 0, pos, logits, n, scratch),
+                         choose_plainly(&p, 0, pos, logits, n, all));
+    }
+    mem_free(logits);
+    mem_free(scratch);
+    mem_free(all);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adjustments),    cmocka_unit_test(test_choice_among_equals),
-        cmocka_unit_test(test_extreme_values), cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_filters),        cmocka_unit_test(test_choice_is_a_function),
-        cmocka_unit_test(test_allowed),        cmocka_unit_test(test_both_callers_choose_the_same),
-        cmocka_unit_test(test_what_was_said),  cmocka_unit_test(test_logprobs_of_a_choice),
+        cmocka_unit_test(test_mass_that_rounding_loses),
+        cmocka_unit_test(test_adjustments),
+        cmocka_unit_test(test_choice_among_equals),
+        cmocka_unit_test(test_extreme_values),
+        cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_filters),
+        cmocka_unit_test(test_choice_is_a_function),
+        cmocka_unit_test(test_allowed),
+        cmocka_unit_test(test_both_callers_choose_the_same),
+        cmocka_unit_test(test_what_was_said),
+        cmocka_unit_test(test_logprobs_of_a_choice),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_no_shortcut_shows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -78,7 +78,8 @@ static void act(struct actions *a, struct instance *to, enum to_worker type)
         .text = "tcp://127.0.0.1:9",
         .assign = {.n_pages = 1, .ctx = 16, .rows_max = 1, .logits_max = 1, .window = 1}};
     actions[0] = (struct action){.type = ACT_TO_WORKER, .to_worker = {*to, &to_worker}};
-    actions[1] = (struct action){.type = ACT_LINK_OPEN, .link = {{7, 0, 1}, "tcp://127.0.0.1:9"}};
+    actions[1] = (struct action){.type = ACT_LINK_OPEN,
+                                 .link = {.epoch = {7, 0, 1}, .endpoint = "tcp://127.0.0.1:9"}};
     *a = (struct actions){actions, type == TO_CONNECT ? 2 : 1};
     *to = (struct instance){0, 0};
 }

@@ -56,9 +56,10 @@ static bool same(const struct manifest *a, const struct manifest *b)
 /* Adds one to a byte of a file. */
 static void damage(const char *file, uint64_t at)
 {
-    uint8_t b;
+    uint8_t b = 0;
     int fd = open(file, O_RDWR | O_CLOEXEC);
-    assert_true(fd >= 0 && pread(fd, &b, 1, (off_t)at) == 1);
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &b, 1, (off_t)at), 1);
     b++;
     assert_int_equal(pwrite(fd, &b, 1, (off_t)at), 1);
     assert_int_equal(close(fd), 0);

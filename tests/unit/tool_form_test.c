@@ -27,7 +27,7 @@ static struct buf code;
 
 static struct grammar compiled(const char *format, bool open_thought)
 {
-    struct grammar g;
+    struct grammar g = {0};
     struct errmsg em = {0};
     buf_close(&code);
     code = (struct buf){0};
