@@ -6,9 +6,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define LOGITS_MAX 64u
-/* The last stage holds a Step's logits as floats; a row of Gemma's vocabulary is 1 MiB. */
-#define LOGITS_BYTES ((uint32_t)32 << 20)
 /* Sockets, threads, requests' sampling states, read buffers of a load: what a worker has beside
  * weights, pages and a Step's buffers (tests/e2e/slices_test.py measures it). */
 #define PROCESS_BYTES ((uint64_t)64 << 20)
@@ -120,12 +117,9 @@ static void set_windowed(const struct config *c, const struct arch_dims *d, stru
 }
 
 /* Rows of a Step that may want logits. */
-static uint32_t logits_max_of(const struct config *c, const struct arch_dims *d)
+static uint32_t logits_max_of(const struct config *c)
 {
-    uint32_t fit = LOGITS_BYTES / (uint32_t)sizeof(float) / d->vocab;
-    uint32_t most = c->chunk < LOGITS_MAX ? c->chunk : LOGITS_MAX;
-    if (most > fit) most = fit;
-    return most ? most : 1;
+    return c->chunk < LIMIT_STEP_LOGITS ? c->chunk : LIMIT_STEP_LOGITS;
 }
 
 static enum route_policy policy_of(const struct config *c)
@@ -169,7 +163,7 @@ int setup_costs(const struct config *c, const struct weights *weights,
         mem_free(work);
         return rc;
     }
-    struct eng_sizes s = eng_sizes(dims, c->chunk, logits_max_of(c, dims), setup_context(c, dims));
+    struct eng_sizes s = eng_sizes(dims, c->chunk, logits_max_of(c), setup_context(c, dims));
     uint64_t free = machine_free(here);
     m->layer_work = work;
     m->costs = (struct room_costs){.layer_bytes = layers,
@@ -250,7 +244,7 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
         .costs = m->costs,
         .ctx = ctx,
         .rows_max = c->chunk,
-        .logits_max = logits_max_of(c, m->dims),
+        .logits_max = logits_max_of(c),
         .window = c->window ? c->window : c->workers + 1,
         .max_live = c->max_requests,
         .max_running = sequences,

@@ -210,7 +210,8 @@ void stage_work_memory(const struct stage_work *w, struct msg_heartbeat *h)
 void stage_work_metrics(const struct stage_work *w, struct buf *out)
 {
     static const char name[] = "flotilla_kernel_seconds";
-    prom_head(out, name, "histogram", "Calls into the kernels, by each thread.");
+    prom_head(out, name, "histogram",
+              "What a thread does with a kind of kernels in a phase of a Step.");
     for (int op = 0; op < ENG_N_OPS; op++) {
         char labels[64];
         struct stats_view v;
@@ -317,7 +318,7 @@ static bool is_live(const struct sampler *s, const struct msg_run *r, uint32_t i
  * `row` is the first of these rows among the Step's rows of logits. The tokens of rows before,
  * which a choice may look at, are right: a guess that was not is overwritten by the rows that
  * follow it in the order of Steps. */
-static void choose(struct stage_work *w, const struct msg_run *r, const float *logits, size_t row,
+static void choose(struct stage_work *w, const struct msg_run *r, uint32_t row,
                    struct msg_run_result *ret)
 {
     int32_t *tokens = w->tokens + row;
@@ -336,13 +337,13 @@ static void choose(struct stage_work *w, const struct msg_run *r, const float *l
     const struct history h = {w, r->pages};
     ret->error = s->wrong;
     if (s->wrong) return;
-    for (uint32_t i = 0; i < r->n_logits; i++, logits += eng_logits_stride(w->engine)) {
+    for (uint32_t i = 0; i < r->n_logits; i++) {
         if (!is_live(s, r, r->n_rows - r->n_logits + i)) break;
         const struct chooser_ask ask = {.sampling = &s->sampling,
                                         .sample = r->sample,
                                         .pos = first + i,
                                         .boundary = s->boundary,
-                                        .logits = logits,
+                                        .logits = eng_logits(w->engine, row + i),
                                         .said = said,
                                         .said_arg = &h,
                                         .constraint = s->constraint};
@@ -381,8 +382,7 @@ static bool embed(struct stage_work *w, const struct msg_run *r, const float *hi
     return true;
 }
 
-static void finish(struct stage_work *w, const struct msg_step *s, const float *logits,
-                   struct msg_result *ret)
+static void finish(struct stage_work *w, const struct msg_step *s, struct msg_result *ret)
 {
     *ret = (struct msg_result){.epoch = s->epoch, .number = s->number, .runs = w->results};
     uint32_t row = 0;
@@ -390,16 +390,16 @@ static void finish(struct stage_work *w, const struct msg_step *s, const float *
     sums_begin(w->sums);
     for (uint32_t i = 0; i < s->n_runs; i++) {
         const struct msg_run *r = &s->runs[i];
-        const float *at = logits + row * eng_logits_stride(w->engine);
         if (r->embed) {
             ret->n_runs += embed(w, r, hidden, &w->results[ret->n_runs]);
             hidden += (size_t)r->n_rows * stage_work_width(w);
         }
         if (r->n_logits == 0) continue;
         if (r->kind == RUN_PROBE)
-            ret->digest = hash_bytes(at, eng_dims(w->engine)->vocab * sizeof *at, 0);
+            ret->digest = hash_bytes(eng_logits(w->engine, row),
+                                     eng_dims(w->engine)->vocab * sizeof(float), 0);
         else
-            choose(w, r, at, row, &w->results[ret->n_runs++]);
+            choose(w, r, row, &w->results[ret->n_runs++]);
         row += r->n_logits;
     }
 }
@@ -432,7 +432,7 @@ int stage_work_step(struct stage_work *w, const struct msg_step *s, const void *
     if (rc < 0) return err_wrap(em, ERR_PROTO, "Step %" PRIu64, s->number);
     ret->activations = out;
     if (last) {
-        finish(w, s, out, &ret->result);
+        finish(w, s, &ret->result);
         constrain_count(w->constrain, chooser_counts(w->chooser));
         close_samplers(w, s);
     }

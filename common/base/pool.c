@@ -23,8 +23,18 @@
 /* A thread that is woken runs within this time, if there is a core for it. */
 #define PROMPT_NS 200000
 /* The team waits for each of its threads. Where one after the other lacks a core, together for the
- * share S of the time, n threads do the work of n (1 - S): above S = 1/2, half as many do more. */
-#define LOST_SHARE 2 /* S is 1 / LOST_SHARE */
+ * share S of the time, n threads do the work of n (1 - S): above S = 1/2, half as many do more.
+ * Where weights come from memory, one thread does more than half of what two do, so the limit is
+ * lower. (SmolLM2 on two cores, another process on the second: 0.49 of the rate alone with S = 1/2,
+ * 0.59 with 2/5; five runs each, on a shared machine.) */
+#define LOST_SHARE_PERCENT 40u
+/* A thread takes this part of what is left of its own share, so that others find something when
+ * they come to it, and yet most of it at once: each part costs a call. */
+#define PART_OF_OWN(left) ((left) - (left) / 4)
+#define PART_OF_OTHERS(left) (((left) + 1) / 2)
+/* Threads whose shares one looks at that has none left: looking at all would cost a large team more
+ * than it gives. */
+#define NEIGHBOURS 4u
 /* The job word is a count of jobs and, in its lowest bits, how many threads the job is for: 0 ends
  * the pool. A thread that has no part in a job reads nothing else, as the next one may be written
  * by then. */
@@ -54,8 +64,12 @@ struct pool {
     unsigned n_threads;
     pthread_t *threads;
     struct member {
+        /* What is taken of its share of items: low half, how many from the front; high half, from
+         * the back. One for each parity of `phase`: see pool_barrier. */
+        _Alignas(64) _Atomic uint64_t taken[2];
         _Alignas(64) struct pool *pool;
         unsigned idx;
+        unsigned phase; /* barriers that it has come to in this job */
         bool pinned;
         uint64_t spin_ns;                    /* how long it spins at a barrier */
         uint64_t slept_ns, late_ns;          /* in this job */
@@ -140,6 +154,11 @@ void pool_barrier(struct pool *p)
     /* Once this thread has arrived, the others may end the job, and the next one may have another
      * team: its size is read before. */
     const unsigned n = p->n_active;
+    struct member *m = self;
+    /* Nothing is taken of its share of what comes behind the barrier. That word was used before the
+     * last barrier, so nobody looks at it any more, or yet. */
+    m->phase++;
+    atomic_store_explicit(&m->taken[m->phase % 2], 0, memory_order_relaxed);
     if (n == 1) return;
     unsigned seen = atomic_load_explicit(&p->barrier.value, memory_order_acquire);
     if (atomic_fetch_add(&p->arrived, 1) + 1 == n) {
@@ -147,7 +166,6 @@ void pool_barrier(struct pool *p)
         word_set(&p->barrier, seen + 1);
         return;
     }
-    struct member *m = self;
     struct wait w = word_wait(&p->barrier, seen, m->spin_ns);
     count(&m->spun, !w.slept);
     count(&m->slept, w.slept);
@@ -155,6 +173,45 @@ void pool_barrier(struct pool *p)
     m->slept_ns += w.ns;
     if (w.late_ns > PROMPT_NS) m->late_ns += w.late_ns;
     adapt_spin(m, &w);
+}
+
+/* ---- shares of items ---- */
+
+/* Takes a part of what is left of m's share of `size` items, in phase `phase`: of its front for m
+ * itself, else of its back. */
+static bool take_part(struct member *m, unsigned phase, uint32_t size, bool own, bool all,
+                      uint32_t *ret_at, uint32_t *ret_n)
+{
+    _Atomic uint64_t *taken = &m->taken[phase % 2];
+    uint64_t seen = atomic_load_explicit(taken, memory_order_relaxed);
+    for (;;) {
+        uint32_t front = (uint32_t)seen, back = (uint32_t)(seen >> 32), left = size - front - back;
+        if (left == 0) return false;
+        uint32_t n = all ? left : own ? PART_OF_OWN(left) : PART_OF_OTHERS(left);
+        uint64_t then = seen + (own ? n : (uint64_t)n << 32);
+        if (!atomic_compare_exchange_weak_explicit(taken, &seen, then, memory_order_relaxed,
+                                                   memory_order_relaxed))
+            continue;
+        *ret_at = own ? front : size - back - n;
+        *ret_n = n;
+        return true;
+    }
+}
+
+bool pool_claim(struct pool *p, uint32_t total, uint32_t *ret_a, uint32_t *ret_b)
+{
+    const struct member *me = self;
+    const unsigned n = p->n_active, look = n - 1 < NEIGHBOURS ? n - 1 : NEIGHBOURS;
+    for (unsigned i = 0; i <= look; i++) {
+        unsigned whose = (me->idx + i) % n;
+        uint32_t first = (uint32_t)((uint64_t)total * whose / n), at, got;
+        uint32_t size = (uint32_t)((uint64_t)total * (whose + 1) / n) - first;
+        if (!take_part(&p->members[whose], me->phase, size, i == 0, n == 1, &at, &got)) continue;
+        *ret_a = first + at;
+        *ret_b = first + at + got;
+        return true;
+    }
+    return false;
 }
 
 /* ---- jobs ---- */
@@ -181,6 +238,7 @@ static void run_job(struct member *m)
 {
     struct pool *p = m->pool;
     self = m;
+    m->phase = 0;
     fm_set_rounding();
     if (m->pinned != p->pinned) {
         m->pinned = p->pinned;
@@ -219,7 +277,7 @@ static bool crowded(struct pool *p)
 {
     if (p->job_ns < POOL_LOOK_NS) return false;
     uint64_t away = atomic_exchange_explicit(&p->away_ns, 0, memory_order_relaxed);
-    bool lost = away > p->job_ns / LOST_SHARE;
+    bool lost = away > p->job_ns / 100 * LOST_SHARE_PERCENT;
     p->job_ns = 0;
     return lost;
 }
@@ -251,6 +309,9 @@ void pool_run(struct pool *p, pool_fn fn, void *arg)
     p->fn = fn;
     p->arg = arg;
     size_team(p);
+    for (unsigned i = 0; i < p->n_active; i++)
+        for (int k = 0; k < 2; k++)
+            atomic_store_explicit(&p->members[i].taken[k], 0, memory_order_relaxed);
     if (p->n_active > 1) start_job(p, p->n_active);
     run_job(&p->members[0]);
 }

@@ -18,8 +18,8 @@
  * Where other processes have the cores, a team that waits for its slowest thread is slower than one
  * thread: beside eight busy processes on two cores two threads decoded 6 tokens/s and one 20. Each
  * thread therefore measures how long it lacked a core in its jobs. If all of them together lacked
- * one for more than half of POOL_LOOK_NS, half as many threads do the next jobs, down to one, and
- * the team is not pinned; after POOL_PAUSE_NS without such a lack, twice as many. What a job
+ * one for more than two fifths of POOL_LOOK_NS, half as many threads do the next jobs, down to one,
+ * and the team is not pinned; after POOL_PAUSE_NS without such a lack, twice as many. What a job
  * computes must therefore not depend on the number of threads, which `fn` is told each time.
  *
  * Owned by the thread that calls pool_open, pool_run and pool_close; it stays pinned in between. */
@@ -56,6 +56,15 @@ void pool_wake(struct pool *p);
 
 /* Inside fn: returns when all threads that run fn have called it. */
 void pool_barrier(struct pool *p);
+
+/* Inside fn: shares out `total` items, numbered from 0, as threads come free. Each thread has a
+ * share of them, of which it takes a part with each call, from the front; one that has taken all of
+ * its own takes from the back of others'. So a thread mostly gets the items that it got the last
+ * time, which its caches or its memory node may have, and one that is slower, or has no core, is
+ * left fewer. *ret_a, *ret_b: items [*ret_a, *ret_b) are the caller's. False: it gets none any
+ * more. Every thread calls it with the same total until it gets none; a barrier lies between one
+ * total and the next. */
+bool pool_claim(struct pool *p, uint32_t total, uint32_t *ret_a, uint32_t *ret_b);
 
 /* How waits at barriers ended since the pool was opened, and what became of the team. For the
  * owner, between jobs: threads that have just been let go may lack their last wait. */

@@ -2,6 +2,7 @@
  * stage.c's; here are the checks before it, and everything that is allocated for it. */
 #include "common/engine/stage.h"
 
+#include "common/base/check.h"
 #include "common/base/mem.h"
 #include "common/engine/cpu.h"
 #include "common/engine/rope.h"
@@ -74,17 +75,12 @@ static int take_run(struct engine *e, const struct eng_run *run, struct errmsg *
     return 0;
 }
 
-/* The shapes in which a step's layers share the one activation buffer; a barrier lies between the
- * last reader in one shape and the first writer in the next. */
-static void set_shapes(struct engine *e)
+/* The logits at hand, or about to be computed, are those of the rows from `first` on. */
+static void take_group(struct engine *e, uint32_t first)
 {
-    const struct arch_dims *d = &e->model.dims;
-    e->in_act.n_tokens = e->att_act.n_tokens = e->ffn_act.n_tokens = e->n_rows;
-    e->head_act = e->in_act;
-    e->head_act.n_tokens = e->n_logits;
-    e->in_act.k = e->head_act.k = d->hidden;
-    e->att_act.k = d->n_heads * d->head_size;
-    e->ffn_act.k = d->ffn;
+    uint32_t left = e->n_logits - first;
+    e->head_row = first;
+    e->n_head = left < e->logits_rows ? left : e->logits_rows;
 }
 
 int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
@@ -99,10 +95,21 @@ int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, cons
     if (e->n_rows == 0 || (!in && !e->model.first))
         return err_set(em, ERR_RANGE, "a step without rows or input");
     e->in = in;
-    set_shapes(e);
+    e->ffn_act.n_tokens = e->n_rows;
+    take_group(e, 0);
     pool_run(e->pool, eng__run_step, e);
     *ret_out = e->model.last ? e->logits : e->x;
     return 0;
+}
+
+const float *eng_logits(struct engine *e, uint32_t i)
+{
+    CHECK(i < e->n_logits);
+    if (i < e->head_row || i - e->head_row >= e->n_head) {
+        take_group(e, i);
+        pool_run(e->pool, eng__run_head, e);
+    }
+    return e->logits + (size_t)(i - e->head_row) * e->ld_logits;
 }
 
 const float *eng_hidden(const struct engine *e)
@@ -212,6 +219,32 @@ size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads)
     return few > many ? few : many;
 }
 
+/* Room for `rows` rows of k quantised values. */
+static struct act open_act(size_t rows, uint32_t k)
+{
+    size_t blocks = rows * (k / ACT_BLOCK + 1);
+    return (struct act){.k = k,
+                        .q = mem_try_zeroed(rows, k),
+                        .x = floats(blocks),
+                        .y = floats(blocks),
+                        .s = mem_try_zeroed(blocks, sizeof(int32_t)),
+                        .h = mem_try_zeroed(blocks * 2, sizeof(int32_t))};
+}
+
+static bool is_complete(const struct act *a)
+{
+    return a->q && a->x && a->y && a->s && a->h;
+}
+
+static void close_act(struct act *a)
+{
+    mem_free(a->q);
+    mem_free(a->x);
+    mem_free(a->y);
+    mem_free(a->s);
+    mem_free(a->h);
+}
+
 /* Everything a step needs, for the largest step. */
 static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
 {
@@ -239,15 +272,14 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
         e->inv_freq[i] = mem_try_zeroed(d->rope_dims, sizeof *e->inv_freq[i]);
         complete = complete && e->cs[i] && e->inv_freq[i];
     }
-    if (e->model.last) e->logits = floats(e->logits_max * e->ld_logits);
-    size_t k = widest(d), blocks = k / ACT_BLOCK + 1;
-    e->in_act.q = mem_try_zeroed(rows, k);
-    e->in_act.x = floats(rows * blocks);
-    e->in_act.y = floats(rows * blocks);
-    e->in_act.s = mem_try_zeroed(rows * blocks, sizeof *e->in_act.s);
-    e->in_act.h = mem_try_zeroed(rows * blocks * 2, sizeof *e->in_act.h);
-    e->att_act = e->ffn_act = e->head_act = e->in_act;
-    e->scratch_bytes = (kern_scratch_bytes((uint32_t)k) + 63) & ~(size_t)63;
+    e->logits_rows = eng__logits_rows(d, e->logits_max);
+    if (e->model.last) e->logits = floats(e->logits_rows * e->ld_logits);
+    e->act = open_act(rows, eng__act_width(d));
+    e->ffn_act = open_act(rows, d->ffn);
+    e->own_bytes = eng__own_bytes(d, e->rows_max);
+    e->own = mem_try_zeroed(threads, e->own_bytes);
+    e->head_panels = mem_try_zeroed(d->n_heads + d->n_kv_heads, sizeof *e->head_panels);
+    e->scratch_bytes = (kern_scratch_bytes(widest(d)) + 63) & ~(size_t)63;
     e->scratch = mem_try_zeroed(threads, e->scratch_bytes);
     e->n_threads = threads;
     e->dispatch = mem_try_zeroed((size_t)threads * ENG_N_OPS, sizeof *e->dispatch);
@@ -255,7 +287,7 @@ static int open_buffers(struct engine *e, unsigned threads, struct errmsg *em)
     e->parts = mem_try_zeroed(e->n_parts, sizeof *e->parts);
     if (!e->rows || !e->logit_rows || !e->hidden_rows || !e->x || !e->norm || !e->qkv || !e->att ||
         !e->gate || !e->up || !e->tmp || !complete || (e->model.last && !e->logits) ||
-        !e->in_act.q || !e->in_act.x || !e->in_act.y || !e->in_act.s || !e->in_act.h ||
+        !is_complete(&e->act) || !is_complete(&e->ffn_act) || !e->own || !e->head_panels ||
         !e->scratch || !e->dispatch || !e->parts)
         return err_set(em, ERR_NOMEM, "buffers for steps of %zu rows", rows);
     for (uint32_t i = 0; i < d->n_blocks; i++)
@@ -314,10 +346,11 @@ void eng_close(struct engine *e)
         mem_free(e->cs[i]);
         mem_free(e->inv_freq[i]);
     }
-    void *buffers[] = {e->rows,     e->logit_rows, e->x,        e->norm,       e->qkv,
-                       e->att,      e->gate,       e->up,       e->tmp,        e->logits,
-                       e->in_act.q, e->in_act.x,   e->in_act.y, e->in_act.s,   e->in_act.h,
-                       e->scratch,  e->dispatch,   e->parts,    e->hidden_rows};
+    close_act(&e->act);
+    close_act(&e->ffn_act);
+    void *buffers[] = {e->rows, e->logit_rows,  e->x,           e->norm,   e->qkv,     e->att,
+                       e->gate, e->up,          e->tmp,         e->logits, e->scratch, e->dispatch,
+                       e->own,  e->head_panels, e->hidden_rows, e->parts};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
     mem_free(e);
 }
@@ -325,11 +358,6 @@ void eng_close(struct engine *e)
 void eng_wake(struct engine *e)
 {
     pool_wake(e->pool);
-}
-
-size_t eng_logits_stride(const struct engine *e)
-{
-    return e->ld_logits;
 }
 
 const struct arch_dims *eng_dims(const struct engine *e)

@@ -84,11 +84,18 @@ int eng_open(const struct eng_options *o, struct engine **ret_engine, struct err
 void eng_close(struct engine *e);
 
 /* Runs a step. `in`: rows x hidden floats at any alignment, NULL on the first slice. *ret_out: rows
- * x hidden for the next slice, or on the last one logits: row i of all rows that want them is at i
- * * eng_logits_stride. Valid until the next step. ERR_RANGE (nothing computed) for a token, page or
- * count out of range. Allocates nothing. */
+ * x hidden for the next slice, valid until the next step; or on the last slice the logits of the
+ * first row that wants them, as eng_logits returns them. ERR_RANGE (nothing computed) for a token,
+ * page or count out of range. Allocates nothing. */
 int eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
              const float **ret_out, struct errmsg *em);
+
+/* The last step's logits of row i, of all its rows that want them: vocab floats, valid until the
+ * next call for another row and until the next step. They are computed for a group of rows at a
+ * time, as many as there is room for (eng_sizes): the first with the step, another when one of its
+ * rows is asked for. So ask in ascending order; rows that nobody asks for may cost nothing.
+ * Allocates nothing. */
+const float *eng_logits(struct engine *e, uint32_t i);
 
 /* The last step's hidden rows: what the last layer hands out, behind the model's last norm. hidden
  * floats for each row of the runs that want them, in the order of the runs. Valid until the next
@@ -98,7 +105,6 @@ const float *eng_hidden(const struct engine *e);
 /* A step is about to come: wakes the engine's threads. */
 void eng_wake(struct engine *e);
 
-size_t eng_logits_stride(const struct engine *e);
 const struct arch_dims *eng_dims(const struct engine *e);
 /* The level of every kernel that this engine calls. */
 const char *eng_isa(const struct engine *e);
@@ -107,18 +113,20 @@ const char *eng_isa(const struct engine *e);
  * with no weights of this type (a number of GGUF), or its kernels read floats. */
 uint32_t eng_few(const struct engine *e, uint32_t type);
 
-/* What calls into the kernels do. A call is one thread's. */
+/* What kernels do. A duration is that of all that one thread does of it in one phase of a step
+ * (stage.c), for all rows. */
 enum eng_op {
-    ENG_LINEAR,    /* one matrix, the thread's panels, all rows of the step */
-    ENG_ATTENTION, /* one layer, the thread's share, as in what follows */
-    ENG_NORM,      /* norms of rows, quantised where a product follows */
-    ENG_ROTATE,    /* head norms, RoPE, writing of keys and values */
-    ENG_QUANTISE,  /* rows that no norm precedes */
-    ENG_GATE,      /* SiLU or GELU and the product with `up` */
+    ENG_LINEAR, /* products: of queries, keys and values; attention's output; gate and up; down;
+                   the head: five kinds of phases */
+    ENG_ATTENTION,
+    ENG_NORM,     /* norms of rows, quantised where a product follows */
+    ENG_ROTATE,   /* head norms, RoPE, writing of keys and values */
+    ENG_QUANTISE, /* rows that no norm precedes */
+    ENG_GATE,     /* SiLU or GELU and the product with `up` */
     ENG_N_OPS
 };
 const char *eng_op_name(enum eng_op op);
-/* Durations of these calls, of all threads together. May be called while a step runs. */
+/* These durations, of all threads together. May be called while a step runs. */
 void eng_dispatch(const struct engine *e, enum eng_op op, struct stats_view *ret);
 struct eng_stats eng_stats(const struct engine *e);
 
@@ -152,7 +160,7 @@ int eng_layers_bytes(const struct weights *w, const struct arch_dims *d, uint32_
 struct eng_sizes {
     uint64_t step_bytes;   /* buffers of the largest step */
     uint64_t thread_bytes; /* more for each thread */
-    uint64_t logits_bytes; /* more on the last slice */
+    uint64_t logits_bytes; /* more on the last slice: of one group of rows (eng_logits) */
 };
 /* positions: of one sequence, at most. */
 struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows_max, uint32_t logits_max,

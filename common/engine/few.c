@@ -8,7 +8,7 @@
 
 static uint64_t time_of(struct engine *e, struct mat *m, uint32_t panels, uint32_t rows, bool tiles)
 {
-    struct act a = e->in_act; /* zeros */
+    struct act a = m->k <= e->act.k ? e->act : e->ffn_act; /* zeros */
     a.n_tokens = rows;
     a.k = m->k;
     m->few = tiles ? KERN_FEW_MAX : 1;

@@ -22,12 +22,17 @@ void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_par
     float max = parts[0].max, sum = 0.0f;
     for (uint32_t i = 1; i < n_parts; i++)
         max = parts[i * stride].max > max ? parts[i * stride].max : max;
-    for (uint32_t j = 0; j < head_size; j++) ret_out[j] = 0.0f;
     for (uint32_t i = 0; i < n_parts; i++) {
         const struct attn_part *p = &parts[i * stride];
         float c = fm_exp(p->max - max);
         sum = fmaf(c, p->sum, sum);
-        for (uint32_t j = 0; j < head_size; j++) ret_out[j] = fmaf(c, p->out[j], ret_out[j]);
+        /* This file is compiled for any CPU, so that an fmaf is a call. Where the chain begins,
+         * fma(1, x, +0) is x + 0: in a short context there is no other part. */
+        if (i == 0 && c == 1.0f)
+            for (uint32_t j = 0; j < head_size; j++) ret_out[j] = p->out[j] + 0.0f;
+        else
+            for (uint32_t j = 0; j < head_size; j++)
+                ret_out[j] = fmaf(c, p->out[j], i ? ret_out[j] : 0.0f);
     }
     float r = 1.0f / sum;
     for (uint32_t j = 0; j < head_size; j++) ret_out[j] *= r;

@@ -175,8 +175,10 @@ static int run(struct bench *b, uint32_t rows, uint32_t logits, uint64_t *ret_ns
     if (b->o->goes_on && !b->o->goes_on(b->o->arg)) return err_set(em, ERR_CANCELLED, "given up");
     uint64_t start = now_ns(b);
     int rc = eng_step(b->engine, &r, 1, first_layer(b) ? b->in : NULL, &out, em);
-    for (uint32_t i = 0; i < logits && rc == 0 && b->o->choose; i++)
-        b->o->choose(b->o->arg, out + i * eng_logits_stride(b->engine));
+    for (uint32_t i = 0; i < logits && rc == 0; i++) {
+        out = eng_logits(b->engine, i);
+        if (b->o->choose) b->o->choose(b->o->arg, out);
+    }
     *ret_ns = now_ns(b) - start;
     return rc;
 }

@@ -9,6 +9,28 @@ static uint64_t padded(uint64_t n)
     return (n + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
 }
 
+/* Bytes of a quantised row of `width` values. */
+static uint64_t act_bytes(uint64_t width)
+{
+    const struct act *a = NULL;
+    return width + (width / ACT_BLOCK + 1) *
+                       (sizeof *a->x + sizeof *a->y + sizeof *a->s + 2 * sizeof *a->h);
+}
+
+size_t eng__own_bytes(const struct arch_dims *d, uint32_t rows_max)
+{
+    size_t rows = rows_max < LOCAL_ROWS ? rows_max : LOCAL_ROWS, width = eng__act_width(d);
+    return (rows * ((d->hidden + width) * sizeof(float) + act_bytes(width)) + 63) & ~(size_t)63;
+}
+
+uint32_t eng__logits_rows(const struct arch_dims *d, uint32_t logits_max)
+{
+    uint64_t fit = LOGITS_BYTES / (padded(d->vocab) * sizeof(float));
+    if (fit > LOGITS_PASS) fit -= fit % LOGITS_PASS;
+    if (fit == 0) fit = 1;
+    return fit < logits_max ? (uint32_t)fit : logits_max;
+}
+
 struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows, uint32_t logits_max,
                            uint64_t positions)
 {
@@ -17,17 +39,16 @@ struct eng_sizes eng_sizes(const struct arch_dims *d, uint32_t rows, uint32_t lo
     if (q > widest) widest = q;
     uint64_t floats = 2 * (uint64_t)d->hidden + padded(q) + 2 * padded(kv) + q +
                       2 * padded(d->ffn) + padded(d->hidden) + (uint64_t)d->n_blocks * d->rope_dims;
-    uint64_t block =
-        2 * sizeof(float) + sizeof(*(struct act){.k = 0}.s) + 2 * sizeof(*(struct act){.k = 0}.h);
-    uint64_t row = sizeof(struct row) + 2 * sizeof(uint32_t) + floats * sizeof(float) + widest +
-                   (widest / ACT_BLOCK + 1) * block;
+    uint64_t row = sizeof(struct row) + 2 * sizeof(uint32_t) + floats * sizeof(float) +
+                   act_bytes(eng__act_width(d)) + act_bytes(d->ffn);
+    uint64_t heads = (d->n_heads + d->n_kv_heads) * sizeof(atomic_uint);
     uint64_t spans = positions / ATTN_SPAN + 2;
-    return (struct eng_sizes){.step_bytes = rows * row + SPLIT_PARTS_BYTES,
-                              .thread_bytes =
-                                  kern_scratch_bytes((uint32_t)widest) + 64 +
-                                  ENG_N_OPS * sizeof(struct stats) +
-                                  spans * (d->n_heads / d->n_kv_heads) * sizeof(struct attn_part),
-                              .logits_bytes = logits_max * padded(d->vocab) * sizeof(float)};
+    return (struct eng_sizes){
+        .step_bytes = rows * row + heads + SPLIT_PARTS_BYTES,
+        .thread_bytes = kern_scratch_bytes((uint32_t)widest) + 64 + eng__own_bytes(d, rows) +
+                        ENG_N_OPS * sizeof(struct stats) +
+                        spans * (d->n_heads / d->n_kv_heads) * sizeof(struct attn_part),
+        .logits_bytes = eng__logits_rows(d, logits_max) * padded(d->vocab) * sizeof(float)};
 }
 
 /* Bytes of all but the weights, with a pool of so many pages. */

@@ -14,6 +14,17 @@
 #define ROWS_FOR_SPLIT 4u
 #define SPLIT_PARTS_BYTES ((size_t)32 << 20)
 
+/* Logits are held for as many rows as fit into LOGITS_BYTES. More rows have theirs computed in
+ * groups, each of which reads the output head anew; so a group should have enough rows to keep the
+ * cores busy while the head is read. Where it has more than LOGITS_PASS, which the widest kernel
+ * computes at once, it is a multiple of that. */
+#define LOGITS_BYTES ((size_t)16 << 20)
+#define LOGITS_PASS 8u
+
+/* In a step of so few rows each thread norms and quantises all of them for itself, which takes less
+ * time than a barrier. */
+#define LOCAL_ROWS 8u
+
 struct row {
     uint32_t pos;
     int32_t token;
@@ -40,15 +51,23 @@ struct engine {
     /* Indices of the rows that want logits, and of those that want to be hidden rows. */
     uint32_t *logit_rows, *hidden_rows;
     uint32_t n_rows, n_logits, n_hidden;
+    uint32_t head_row, n_head; /* the rows whose logits are held: [head_row, head_row + n_head) of
+                                  n_logits */
     uint32_t n_spans[ARCH_BLOCKS_MAX]; /* the most that a row sees, by block */
     const uint8_t *in;                 /* of eng_step */
     /* buffers (stage.c), and floats from one row of them to the next */
     float *x, *norm, *qkv, *att, *gate, *up, *tmp, *cs[ARCH_BLOCKS_MAX], *logits;
     size_t ld_q, ld_kv, ld_qkv, ld_ffn, ld_tmp, ld_logits;
-    struct act in_act, att_act, ffn_act, head_act; /* one buffer, four shapes: see set_shapes */
-    struct attn_part *parts; /* [row][span][head] when split by spans, else [thread][span][head] */
-    size_t n_parts;          /* room in it */
-    uint8_t *scratch;        /* one for each thread */
+    uint32_t logits_rows; /* room in `logits` */
+    /* Quantised activations: rows that products read, in several shapes (eng__act_of), and those of
+     * the feed-forward's second. Each one's k is the widest that it has room for. */
+    struct act act, ffn_act;
+    uint8_t *own; /* [thread] what a thread has for itself where rows are few: see use_own */
+    size_t own_bytes;
+    atomic_uint *head_panels; /* of query heads, then of KV heads: panels that are projected */
+    struct attn_part *parts;  /* [row][span][head] when split by spans, else [thread][span][head] */
+    size_t n_parts;           /* room in it */
+    uint8_t *scratch;         /* one for each thread */
     size_t scratch_bytes;
     struct eng_stats stats;
     atomic_ullong *moves;   /* of eng_options */
@@ -58,6 +77,20 @@ struct engine {
 
 /* Partial results of attention that steps may need at once, in a context of so many positions. */
 size_t eng__parts(const struct arch_dims *d, uint64_t ctx, unsigned threads);
+
+/* What each thread has for itself for up to LOCAL_ROWS rows: floats of the stream, floats and
+ * quantised values of what products read. */
+size_t eng__own_bytes(const struct arch_dims *d, uint32_t rows_max);
+
+/* The widest that products read but for the feed-forward's second one. */
+static inline uint32_t eng__act_width(const struct arch_dims *d)
+{
+    uint32_t q = d->n_heads * d->head_size;
+    return q > d->hidden ? q : d->hidden;
+}
+
+/* Rows whose logits are held at once, of at most logits_max in a step. */
+uint32_t eng__logits_rows(const struct arch_dims *d, uint32_t logits_max);
 
 /* Thread `idx` of n takes items [*a, *b) of `total`. */
 static inline void eng__share(uint32_t total, unsigned idx, unsigned n, uint32_t *a, uint32_t *b)
@@ -76,12 +109,39 @@ struct stage_thread {
     struct engine *e;
     unsigned idx, n;
     void *scratch;
+    bool local; /* rows are few: `x`, `norm` and `act` are this thread's own, else all threads' */
+    uint32_t row_a, row_b; /* the rows that it norms and quantises: its share, or all if local */
+    float *x, *norm;       /* [row][hidden] */
+    const float *att;      /* [row][q]: of the layer at hand */
+    struct act act;
+    /* The projection in tmp is still to be added to x, normalised if the norm has weights. */
+    bool due;
+    struct kern_norm due_norm;
+    uint64_t ns[ENG_N_OPS]; /* spent in the phase at hand */
 };
 
-/* Counts a call into the kernels that began at `start` and has just ended. */
-static inline void eng__count_call(const struct stage_thread *t, enum eng_op op, uint64_t start)
+/* Adds what has passed since `start` to the phase's time; returns the time now. */
+static inline uint64_t eng__spent(struct stage_thread *t, enum eng_op op, uint64_t start)
 {
-    stats_record_own(&t->e->dispatch[t->idx * ENG_N_OPS + op], clock_ns() - start);
+    uint64_t now = clock_ns();
+    t->ns[op] += now - start;
+    return now;
+}
+
+/* A phase ends: its time is one duration. */
+static inline void eng__count(struct stage_thread *t, enum eng_op op)
+{
+    if (t->ns[op]) stats_record_own(&t->e->dispatch[t->idx * ENG_N_OPS + op], t->ns[op]);
+    t->ns[op] = 0;
+}
+
+/* The thread's activations as n rows of k values. */
+static inline struct act eng__act_of(const struct stage_thread *t, uint32_t n, uint32_t k)
+{
+    struct act a = t->act;
+    a.n_tokens = n;
+    a.k = k;
+    return a;
 }
 
 /* The index of the block of a layer of the slice. */
@@ -136,9 +196,11 @@ void eng__choose_few(struct engine *e);
 
 /* A step, as a pool_fn; arg is the engine, whose rows have been checked. */
 void eng__run_step(void *arg, unsigned idx, unsigned n);
+/* The logits of rows [head_row, head_row + n_head) of the step before, likewise. */
+void eng__run_head(void *arg, unsigned idx, unsigned n);
 
-/* att = the attention of every row's queries in qkv over its pages. On return the rows of this
- * thread's share are complete; for the others a barrier is needed. */
-void eng__attend(const struct stage_thread *t, uint32_t layer);
+/* The attention of every row's queries in qkv over its pages: t->att, and, if `quantise`, t->act.
+ * On return all rows are complete. */
+void eng__attend(struct stage_thread *t, uint32_t layer, bool quantise);
 
 #endif

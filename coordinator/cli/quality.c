@@ -24,7 +24,7 @@
 
 #define MAGIC "flotvec1"
 #define FILE_BYTES_MAX ((size_t)64 << 20)
-#define ROWS 32u /* positions whose logits are held at once */
+#define ROWS 32u /* of a step */
 
 struct quality {
     const char *model, *text, *baseline, *isa, *kv, *baseline_kv, *pre;
@@ -93,9 +93,9 @@ static int run_sequence(struct quality *q, struct cursor *c, struct errmsg *em)
         uint32_t rows = n - at < ROWS ? n - at : ROWS;
         const float *logits;
         rc = whole_step(&q->whole, at, ids + at, rows, rows, &logits, em);
-        for (uint32_t i = 0; i < rows && rc == 0;
-             i++, logits += eng_logits_stride(q->whole.engine)) {
+        for (uint32_t i = 0; i < rows && rc == 0; i++) {
             struct kl_recorded r;
+            logits = eng_logits(q->whole.engine, i);
             if (!take_recorded(c, &r))
                 rc = err_set(em, ERR_FORMAT, "%s: cut short at byte %zu", q->baseline, c->pos);
             else
@@ -130,18 +130,18 @@ static int run_window(struct quality *q, const int32_t *ids, struct errmsg *em)
     for (uint32_t at = 0, rows; at + 1 < q->window; at += rows) {
         bool scored = at >= first;
         uint32_t left = scored ? q->window - 1 - at : first - at;
-        const float *logits = NULL, *base = NULL;
+        const float *logits;
         rows = left < ROWS ? left : ROWS;
         int rc = whole_step(&q->whole, at, ids + at, rows, scored ? rows : 0, &logits, em);
         if (rc == 0 && q->base.engine)
-            rc = whole_step(&q->base, at, ids + at, rows, scored ? rows : 0, &base, em);
+            rc = whole_step(&q->base, at, ids + at, rows, scored ? rows : 0, &logits, em);
         if (rc < 0) return rc;
         for (uint32_t i = 0; i < rows && scored; i++) {
-            const float *row = logits + i * eng_logits_stride(q->whole.engine);
+            const float *row = eng_logits(q->whole.engine, i);
             q->nll += kl_log_sum_exp(row, vocab) - (double)row[ids[at + i + 1]];
             q->tokens++;
-            if (!base) continue;
-            const float *b = base + i * eng_logits_stride(q->base.engine);
+            if (!q->base.engine) continue;
+            const float *b = eng_logits(q->base.engine, i);
             kl_add(&q->kl, kl_between(b, row, vocab),
                    kl_largest(row, vocab) == kl_largest(b, vocab));
         }

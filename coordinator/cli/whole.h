@@ -27,8 +27,8 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
                struct errmsg *em);
 void whole_close(struct whole *w);
 
-/* Runs n consecutive rows; *ret_logits are those of the last n_logits rows, which lie
- * eng_logits_stride apart. */
+/* Runs n consecutive rows; the last n_logits of them have logits. *ret_logits: the first one's;
+ * eng_logits has those of all. */
 int whole_step(struct whole *w, uint32_t first_pos, const int32_t *tokens, uint32_t n,
                uint32_t n_logits, const float **ret_logits, struct errmsg *em);
 

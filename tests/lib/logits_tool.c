@@ -73,8 +73,7 @@ static int step(const struct chain *c, uint32_t first, const int32_t *ids, uint3
     }
     if (c->sum) pooling_add(c->sum, eng_hidden(c->slice[c->n - 1]), n, c->hidden);
     for (uint32_t r = 0; r < wanted && !c->sum; r++)
-        (void)fwrite(out + r * eng_logits_stride(c->slice[c->n - 1]), sizeof *out, c->vocab,
-                     stdout);
+        (void)fwrite(eng_logits(c->slice[c->n - 1], r), sizeof *out, c->vocab, stdout);
     return 0;
 }
 

@@ -51,7 +51,7 @@ static inline void tiny_run(struct engine *e, uint32_t first, uint32_t n, const 
     struct eng_run r = {first, n, n, tiny_tokens + first % TINY_ROWS, .pages = pages};
     if (eng_step(e, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
     for (uint32_t i = 0; i < n; i++)
-        memcpy(ret + i * TINY_VOCAB, out + i * eng_logits_stride(e), TINY_VOCAB * sizeof *ret);
+        memcpy(ret + i * TINY_VOCAB, eng_logits(e, i), TINY_VOCAB * sizeof *ret);
 }
 
 #endif

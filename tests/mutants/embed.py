@@ -15,8 +15,8 @@ MUTANTS = [
     # ---- the numbers
     m("last-row-only", POOLING, "sum[i] += (double)rows[i];", "sum[i] = (double)rows[i];", "arch_test", "the embedding is of the last row"),
     m("length", POOLING, "double length = sqrt(square);", "double length = square;", "sums_test", "embeddings are not of length 1", short=True),
-    m("not-normed", STAGE, "uint32_t row = logits ? e->logit_rows[i] : e->hidden_rows[i - e->n_logits];",
-      "uint32_t row = e->logit_rows[i];", "step_test", "hidden rows are those of other rows"),
+    m("not-normed", STAGE, "norm_last(t, e->hidden_rows, a, b,", "norm_last(t, e->logit_rows, a, b,",
+      "step_test", "hidden rows are those of other rows"),
     m("hidden-place", "common/engine/engine.c", "return e->norm + (size_t)e->n_logits * e->model.dims.hidden;", "return e->norm;",
       "step_test", "rows that want logits count as hidden rows"),
     # ---- the last stage

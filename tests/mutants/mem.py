@@ -31,8 +31,8 @@ MUTANTS = [
     dict(name="threads-buffers-free", file="common/engine/size.c", old="           o->threads * s.thread_bytes + (last ? s.logits_bytes : 0);",
          new="           s.thread_bytes * 0 + (last ? s.logits_bytes : 0);", tests="engine_test",
          why="buffers of threads are not counted"),
-    dict(name="rows-buffers-free", file="common/engine/size.c", old=".step_bytes = rows * row + SPLIT_PARTS_BYTES,",
-         new=".step_bytes = row + SPLIT_PARTS_BYTES,", tests="engine_test", why="buffers of one row are counted only"),
+    dict(name="rows-buffers-free", file="common/engine/size.c", old=".step_bytes = rows * row + heads + SPLIT_PARTS_BYTES,",
+         new=".step_bytes = row + heads + SPLIT_PARTS_BYTES,", tests="engine_test", why="buffers of one row are counted only"),
     # The room that workers have.
     dict(name="each-has-all", file="coordinator/core/room.c",
          old="        if (!shares(s, &stages[at], place)) continue;\n", new="        if (i != at) continue;\n",

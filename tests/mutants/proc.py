@@ -31,7 +31,7 @@ MUTANTS = [
          tests="system_test", why="a thread spins in full for one that does not run"),
     dict(name="team-never-shrinks", file="common/base/pool.c", old="p->n_active = (p->n_active + 1) / 2;", new="p->n_active = p->n_threads;",
          tests="system_test", why="a team that lacks cores stays as large as it is"),
-    dict(name="lack-unmeasured", file="common/base/pool.c", old="bool lost = away > p->job_ns / LOST_SHARE;", new="bool lost = false && away;",
+    dict(name="lack-unmeasured", file="common/base/pool.c", old="bool lost = away > p->job_ns / 100 * LOST_SHARE_PERCENT;", new="bool lost = false && away;",
          tests="system_test", why="nobody notices that cores are short"),
     dict(name="rounding-late", file="common/engine/engine.c", old="    fm_set_rounding(); /* tables and weights are computed here too */\n", new="",
          tests="engine_test", why="tables are computed with whatever rounding the thread had",

@@ -94,7 +94,7 @@ MUTANTS = [
          old="    if (!run->window_pages || run->window_first > first / KV_PAGE)\n", new="    if (!run->window_pages)\n",
          tests="step_test", why="a row reads before its table"),
     dict(name="windowed-rows-are-written-elsewhere", file="common/engine/stage.c",
-         old="            e->kern->kv_store(&kv, e->rows[r].pos - at, k", new="            e->kern->kv_store(&kv, e->rows[r].pos, k",
+         old="    e->kern->kv_store(&kv, e->rows[r].pos - at, k", new="    e->kern->kv_store(&kv, e->rows[r].pos, k",
          tests="step_test", why="keys go to the page of another position"),
     dict(name="windowed-another-pool-fits", file="worker/stage_work.c",
          old="a->n_window_pages == b->n_window_pages && ", new="",

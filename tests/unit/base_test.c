@@ -8,6 +8,7 @@
 #include "common/base/err.h"
 #include "common/base/fmath.h"
 #include "common/base/hash.h"
+#include "common/base/insn.h"
 #include "common/base/mem.h"
 #include "common/base/opts.h"
 #include "common/base/pool.h"
@@ -302,6 +303,94 @@ static void test_pool(void **state)
     struct pool *p;
     assert_int_equal(pool_open(0, &p, &em), ERR_RANGE);
     assert_int_equal(pool_open(POOL_THREADS_MAX + 1, &p, &em), ERR_RANGE);
+}
+
+#define ITEMS_MOST 1000u
+
+struct claims {
+    struct pool *pool;
+    atomic_uint taken[ITEMS_MOST], wrong, by_others;
+    atomic_uint last;        /* items of the job's last total, behind which no barrier lies */
+    atomic_uint begun, done; /* of test_pool_claims_of_the_slow */
+    uint32_t of_slow;
+};
+
+/* Items of several totals in turn, some of them fewer than there are threads. */
+static void claim_all(void *arg, unsigned idx, unsigned n)
+{
+    static const uint32_t totals[] = {ITEMS_MOST, 0, 1, 3, 17, 2, 400, 5};
+    struct claims *c = arg;
+    for (uint32_t round = 0; round < 40; round++) {
+        uint32_t total = totals[round % (sizeof totals / sizeof totals[0])], a, b;
+        while (pool_claim(c->pool, total, &a, &b)) {
+            if (a >= b || b > total) atomic_fetch_add(&c->wrong, 1);
+            for (uint32_t i = a; i < b && i < ITEMS_MOST; i++) {
+                atomic_fetch_add(&c->taken[i], 1);
+                bool own = i >= (uint64_t)total * idx / n && i < (uint64_t)total * (idx + 1) / n;
+                atomic_fetch_add(&c->by_others, !own);
+            }
+            for (uint32_t k = 0; k < (idx + round) % 3 * 2000; k++) insn_pause();
+        }
+        pool_barrier(c->pool);
+        for (uint32_t i = idx; i < ITEMS_MOST; i += n)
+            if (atomic_exchange(&c->taken[i], 0) != (i < total)) atomic_fetch_add(&c->wrong, 1);
+        if (round % 3 == 0) pool_barrier(c->pool); /* phases without items, too */
+        pool_barrier(c->pool);
+    }
+    uint32_t a, b;
+    while (pool_claim(c->pool, 100, &a, &b)) atomic_fetch_add(&c->last, b - a);
+}
+
+/* Each item is taken once, whatever the threads' speeds, job after job. */
+static void test_pool_claims(void **state)
+{
+    (void)state;
+    struct errmsg em;
+    static struct claims c;
+    for (unsigned n = 1; n <= 5; n++) {
+        assert_int_equal(pool_open(n, &c.pool, &em), 0);
+        for (int i = 0; i < 10; i++) {
+            pool_run(c.pool, claim_all, &c);
+            assert_int_equal(atomic_load(&c.wrong), 0);
+            assert_int_equal(atomic_exchange(&c.last, 0), 100);
+        }
+        pool_close(c.pool);
+        if (n == 1) assert_int_equal(atomic_load(&c.by_others), 0);
+    }
+    assert_true(atomic_load(&c.by_others) > 0);
+}
+
+/* The first thread takes a part and does nothing more until the other one has done what it can. */
+static void claim_slowly(void *arg, unsigned idx, unsigned n)
+{
+    struct claims *c = arg;
+    uint32_t a, b;
+    assert_int_equal(n, 2);
+    if (idx == 0) {
+        assert_true(pool_claim(c->pool, 100, &a, &b));
+        c->of_slow = b - a;
+        assert_int_equal(a, 0);
+        atomic_store(&c->begun, 1);
+        while (!atomic_load(&c->done)) insn_pause();
+        assert_false(pool_claim(c->pool, 100, &a, &b));
+        return;
+    }
+    while (!atomic_load(&c->begun)) insn_pause();
+    while (pool_claim(c->pool, 100, &a, &b)) atomic_fetch_add(&c->by_others, b - a);
+    atomic_store(&c->done, 1);
+}
+
+/* What a thread has not begun is done by others: it does not hold them up. */
+static void test_pool_claims_of_the_slow(void **state)
+{
+    (void)state;
+    struct errmsg em;
+    static struct claims c;
+    assert_int_equal(pool_open(2, &c.pool, &em), 0);
+    pool_run(c.pool, claim_slowly, &c);
+    assert_int_equal(c.of_slow, 38); /* of 50, three quarters */
+    assert_int_equal(atomic_load(&c.by_others), 62);
+    pool_close(c.pool);
 }
 
 /* How many cores each thread may use, and the last one it ran on. */
@@ -677,6 +766,8 @@ int main(void)
         cmocka_unit_test(test_fmath),
         cmocka_unit_test(test_exp_each),
         cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_pool_claims),
+        cmocka_unit_test(test_pool_claims_of_the_slow),
         cmocka_unit_test(test_pool_cores),
         cmocka_unit_test(test_stats_buckets),
         cmocka_unit_test(test_stats_of_threads),

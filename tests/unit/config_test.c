@@ -65,7 +65,8 @@ static void test_defaults(void **state)
     /* No size is named: by the workers' room, from 1,024 positions to what all sequences can use.
      */
     assert_true(k.pages_least == 1024 / 16 && k.pages_most == 256 * 4096 / 16);
-    assert_true(k.rows_max == 512 && k.logits_max == 64 && k.window == 3 && k.step_ns == 0);
+    assert_true(k.rows_max == 512 && k.logits_max == LIMIT_STEP_LOGITS && k.window == 3 &&
+                k.step_ns == 0);
     assert_true(k.share && k.max_live == 256 && k.max_running == 256 && k.max_per_client == 256);
     assert_true(k.replica_wait_ns == 30 * NS_PER_S && k.deadline_ns == 600 * NS_PER_S);
     assert_true(k.worker_timeout_ns == 1500 * NS_PER_MS && k.step_timeout_ns == 2000 * NS_PER_MS);
@@ -114,6 +115,7 @@ static void test_each_key(void **state)
     WITH("ctx: 100\n", k.ctx == 100 && k.pages_least == 7);
     WITH("kv_tokens: 65537\n", k.n_pages == 4097 && k.ctx == 4096);
     WITH("chunk: 32\n", k.rows_max == 32 && k.logits_max == 32);
+    WITH("chunk: 4096\n", k.rows_max == 4096 && k.logits_max == LIMIT_STEP_LOGITS);
     WITH("window: 7\n", k.window == 7);
     WITH("step_ms: 40\n", k.step_ns == 40 * NS_PER_MS);
     WITH("policy: round_robin\n", k.policy == ROUTE_ROUND_ROBIN);

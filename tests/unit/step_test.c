@@ -1,9 +1,11 @@
 /* What a step does inside, on a small random llama: what a row sees, how pages are aligned, that
  * keys and values are written once, that each row is normalised and quantised once for all products
- * that read it, and how durations are counted. */
+ * that read it, that more rows get logits than are held at once, and how durations are counted. */
 #include "common/engine/stage.h"
 
 #include "common/base/buf.h"
+#include "common/base/fmath.h"
+#include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/base/prom.h"
 #include "common/base/rng.h"
@@ -55,6 +57,90 @@ static int remove_models(void **state)
     weights_close(model);
     weights_close(model_q8);
     return unlink(path) + unlink(path_q8);
+}
+
+/* A vocabulary of whose logits the engine holds a few rows only. */
+#define LARGE_VOCAB (1u << 18)
+#define LARGE_ROWS 40u
+#define LARGE_GROUP 16u
+
+static struct engine *open_large(const struct weights *w, uint32_t logits_max)
+{
+    struct errmsg em = {0};
+    struct ring_use use = {0};
+    struct engine *e = NULL;
+    const struct eng_options o = {.weights = w,
+                                  .layer_last = 0,
+                                  .kv = KV_F16,
+                                  .n_pages = PAGES,
+                                  .rows_max = LARGE_ROWS,
+                                  .logits_max = logits_max,
+                                  .threads = 2,
+                                  .read = ring_read,
+                                  .read_ctx = &use};
+    if (eng_open(&o, &e, &em) < 0) fail_msg("%s", em.text);
+    return e;
+}
+
+/* Hashes of the logits of positions 0..LARGE_ROWS-1, asked for in ascending order. */
+static void hash_logits(struct engine *e, uint64_t *ret)
+{
+    for (uint32_t i = 0; i < LARGE_ROWS; i++)
+        ret[i] = hash_bytes(eng_logits(e, i), LARGE_VOCAB * sizeof(float), 0);
+}
+
+/* Rows beyond those whose logits the engine holds at once get theirs in the same step: to the bit
+ * those of steps of one row, in any order, beside hidden rows, which stay, and of less memory. */
+static void test_logits_in_groups(void **state)
+{
+    (void)state;
+    char name[] = "/tmp/flotilla-step-test-XXXXXX";
+    struct errmsg em = {0};
+    struct weights *w;
+    struct arch_dims d;
+    const struct tiny_llama tiny = {
+        .layers = 1, .vocab = LARGE_VOCAB, .type = QTYPE_Q8_0, .seed = 7};
+    const uint32_t pages[PAGES] = {3, 0, 2, 1, 4, 5, 6, 7}, other[] = {7};
+    static const uint32_t order[] = {39, 0, 15, 16, 17, 31, 32, 3, 38};
+    int32_t tokens[LARGE_ROWS];
+    uint64_t want[LARGE_ROWS], got[LARGE_ROWS];
+    float hidden[4 * TINY_HIDDEN];
+    const float *out;
+    if (!tiny_llama_write(&tiny, name) || weights_open(name, &w, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(arch_read(w, &d, &em), 0);
+    assert_int_equal(eng_sizes(&d, LARGE_ROWS, LARGE_ROWS, 256).logits_bytes, LOGITS_BYTES);
+    assert_int_equal(eng_sizes(&d, LARGE_ROWS, 3, 256).logits_bytes,
+                     (size_t)3 * LARGE_VOCAB * sizeof(float));
+    for (uint32_t i = 0; i < LARGE_ROWS; i++) tokens[i] = (int32_t)(i * 6551u % LARGE_VOCAB);
+    struct engine *one = open_large(w, 1), *e = open_large(w, LARGE_ROWS);
+    assert_int_equal(one->logits_rows, 1);
+    assert_int_equal(e->logits_rows, LARGE_GROUP);
+    for (uint32_t i = 0; i < LARGE_ROWS; i++) {
+        struct eng_run r = {i, 1, 1, tokens + i, .pages = pages};
+        if (eng_step(one, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+        want[i] = hash_bytes(out, LARGE_VOCAB * sizeof *out, 0);
+    }
+    struct eng_run all = {0, LARGE_ROWS, LARGE_ROWS, tokens, .pages = pages};
+    if (eng_step(e, &all, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+    assert_int_equal(hash_bytes(out, LARGE_VOCAB * sizeof *out, 0), want[0]);
+    hash_logits(e, got);
+    assert_memory_equal(got, want, sizeof want);
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
+        assert_int_equal(hash_bytes(eng_logits(e, order[i]), LARGE_VOCAB * sizeof *out, 0),
+                         want[order[i]]);
+    struct eng_run few = {0, 4, ENG_HIDDEN, tokens, .pages = other};
+    if (eng_step(e, &few, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+    memcpy(hidden, eng_hidden(e), sizeof hidden);
+    const struct eng_run both[] = {{0, 4, ENG_HIDDEN, tokens, .pages = other},
+                                   {4, LARGE_ROWS - 4, 30, tokens + 4, .pages = pages}};
+    if (eng_step(e, both, 2, NULL, &out, &em) < 0) fail_msg("%s", em.text);
+    for (uint32_t i = 0; i < 30; i++)
+        assert_int_equal(hash_bytes(eng_logits(e, i), LARGE_VOCAB * sizeof *out, 0), want[10 + i]);
+    assert_memory_equal(eng_hidden(e), hidden, sizeof hidden);
+    eng_close(one);
+    eng_close(e);
+    weights_close(w);
+    assert_int_equal(unlink(name), 0);
 }
 
 static struct engine *open_all(bool q8, enum kv_type kv, unsigned threads)
@@ -179,8 +265,7 @@ static void test_windowed_pages(void **state)
             tiny_run(all, at, ROWS, pages, want);
             if (eng_step(own, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
             for (uint32_t i = 0; i < ROWS; i++)
-                assert_memory_equal(out + i * eng_logits_stride(own), want + i * VOCAB,
-                                    VOCAB * sizeof *want);
+                assert_memory_equal(eng_logits(own, i), want + i * VOCAB, VOCAB * sizeof *want);
         }
         eng_close(all);
         eng_close(own);
@@ -214,8 +299,37 @@ static void test_windowed_table(void **state)
     eng_close(e);
 }
 
+/* Spans are joined by the chains of the contract, to the sign of a zero. */
+static void test_join(void **state)
+{
+    (void)state;
+    static struct attn_part parts[4];
+    for (uint32_t round = 0; round < 400; round++) {
+        uint32_t n = 1 + round % 4;
+        float max = -INFINITY, sum = 0.0f, got[HEAD];
+        for (uint32_t i = 0; i < n; i++) {
+            parts[i].max = (float)rng_below(&rng, 5) * 20.0f;
+            parts[i].sum = 1.0f + (float)rng_below(&rng, 100);
+            for (uint32_t j = 0; j < HEAD; j++) {
+                parts[i].out[j] =
+                    ((float)rng_below(&rng, 2001) - 1000.0f) * (j % 3 ? 0.01f : 1e-41f);
+                if (j % 5 == 0) parts[i].out[j] = -0.0f;
+            }
+            if (parts[i].max > max) max = parts[i].max;
+        }
+        kern_attn_join(parts, 1, n, HEAD, got);
+        for (uint32_t i = 0; i < n; i++) sum = fmaf(fm_exp(parts[i].max - max), parts[i].sum, sum);
+        for (uint32_t j = 0; j < HEAD; j++) {
+            float o = 0.0f;
+            for (uint32_t i = 0; i < n; i++)
+                o = fmaf(fm_exp(parts[i].max - max), parts[i].out[j], o);
+            assert_int_equal(fm_bits(got[j]), fm_bits(o * (1.0f / sum)));
+        }
+    }
+}
+
 static const struct kern *counted;
-static _Atomic unsigned n_norms, n_quantised;
+static _Atomic unsigned n_norms, n_quantised; /* rows; blocks of 32 */
 
 static void count_rmsnorm(const float *x, const float *w, float *y, uint32_t n, float eps)
 {
@@ -225,17 +339,21 @@ static void count_rmsnorm(const float *x, const float *w, float *y, uint32_t n, 
 
 static void count_quantise(const float *x, struct act *a, uint32_t token)
 {
-    n_quantised++;
+    n_quantised += a->k / ACT_BLOCK;
     counted->quantise(x, a, token);
 }
 
-/* However many threads and panels read it, a row is normalised once and quantised once for all
- * products that read it: counted in a step of the engine, whose threads give the bits of one. */
+/* However many threads and panels read it, one of many rows is normalised once and quantised once
+ * for all products that read it: counted in a step of the engine, whose threads give the bits of
+ * one. Where rows are few, each thread does so once, but for what threads quantise of the
+ * feed-forward as they compute it. */
 static void test_each_row_once(void **state)
 {
     (void)state;
     static float want[ROWS * VOCAB], got[ROWS * VOCAB];
     const uint32_t pages[] = {1};
+    const uint32_t hidden = TINY_HIDDEN / ACT_BLOCK, ffn = TINY_FFN / ACT_BLOCK,
+                   att = TINY_HEADS * HEAD / ACT_BLOCK;
     for (unsigned threads = 1; threads <= 4; threads++)
         for (int q8 = 0; q8 < 2; q8++) {
             struct engine *e = open_all(q8, KV_F16, threads);
@@ -249,14 +367,88 @@ static void test_each_row_once(void **state)
             /* Two norms a layer, and one before the head. Products read, in each layer, attention's
              * norm, attention, the FFN's norm and the gate; and the head reads its norm. */
             assert_int_equal(n_norms, ROWS * (2 * LAYERS + 1));
-            assert_int_equal(n_quantised, q8 ? ROWS * (4 * LAYERS + 1) : 0);
+            unsigned each = (2 * hidden + att) * LAYERS + hidden;
+            assert_int_equal(n_quantised, q8 ? ROWS * (each + ffn * LAYERS) : 0);
+            n_norms = n_quantised = 0;
+            tiny_run(e, 0, LOCAL_ROWS, pages, got);
+            assert_int_equal(n_norms, threads * LOCAL_ROWS * (2 * LAYERS + 1));
+            assert_int_equal(n_quantised, q8 ? LOCAL_ROWS * (threads * each + ffn * LAYERS) : 0);
             e->kern = counted;
+            tiny_run(e, 0, ROWS, pages, got);
             eng_close(e);
             struct engine *one = open_all(q8, KV_F16, 1);
             tiny_run(one, 0, ROWS, pages, want);
             assert_memory_equal(got, want, sizeof want);
             eng_close(one);
         }
+}
+
+/* Steps of few rows, whose threads do much for themselves, and of many: the same bits, on any
+ * number of threads, also where others split attention by spans and where the model adds norms
+ * behind its projections. */
+static void test_few_rows(void **state)
+{
+    (void)state;
+    static float want[ROWS * VOCAB], got[ROWS * VOCAB], norm[TINY_HIDDEN];
+    static const uint32_t chunks[] = {1, 2, 3, 5, LOCAL_ROWS, LOCAL_ROWS + 1, ROWS};
+    const uint32_t pages[] = {1};
+    for (uint32_t i = 0; i < TINY_HIDDEN; i++) norm[i] = 0.5f + (float)i / TINY_HIDDEN;
+    for (int kv = 0; kv < KV_N_TYPES; kv++)
+        for (int q8 = 0; q8 < 2; q8++)
+            for (int post = 0; post < 2; post++) {
+                for (unsigned threads = 1; threads <= 4; threads++) {
+                    struct engine *e = open_all(q8, (enum kv_type)kv, threads);
+                    for (uint32_t l = 0; l < LAYERS && post; l++)
+                        e->model.layers[l].vecs[VEC_ATTN_POST_NORM] =
+                            e->model.layers[l].vecs[VEC_FFN_POST_NORM] = norm;
+                    if (threads == 1) tiny_run(e, 0, ROWS, pages, want);
+                    for (size_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
+                        for (uint32_t at = 0, n; at < ROWS; at += n) {
+                            n = ROWS - at < chunks[c] ? ROWS - at : chunks[c];
+                            tiny_run(e, at, n, pages, got + at * VOCAB);
+                        }
+                        if (memcmp(got, want, sizeof want) != 0)
+                            fail_msg("KV type %d, %u threads, steps of %u rows", kv, threads,
+                                     chunks[c]);
+                    }
+                    eng_close(e);
+                }
+            }
+}
+
+/* Heads that share a panel with their neighbours, and threads that project parts of one head: who
+ * finishes a head does not show. Heads are taken apart otherwise than the file has them, which is
+ * as good as any model. */
+static void test_heads_of_any_size(void **state)
+{
+    (void)state;
+    static float want[ROWS * VOCAB], got[ROWS * VOCAB];
+    static const uint32_t sizes[] = {HEAD, 40, 28, 16, 8}; /* buffers are as large as HEAD needs */
+    const uint32_t pages[] = {1};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (unsigned threads = 1; threads <= 4; threads++) {
+            struct engine *e = open_all(false, KV_F16, threads);
+            struct arch_dims *d = &e->model.dims;
+            d->head_size = sizes[s];
+            d->rope_dims = sizes[s];
+            e->ld_q = (TINY_HEADS * sizes[s] + 15) / 16 * 16;
+            e->ld_kv = (KV_HEADS * sizes[s] + 15) / 16 * 16;
+            for (uint32_t l = 0; l < LAYERS; l++) {
+                e->model.layers[l].mats[MAT_Q].rows = TINY_HEADS * sizes[s];
+                e->model.layers[l].mats[MAT_K].rows = KV_HEADS * sizes[s];
+                e->model.layers[l].mats[MAT_V].rows = KV_HEADS * sizes[s];
+                e->model.layers[l].mats[MAT_O].k = TINY_HEADS * sizes[s];
+            }
+            e->page_bytes = eng_page_bytes(d, KV_F16, 1);
+            e->head_bytes = e->page_bytes / KV_HEADS;
+            tiny_run(e, 0, ROWS, pages, threads == 1 ? want : got);
+            if (threads > 1) assert_memory_equal(got, want, sizeof want);
+            for (uint32_t at = 0; at < ROWS; at += 2) tiny_run(e, at, 2, pages, got + at * VOCAB);
+            assert_memory_equal(got, want, sizeof want);
+            eng_close(e);
+        }
+        for (uint32_t i = 0; i < ROWS * VOCAB; i++) assert_true(isfinite(want[i]));
+    }
 }
 
 /* The logits of positions 0..LONG-1 in steps of `chunk` rows, with a window (0: none). parts: room
@@ -289,7 +481,7 @@ static void run_long(unsigned threads, uint32_t chunk, uint32_t window, size_t p
         struct eng_run r = {at, n, n, tokens + at, .pages = pages};
         if (eng_step(e, &r, 1, NULL, &out, &em) < 0) fail_msg("%s", em.text);
         for (uint32_t i = 0; i < n; i++)
-            memcpy(ret + i * VOCAB, out + i * eng_logits_stride(e), VOCAB * sizeof *ret);
+            memcpy(ret + i * VOCAB, eng_logits(e, i), VOCAB * sizeof *ret);
     }
     eng_close(e);
 }
@@ -300,11 +492,11 @@ static void test_blocks_of_rows(void **state)
 {
     (void)state;
     static float want[LONG * VOCAB], got[LONG * VOCAB];
-    static const uint32_t windows[] = {0, 7, 300}, chunks[] = {64, 37, 9};
+    static const uint32_t windows[] = {0, 7, 300}, chunks[] = {64, 37, 9, 5, 2};
     for (int w = 0; w < 3; w++) {
         run_long(1, 1, windows[w], 0, want);
         for (unsigned threads = 1; threads <= 3; threads++)
-            for (int c = 0; c < 3; c++) {
+            for (int c = 0; c < 5; c++) {
                 size_t few = c == 2 ? 3 * 2 * 5 : 0; /* spans, heads of a KV head, rows */
                 run_long(threads, chunks[c], windows[w], few, got);
                 for (uint32_t i = 0; i < LONG; i++)
@@ -315,7 +507,7 @@ static void test_blocks_of_rows(void **state)
     }
 }
 
-/* Each call into the kernels is counted once. */
+/* What a thread does in a phase is counted once. */
 static void test_dispatch(void **state)
 {
     (void)state;
@@ -325,7 +517,7 @@ static void test_dispatch(void **state)
     const unsigned
         steps = 5,
         want[ENG_N_OPS] = {
-            [ENG_LINEAR] = 7 * LAYERS + 1, [ENG_ATTENTION] = LAYERS,    [ENG_NORM] = 2 * LAYERS + 1,
+            [ENG_LINEAR] = 4 * LAYERS + 1, [ENG_ATTENTION] = LAYERS,    [ENG_NORM] = 2 * LAYERS + 1,
             [ENG_ROTATE] = LAYERS,         [ENG_QUANTISE] = 2 * LAYERS, [ENG_GATE] = LAYERS};
     for (unsigned i = 0; i < steps; i++) tiny_run(e, i, 1, pages, logits);
     for (int op = 0; op < ENG_N_OPS; op++) {
@@ -411,8 +603,7 @@ static void test_hidden_rows(void **state)
         if (eng_step(e, runs, 4, NULL, &out, &em) < 0) fail_msg("%s", em.text);
         assert_memory_equal(eng_hidden(e), want, sizeof(float) * 8 * TINY_HIDDEN);
         assert_memory_equal(out, logits, VOCAB * sizeof(float)); /* of position 0 */
-        assert_memory_equal(out + 2 * eng_logits_stride(e), logits + 3 * VOCAB,
-                            VOCAB * sizeof(float));
+        assert_memory_equal(eng_logits(e, 2), logits + 3 * VOCAB, VOCAB * sizeof(float));
         eng_close(e);
     }
     struct engine *first = tiny_open(model, KV_F32, 0, 0, 1);
@@ -424,12 +615,21 @@ static void test_hidden_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hidden_rows),    cmocka_unit_test(test_sight),
-        cmocka_unit_test(test_alignment),      cmocka_unit_test(test_written_once),
-        cmocka_unit_test(test_each_row_once),  cmocka_unit_test(test_dispatch),
-        cmocka_unit_test(test_few_is_chosen),  cmocka_unit_test(test_blocks_of_rows),
-        cmocka_unit_test(test_windowed_pages), cmocka_unit_test(test_windowed_table),
+        cmocka_unit_test(test_hidden_rows),
+        cmocka_unit_test(test_sight),
+        cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_written_once),
+        cmocka_unit_test(test_each_row_once),
+        cmocka_unit_test(test_dispatch),
+        cmocka_unit_test(test_few_is_chosen),
+        cmocka_unit_test(test_blocks_of_rows),
+        cmocka_unit_test(test_windowed_pages),
+        cmocka_unit_test(test_windowed_table),
         cmocka_unit_test(test_histogram),
+        cmocka_unit_test(test_logits_in_groups),
+        cmocka_unit_test(test_join),
+        cmocka_unit_test(test_few_rows),
+        cmocka_unit_test(test_heads_of_any_size),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
