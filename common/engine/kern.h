@@ -84,6 +84,9 @@ struct attn_part {
     float out[HEAD_SIZE_MAX];
 };
 
+/* Products of bytes that a round of struct kern's `peak` adds. */
+#define KERN_PEAK_PRODUCTS 4096u
+
 struct kern {
     const char *name;
     bool has_few; /* struct mat's `few` has an effect */
@@ -114,6 +117,10 @@ struct kern {
                       uint32_t pos1, float softcap, struct attn_part *ret_parts);
     /* x = c times the hyperbolic tangent of x / c */
     void (*softcap)(float *x, uint32_t n, float c);
+    /* What `linear` can reach at most: adds rounds * KERN_PEAK_PRODUCTS products of bytes as it
+     * adds those of weights of four bits, and does nothing else; operands come from registers
+     * (scalar: from the L1 cache). Each product is 1: the sum is their number, modulo 2^32. */
+    uint32_t (*peak)(uint32_t rounds);
 };
 
 extern const struct kern kern_scalar;

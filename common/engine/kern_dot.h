@@ -544,4 +544,49 @@ static void dot_many(enum qtype type, const uint8_t *tiles, const struct act *a,
     }
 }
 
+/* ---- nothing but products ---- */
+
+/* A turn gives each of VEC_PEAK_SUMS sums as many groups as it may take before isum_flush. All
+ * weights are one vector of ones, but the compiler is told each time that it is another: else it
+ * would compute one product and add it everywhere, or multiply it by the number of rounds. */
+#define PEAK_BITS 4
+#define PEAK_GROUPS 8
+#define PEAK_TURNS (KERN_PEAK_PRODUCTS / (64u * PEAK_GROUPS * VEC_PEAK_SUMS))
+_Static_assert(PEAK_TURNS * 64u * PEAK_GROUPS * VEC_PEAK_SUMS == KERN_PEAK_PRODUCTS, "whole turns");
+
+static uint32_t peak(uint32_t rounds)
+{
+    struct isum s[VEC_PEAK_SUMS];
+    uint8_t ones[64];
+    const uint8_t *p = ones;
+    memset(ones, 1, sizeof ones);
+    __asm__("" : "+r"(p) : : "memory"); /* what lies there may be anything */
+    ivec w = iv_load(p);
+    const ivec_four x = iv_four((const int8_t *)p);
+#pragma GCC unroll 8
+    for (int i = 0; i < VEC_PEAK_SUMS; i++) s[i] = isum_start(0);
+    for (uint64_t turn = 0; turn < (uint64_t)rounds * PEAK_TURNS; turn++) {
+#pragma GCC unroll 8
+        for (int g = 0; g < PEAK_GROUPS; g++)
+#pragma GCC unroll 8
+            for (int i = 0; i < VEC_PEAK_SUMS; i++) {
+                iv_hide(&w);
+                isum_add(&s[i], g & 1, PEAK_BITS, w, x);
+                isum_pin(&s[i], false);
+            }
+#pragma GCC unroll 8
+        for (int i = 0; i < VEC_PEAK_SUMS; i++) {
+            isum_flush(&s[i]);
+            isum_pin(&s[i], true);
+        }
+    }
+    uint32_t total = 0, words[TILE_ROWS];
+#pragma GCC unroll 8
+    for (int i = 0; i < VEC_PEAK_SUMS; i++) {
+        iv_store((uint8_t *)(void *)words, isum_words(&s[i]));
+        for (uint32_t j = 0; j < TILE_ROWS; j++) total += words[j];
+    }
+    return total;
+}
+
 #endif

@@ -76,6 +76,14 @@ static struct plain_row unpack_row(enum qtype type, const uint8_t *tile, uint32_
     return r;
 }
 
+/* The sum of n products. */
+static inline int32_t products(const int16_t *w, const int8_t *q, uint32_t n)
+{
+    int32_t sum = 0;
+    for (uint32_t k = 0; k < n; k++) sum += w[k] * q[k];
+    return sum;
+}
+
 static float dot_row(const struct plain_row *row, const struct act *a, uint32_t token)
 {
     const uint32_t sub = row->t.sub;
@@ -83,9 +91,7 @@ static float dot_row(const struct plain_row *row, const struct act *a, uint32_t 
     for (uint32_t j = 0; j < a->k / sub; j++) {
         size_t at = act_index(a, token, j * sub / ACT_BLOCK);
         const int8_t *q = a->q + at * ACT_BLOCK + j * sub % ACT_BLOCK;
-        const int16_t *w = row->w + j * sub;
-        int32_t sum = 0;
-        for (uint32_t k = 0; k < sub; k++) sum += w[k] * q[k];
+        int32_t sum = products(row->w + j * sub, q, sub);
         dot = fmaf((float)sum * row->d[j], a->x[at], dot);
         if (!row->t.has_min) continue;
         float y = sub == 32 ? a->y[at] : a->x[at] * (float)a->h[2 * at + (j & 1)];
@@ -138,6 +144,22 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
                     floats ? dot_floats(w, panel, r, x + t * ldx) : dot_row(&row, a, t);
         }
     }
+}
+
+static uint32_t peak(uint32_t rounds)
+{
+    int16_t w[ACT_BLOCK];
+    int8_t q[ACT_BLOCK];
+    uint32_t total = 0;
+    for (uint32_t i = 0; i < ACT_BLOCK; i++) w[i] = q[i] = 1;
+    for (uint64_t n = (uint64_t)rounds * (KERN_PEAK_PRODUCTS / ACT_BLOCK); n; n--) {
+        const int16_t *some_w = w;
+        const int8_t *some_q = q;
+        /* What lies there may be anything, and something else each time. */
+        __asm__ volatile("" : "+r"(some_w), "+r"(some_q) : : "memory");
+        total += (uint32_t)products(some_w, some_q, ACT_BLOCK);
+    }
+    return total;
 }
 
 static void rmsnorm(const float *x, const float *w, float *y, uint32_t n, float eps)
@@ -309,4 +331,5 @@ const struct kern kern_scalar = {
     .kv_store = kv_store,
     .attn_span = attn_span,
     .softcap = softcap,
+    .peak = peak,
 };

@@ -469,7 +469,7 @@ static void linear(const struct mat *w, uint32_t panel0, uint32_t panel1, const 
         .name = VEC_LEVEL, .has_few = true, .quantise = quantise, .linear = linear,                \
         .rmsnorm = rmsnorm, .layernorm = layernorm, .silu_mul = silu_mul, .gelu_mul = gelu_mul,    \
         .rope = rope, .rope_halves = rope_halves, .kv_store = kv_store, .attn_span = attn_span,    \
-        .softcap = softcap                                                                         \
+        .softcap = softcap, .peak = peak                                                           \
     }
 
 #endif

@@ -56,11 +56,9 @@ static const struct weights_tensor *tensor_with(const struct weights *w, const c
     return NULL;
 }
 
-/* What a tensor's bytes are. Kernels take equally long for all finite numbers that are not
- * denormal: zeros will do, but for MXFP4, where a byte 0 is a denormal scale; 0x70 is 2^-16. */
 static uint8_t byte_of(const struct weights_tensor *t)
 {
-    return t && t->type == QTYPE_MXFP4 ? 0x70 : 0;
+    return t ? quant_made_up(t->type) : 0;
 }
 
 /* A source_read_fn: norms, biases and factors of RoPE, which are F32, are ones, all other weights

@@ -5,8 +5,9 @@
  * does; sums of integers are exact.
  *
  * A header of a further instruction set defines the types vec, vec_mask, ivec, ivec_four, struct
- * isum and struct vec_block, the constants VEC_LEVEL, VEC_TOKENS, VEC_PAGES, VEC_VALUES and
- * IV_BIAS_8BIT, and every function that vec_avx512.h and vec_x86.h have between them. */
+ * isum and struct vec_block, the constants VEC_LEVEL, VEC_TOKENS, VEC_PAGES, VEC_VALUES,
+ * VEC_PEAK_SUMS and IV_BIAS_8BIT, and every function that vec_avx512.h and vec_x86.h have between
+ * them. */
 #ifndef FLOTILLA_ENGINE_VEC_H
 #define FLOTILLA_ENGINE_VEC_H
 

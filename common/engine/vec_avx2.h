@@ -8,6 +8,7 @@
 #define VEC_TOKENS 4 /* tokens whose sums fit the registers, less the results of blocks */
 #define VEC_PAGES 1
 #define VEC_VALUES 2
+#define VEC_PEAK_SUMS 2 /* sums that stay in registers, narrow and wide */
 
 typedef struct {
     __m256 a, b;
@@ -181,6 +182,11 @@ VEC_INLINE ivec iv_shr(ivec v, int n)
 {
     return n ? (ivec){_mm256_srli_epi16(v.a, n), _mm256_srli_epi16(v.b, n)} : v;
 }
+/* The compiler no longer knows what v is. */
+VEC_INLINE void iv_hide(ivec *v)
+{
+    __asm__("" : "+x"(v->a), "+x"(v->b));
+}
 /* Every byte, below 16, replaced by its entry in a table of 16. */
 VEC_INLINE ivec iv_table(const void *table, ivec v)
 {
@@ -297,6 +303,12 @@ VEC_INLINE void isum_pin(struct isum *s, bool flushed)
         __asm__("" : "+x"(s->wide.a), "+x"(s->wide.b));
     else
         __asm__("" : "+x"(s->narrow.a), "+x"(s->narrow.b));
+}
+/* The sum in every lane, once it is flushed. */
+VEC_INLINE ivec isum_words(const struct isum *s)
+{
+    __m256i start = _mm256_set1_epi32(s->start);
+    return (ivec){_mm256_add_epi32(s->wide.a, start), _mm256_add_epi32(s->wide.b, start)};
 }
 VEC_INLINE vec isum_float(const struct isum *s, bool chains)
 {

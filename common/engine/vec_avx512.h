@@ -6,9 +6,10 @@
 #include "common/engine/vec_x86.h"
 
 #define VEC_LEVEL "avx512"
-#define VEC_TOKENS 8 /* tokens whose sums fit the registers */
-#define VEC_PAGES 2  /* KV pages of four heads' scores that do */
-#define VEC_VALUES 4 /* vectors of four heads' outputs that do */
+#define VEC_TOKENS 8    /* tokens whose sums fit the registers */
+#define VEC_PAGES 2     /* KV pages of four heads' scores that do */
+#define VEC_VALUES 4    /* vectors of four heads' outputs that do */
+#define VEC_PEAK_SUMS 8 /* sums, of two chains each, that hide the latency of dpbusd */
 
 typedef __m512 vec;
 typedef __mmask16 vec_mask;
@@ -166,6 +167,11 @@ VEC_INLINE ivec iv_shr(ivec v, int n)
 {
     return n ? _mm512_srli_epi16(v, IV_COUNT(n)) : v;
 }
+/* The compiler no longer knows what v is. */
+VEC_INLINE void iv_hide(ivec *v)
+{
+    __asm__("" : "+v"(*v));
+}
 /* Every byte, below 16, replaced by its entry in a table of 16. */
 VEC_INLINE ivec iv_table(const void *table, ivec v)
 {
@@ -244,6 +250,11 @@ VEC_INLINE void isum_pin(struct isum *s, bool flushed)
 {
     (void)flushed;
     __asm__("" : "+v"(s->u));
+}
+/* The sum of both chains in every lane. */
+VEC_INLINE ivec isum_words(const struct isum *s)
+{
+    return _mm512_add_epi32(s->u, s->v);
 }
 VEC_INLINE vec isum_float(const struct isum *s, bool chains)
 {

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define TOP 40.0
@@ -66,4 +67,44 @@ void plot_bars(FILE *f, double x, const char *title, struct samples *s)
                       x + wide * (double)i, TOP + HEIGHT - high, wide * 0.8, high);
     }
     (void)fprintf(f, "<text x='%.0f' y='44' text-anchor='end'>%.2f</text>\n", x - 6, most / mean);
+}
+
+static int by_x(const void *a, const void *b)
+{
+    double x = ((const struct plot_point *)a)->x, y = ((const struct plot_point *)b)->x;
+    return (x > y) - (x < y);
+}
+
+/* Where a point lies whose box begins at x and ends at `most`. */
+static struct plot_point place(double x, struct plot_point most, struct plot_point p)
+{
+    return (struct plot_point){x + WIDTH * p.x / most.x, TOP + HEIGHT * (1.0 - p.y / most.y)};
+}
+
+void plot_line(FILE *f, double x, const char *title, struct plot_point *p, size_t n)
+{
+    struct plot_point most = {0.0, 0.0};
+    draw_box(f, x);
+    (void)fprintf(f, "<text x='%.0f' y='30'>%s</text>\n", x, title);
+    for (size_t i = 0; i < n; i++) {
+        if (p[i].x > most.x) most.x = p[i].x;
+        if (p[i].y > most.y) most.y = p[i].y;
+    }
+    if (most.x <= 0.0 || most.y <= 0.0) return;
+    qsort(p, n, sizeof *p, by_x);
+    for (int i = 0; i <= 4; i++)
+        (void)fprintf(f,
+                      "<text x='%.0f' y='278' text-anchor='middle'>%.3g</text>"
+                      "<text x='%.0f' y='%d' text-anchor='end'>%.4g</text>\n",
+                      x + 100.0 * i, most.x * i / 4.0, x - 6, 264 - 55 * i, most.y * i / 4.0);
+    for (size_t i = 0; i < n; i++) {
+        struct plot_point at = place(x, most, p[i]);
+        (void)fprintf(f, "<circle cx='%.1f' cy='%.1f' r='3' fill='#06c'/>\n", at.x, at.y);
+    }
+    (void)fprintf(f, "<polyline fill='none' stroke='#06c' stroke-width='2' points='");
+    for (size_t i = 0; i < n; i++) {
+        struct plot_point at = place(x, most, p[i]);
+        (void)fprintf(f, "%.1f,%.1f ", at.x, at.y);
+    }
+    (void)fprintf(f, "'/>\n");
 }

@@ -22,4 +22,12 @@ void plot_curve(FILE *f, double x, const char *title, struct samples *s);
 /* A bar for each value, from the left in the order of s->v, in parts of their mean. */
 void plot_bars(FILE *f, double x, const char *title, struct samples *s);
 
+struct plot_point {
+    double x, y;
+};
+
+/* A line through points, which are sorted by x. Both axes begin at 0 and end at the largest value.
+ */
+void plot_line(FILE *f, double x, const char *title, struct plot_point *p, size_t n);
+
 #endif

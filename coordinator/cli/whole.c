@@ -27,6 +27,7 @@ int whole_open(const struct model_file *f, const struct whole_options *o, struct
                             .layer_last = f->dims.n_layers - 1,
                             .kv = kv,
                             .n_pages = o->positions / KV_PAGE + 1,
+                            .ctx = o->context,
                             .rows_max = o->chunk,
                             .logits_max = o->logits ? o->logits : 1,
                             .threads = o->threads ? o->threads : pool_cores(),
@@ -71,7 +72,7 @@ int whole_measure(struct whole *w, const struct whole_work *work, double *ret_pr
     uint64_t start = clock_ns();
     for (uint32_t at = 0; at < work->prompt && rc == 0; at += work->chunk) {
         uint32_t left = work->prompt - at, rows = left < work->chunk ? left : work->chunk;
-        rc = whole_step(w, at, tokens, rows, 1, &logits, em);
+        rc = whole_step(w, work->prompt_at + at, tokens, rows, 1, &logits, em);
     }
     uint64_t middle = clock_ns();
     for (uint32_t i = 0; i < work->tokens && rc == 0; i++)

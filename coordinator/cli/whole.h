@@ -11,13 +11,14 @@ struct whole_options {
     const char *isa, *kv; /* NULL: the best; f16 */
     uint32_t threads;     /* 0: as many as pool_cores has */
     uint32_t positions;   /* for which there is room */
+    uint32_t context;     /* most positions of one sequence; 0: all of them */
     uint32_t chunk;       /* most rows of a step */
     uint32_t logits;      /* rows of a step that may want logits; 0: one */
 };
 
 struct whole {
     struct engine *engine;
-    uint32_t *pages; /* the identity: all pages belong to one sequence */
+    uint32_t *pages; /* the identity: a table of one sequence, or of several that share them out */
 };
 
 /* Loads all layers of an open file, with a progress display. ERR_CONF for an unknown KV type;
@@ -33,8 +34,9 @@ int whole_step(struct whole *w, uint32_t first_pos, const int32_t *tokens, uint3
                uint32_t n_logits, const float **ret_logits, struct errmsg *em);
 
 struct whole_work {
-    uint32_t prompt, tokens; /* rows of a prompt, from position 0 on; tokens decoded after it, */
-    uint32_t depth;          /* from this position on */
+    uint32_t prompt, tokens; /* rows of a prompt, then tokens that are decoded, */
+    uint32_t prompt_at;      /* the rows from this position on, */
+    uint32_t depth;          /* the tokens from this one on */
     uint32_t chunk;          /* rows of the prompt in one step, at least 1 */
 };
 

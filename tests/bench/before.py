@@ -7,10 +7,10 @@ stream, 16 clients, and prompts of 512 tokens. Each line is new / old, at least 
 short runs, each a process of its own, and one of the cluster has a cluster of its own: a process may keep for its life the rate
 that its place in memory gave it. Compare a build with itself first: where that is far from 1, this machine cannot tell.
 """
-import argparse, itertools, os, re, subprocess, sys
+import itertools, os, subprocess, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from ratio import BIN, CACHE, MODEL, compare, finish, run_json
+from ratio import BIN, CACHE, MODEL, Lines, options, run_json
 
 GEMMA = os.environ.get("FLOTILLA_GEMMA", os.path.join(CACHE, "models", "gemma-3-270m-Q4_K_M.gguf"))
 FIGURE = 0.98
@@ -52,17 +52,13 @@ class Up:
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = options(__doc__, pairs=11)
     p.add_argument("old")
-    p.add_argument("--pairs", type=int, default=11)
-    p.add_argument("--only", default="", help="lines whose title matches this expression")
-    p.add_argument("--out", default="")
     o = p.parse_args()
-    results = []
+    lines = Lines(o)
 
     def pair(title, of):
-        if re.search(o.only, title):
-            results.append(compare(title, lambda: of(new), lambda: of(old), FIGURE, o.pairs))
+        lines.compare(title, lambda: of(new), lambda: of(old), FIGURE)
 
     def load(binary, *words):
         with Up(binary) as up:
@@ -78,7 +74,7 @@ def main():
                                                      ("8 prompts of 512 tokens", 8, 8, 512, 1)):
         turn = itertools.count(2 * next(seeds) * 1000)
         pair(title, lambda b: load(b, clients, requests, prompt, tokens, next(turn) // 2))
-    finish(results, o.out)
+    lines.finish()
 
 
 if __name__ == "__main__":

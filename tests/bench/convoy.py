@@ -1,10 +1,10 @@
 """The convoy, live: 100 short requests (32 -> 64 tokens) alone and beside ten long ones (2,048 -> 512). It should pass
 as shipped, fail when a prompt is computed in one piece, and fail, with that reason, when a worker stands still
 for 700 ms. The verdict is recomputed here from the records of each request."""
-import argparse, json, os, signal, subprocess, sys, tempfile, threading, time
+import json, os, signal, subprocess, sys, tempfile, threading, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from ratio import BIN, MODEL
+from ratio import BIN, MODEL, Lines, options
 
 SHORT_ROWS = 100 * (32 + 64)  # of the short requests alone
 
@@ -18,7 +18,7 @@ def p99(values):
     return values[-(-99 * len(values) // 100) - 1]
 
 
-def run(title, plot, stop_at=None, **kw):
+def run(title, plot="", stop_at=None, **kw):
     with Cluster(workers=2, threads=1, kv_tokens=16384, **kw) as c, tempfile.NamedTemporaryFile("r") as out:
         words = ["--plot", plot] if plot else []
         p = subprocess.Popen([program("flotilla"), "bench", "--cluster", c.address, "--scenario", "convoy", "--json", "--out", out.name,
@@ -48,16 +48,23 @@ def run(title, plot, stop_at=None, **kw):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__)
+    p = options(__doc__, pairs=None)
     p.add_argument("--plot", default="", help="an SVG of the first run")
     o = p.parse_args()
-    shipped = run("as shipped", o.plot)
-    whole = run("prompts in one piece", "", chunk=4096, set=["step_ms=60000"])
-    stopped = run("a worker stopped for 700 ms", "", stop_at=SHORT_ROWS * 3 // 2)
-    right = shipped["pass"] and not whole["pass"] and not stopped["pass"] and \
-        any("waited" in r for r in stopped["reasons"])
-    print("holds" if right else "does not hold")
-    sys.exit(0 if right else 1)
+    lines = Lines(o)
+
+    def line(title, right, **kw):
+        """right: whether a verdict is as it should be."""
+        if lines.wanted(title):
+            verdict = run(title, **kw)
+            lines.add(dict(title=title, convoy=verdict, holds=right(verdict)))
+            print(f"{title}: {'holds' if lines.results[-1]['holds'] else 'does not hold'}", flush=True)
+
+    line("as shipped", lambda v: v["pass"], plot=o.plot)
+    line("prompts in one piece", lambda v: not v["pass"], chunk=4096, set=["step_ms=60000"])
+    line("a worker stopped for 700 ms", lambda v: not v["pass"] and any("waited" in r for r in v["reasons"]),
+         stop_at=SHORT_ROWS * 3 // 2)
+    lines.finish()
 
 
 if __name__ == "__main__":

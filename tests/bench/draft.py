@@ -1,12 +1,12 @@
 """Speculation: one stream through chains whose stages stand apart (tests/lib/delayed.py), with drafts against without, pipelined
 against one run at a time; and what it costs where it cannot gain. `--curve`: tokens/s against the delay of a link, as JSON and SVG.
 
-    draft.py [--lines recorded,ngram,...] [--pairs N] [--out FILE] [--curve FOLDER]
+    draft.py [--only 'recorded|ngram'] [--pairs N] [--out FILE] [--curve FOLDER]
 """
-import argparse, contextlib, json, os, statistics, sys, tempfile
+import contextlib, json, os, statistics, sys, tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from ratio import BIN, MODEL, compare, finish
+from ratio import BIN, MODEL, Lines, compare, options
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
@@ -88,7 +88,7 @@ def against_synchronous(title, stages, seconds, draft, tasks, figure, pairs):
         return r
 
 
-def clients(figure, pairs):
+def clients(title, figure, pairs):
     """16 streams at once, without a delay."""
     def rate(c):
         words = ("bench", "--cluster", c.address, "--scenario", "closed", "--clients", "16", "--requests", "32", "--prompt-tokens", "64",
@@ -97,41 +97,45 @@ def clients(figure, pairs):
         assert r.returncode == 0, r.stderr.decode()
         return json.loads(r.stdout)["tokens_per_s"]
     with near("auto") as a, near("off") as b:
-        r = compare("16 clients, auto / off", lambda: rate(a), lambda: rate(b), figure, pairs)
+        r = compare(title, lambda: rate(a), lambda: rate(b), figure, pairs)
         r["speculation"] = told(a)
         print(f"{r['title']}  {r['speculation']}", flush=True)
         return r
 
 
-def lines(o, folder):
+def known_lines(pairs, folder):
+    """Title and run of each line. A title begins with the line's name."""
     recorded, poor = "recorded:" + os.path.join(folder, "texts.ids"), os.path.join(folder, "third.gguf")
 
     def on_record(stages, figure):
-        record(recorded[9:], STORY)
-        return against_off(f"recorded, {stages} stages", cluster(stages, SECONDS, recorded), STORY, figure, o.pairs)
+        def run(title):
+            record(recorded[9:], STORY)
+            return against_off(title, cluster(stages, SECONDS, recorded), STORY, figure, pairs)
+        return run
 
-    def on_poor():
+    def on_poor(title):
         import smaller
         smaller.write(MODEL, poor, layers=10)
-        return against_off("a third of the layers as draft, 4 stages", cluster(4, SECONDS, poor), STORY, 0.97, o.pairs)
+        return against_off(title, cluster(4, SECONDS, poor), STORY, 0.97, pairs)
+
+    def off(opened, tasks, figure):
+        return lambda title: against_off(title, opened, tasks, figure, pairs)
 
     return {
-        "recorded-2": lambda: on_record(2, 2.2),
-        "recorded-4": lambda: on_record(4, 3.0),
-        "recorded-8": lambda: on_record(8, 4.5),
-        "ngram-4": lambda: against_off("ngram on rewriting, 4 stages", cluster(4, SECONDS, "ngram"), REWRITING, 2.5, o.pairs),
-        "pipelined-4": lambda: against_synchronous("ngram on rewriting, 4 stages, pipelined / synchronous", 4, SECONDS, "ngram",
-                                                   REWRITING, 1.6, o.pairs),
-        "pipelined-2": lambda: against_synchronous("ngram on rewriting, 2 stages 100 ms apart, pipelined / synchronous", 2, 0.1, "ngram",
-                                                   REWRITING, 2.0, o.pairs),
-        "poor-4": on_poor,
-        "clients": lambda: clients(0.97, o.pairs),
+        "recorded-2: the perfect draft, 2 stages": on_record(2, 2.2),
+        "recorded-4: likewise, 4 stages": on_record(4, 3.0),
+        "recorded-8: likewise, 8 stages": on_record(8, 4.5),
+        "ngram-4: rewriting, 4 stages": off(cluster(4, SECONDS, "ngram"), REWRITING, 2.5),
+        "pipelined-4: rewriting, 4 stages, pipelined / synchronous":
+            lambda title: against_synchronous(title, 4, SECONDS, "ngram", REWRITING, 1.6, pairs),
+        "pipelined-2: rewriting, 2 stages 100 ms apart, pipelined / synchronous":
+            lambda title: against_synchronous(title, 2, 0.1, "ngram", REWRITING, 2.0, pairs),
+        "poor-4: a third of the layers as draft, 4 stages": on_poor,
+        "clients: 16, auto / off": lambda title: clients(title, 0.97, pairs),
         # Qwen2.5-Coder 1.5B, whose files the long form of the tests has.
-        "qwen-model": lambda: against_off("Qwen2.5-Coder 1.5B, 0.5B as draft, completions", near(QWEN, QWEN_LARGE), COMPLETIONS, 0.97,
-                                          o.pairs),
-        "qwen-auto": lambda: against_off("Qwen2.5-Coder 1.5B, 0.5B or ngram, completions", near("auto:" + QWEN, QWEN_LARGE), COMPLETIONS,
-                                         0.97, o.pairs),
-        "qwen-ngram": lambda: against_off("Qwen2.5-Coder 1.5B, ngram on rewriting", near("ngram", QWEN_LARGE), REWRITING, 1.5, o.pairs),
+        "qwen-model: 1.5B, 0.5B as draft, completions": off(near(QWEN, QWEN_LARGE), COMPLETIONS, 0.97),
+        "qwen-auto: 1.5B, 0.5B or ngram, completions": off(near(f"auto:{QWEN}", QWEN_LARGE), COMPLETIONS, 0.97),
+        "qwen-ngram: 1.5B, rewriting": off(near("ngram", QWEN_LARGE), REWRITING, 1.5),
     }
 
 
@@ -175,11 +179,8 @@ def draw(points, path):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--lines", default="")
-    p.add_argument("--pairs", type=int, default=7)
-    p.add_argument("--out", default="")
-    p.add_argument("--curve", default="")
+    p = options(__doc__)
+    p.add_argument("--curve", default="", metavar="FOLDER", help="where to draw tokens/s against the delay, instead of the lines")
     o = p.parse_args()
     trip, rate = measure(SECONDS)
     print(f"relay of {1e3 * SECONDS:g} ms: round trip {1e3 * trip:.2f} ms, {rate / 1e6:.0f} MB/s", flush=True)
@@ -187,9 +188,11 @@ def main():
         curve(o.curve, o.pairs)
         return
     with tempfile.TemporaryDirectory() as folder:
-        known = lines(o, folder)
-        wanted = o.lines.split(",") if o.lines else [n for n in known if QWEN or not n.startswith("qwen")]
-        finish([known[name]() for name in wanted], o.out)
+        lines = Lines(o)
+        for title, run_line in known_lines(o.pairs, folder).items():
+            if lines.wanted(title) and (QWEN or not title.startswith("qwen")):
+                lines.add(run_line(title))
+        lines.finish()
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ streamed and not. The measurer (infermark, from PyPI) speaks HTTP to the gateway
 
 One worker with one thread, so that on two cores there is one for the clients: the measurer is a Python program.
 """
-import argparse, json, os, subprocess, sys, venv
+import json, os, subprocess, sys, venv
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from ratio import BIN, CACHE, MODEL, compare, finish, run_json
+from ratio import BIN, CACHE, MODEL, Lines, options, run_json
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
@@ -55,18 +55,12 @@ def ours(c, prompt_tokens):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pairs", type=int, default=7)
-    p.add_argument("--only", default="", help="rows whose title contains this")
-    p.add_argument("--out", default="", help="a file for the JSON")
-    o = p.parse_args()
-    results = []
+    lines = Lines(options(__doc__).parse_args())
     with Cluster(workers=1, threads=1, kv_tokens=16384) as c:
         n = post(c.http, "/tokenize", {"messages": [{"role": "user", "content": PROMPT}]}).json()["count"]
         for title, mode in (("infermark / flotilla bench, streamed", "streaming"), ("infermark / flotilla bench, not streamed", "non_streaming")):
-            if o.only in title:
-                results.append(compare(title, lambda: theirs(c, mode), lambda: ours(c, n), 1, o.pairs, within=0.05))
-    finish(results, o.out)
+            lines.compare(title, lambda: theirs(c, mode), lambda: ours(c, n), 1, within=0.05)
+    lines.finish()
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@
 
 The first line also says the hit rate of both: positions of prompts that were found computed / all positions of all prompts.
 """
-import argparse, contextlib, itertools, json, math, os, random, subprocess, sys, time
+import contextlib, itertools, json, math, os, random, subprocess, sys, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from ratio import BIN, MODEL, compare, finish, run_json
+from ratio import BIN, MODEL, Lines, options, run_json
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
@@ -105,28 +105,25 @@ def tokens_a_cpu_second(c, tokens):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pairs", type=int, default=7)
-    p.add_argument("--only", default="", choices=["", "routing", "keys", "cpu"])
+    p = options(__doc__)
     p.add_argument("--tokens", type=int, default=128, help="of an answer, for keys against plaintext (128)")
-    p.add_argument("--out", default="", help="a file for the JSON")
     o = p.parse_args()
-    results, shared, turn = [], texts(PREFIX), itertools.count(2)
-    if o.only in ("", "routing"):
+    lines, shared, turn = Lines(o), texts(PREFIX), itertools.count(2)
+    routing = "TTFT p50: round robin / auto"
+    keys = {"decode tokens/s: keys / plaintext": decode, "tokens a CPU second: keys / plaintext": tokens_a_cpu_second}
+    if lines.wanted(routing):
         with cluster(2, POOL) as auto, cluster(2, POOL, policy="round_robin") as robin:
             of_auto, of_robin = [], []
-            results.append(compare("TTFT p50: round robin / auto", lambda: routed(auto, shared, next(turn) // 2, of_auto),
-                                   lambda: routed(robin, shared, next(turn) // 2, of_robin), 2.0, o.pairs))
+            result = lines.compare(routing, lambda: routed(auto, shared, next(turn) // 2, of_auto),
+                                   lambda: routed(robin, shared, next(turn) // 2, of_robin), 2.0)
             for name, rates in (("auto", of_auto[1:]), ("round robin", of_robin[1:])):
-                results[-1]["hit_rate, " + name] = rates
+                result["hit_rate, " + name] = rates
                 print(f"hit rate, {name}: {min(rates):.3f} .. {max(rates):.3f}")
-    if o.only != "routing":
+    if lines.wanted(*keys):
         with cluster(1, 4096, secure=True) as secret, cluster(1, 4096) as plain:
-            for only, title, of in (("keys", "decode tokens/s", decode), ("cpu", "tokens a CPU second", tokens_a_cpu_second)):
-                if o.only in ("", only):
-                    results.append(compare(title + ": keys / plaintext", lambda: of(secret, o.tokens), lambda: of(plain, o.tokens),
-                                           0.95, o.pairs))
-    finish(results, o.out)
+            for title, of in keys.items():
+                lines.compare(title, lambda: of(secret, o.tokens), lambda: of(plain, o.tokens), 0.95)
+    lines.finish()
 
 
 if __name__ == "__main__":

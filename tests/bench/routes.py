@@ -15,9 +15,9 @@ has at most 0.6 of the requests.
 
 Hit rates are of all blocks of all prompts. Nothing is measured with a clock: the same commit gives the same table.
 """
-import argparse, concurrent.futures, json, os, subprocess, sys
+import concurrent.futures, json, os, sys
 
-from ratio import BIN, ROOT, run_json
+from ratio import BIN, Lines, commit, options, run_json
 
 CACHES, LOADS = ("10%", "2%"), (0.5, 0.8, 1.1, 1.5)
 RULES = [("round_robin", None), ("least_loaded", None), ("affinity", None), ("cost", 0.2), ("cost", 0.5), ("cost", 1), ("product", None),
@@ -57,8 +57,12 @@ def judge(point):
     point.update(ratios=ratios, hits=hits, work=auto["max_over_mean_work"], misses=misses, holds=not misses)
 
 
+def title_of(p):
+    return f"{p['trace']}, caches {p['cache']}, load {p['load']}"
+
+
 def print_point(p):
-    print(f"\n{p['trace']}, caches {p['cache']}, load {p['load']}: TTFT in block times, hits of all blocks of all prompts")
+    print(f"\n{title_of(p)}: TTFT in block times, hits of all blocks of all prompts")
     for name, r in p["rules"].items():
         print(f"  {name:13} p50 {r[TTFT[0]]:9.1f}  p90 {r[TTFT[1]]:9.1f}  p99 {r[TTFT[2]]:9.1f}  hits {r['hit_rate']:.3f}"
               f"  max/mean work {r['max_over_mean_work']:.3f}")
@@ -86,7 +90,7 @@ def plot(points, path):
     for row, cache in zip(panels, CACHES):
         for panel, trace in zip(row, traces):
             mine = [p for p in points if (p["trace"], p["cache"]) == (trace, cache)]
-            for rule, colour in zip(mine[0]["rules"], COLOURS):
+            for rule, colour in zip(mine[0]["rules"] if mine else (), COLOURS):
                 panel.plot([p["load"] for p in mine], [p["rules"][rule][TTFT[1]] for p in mine], color=colour, label=rule,
                            linewidth=2.5 if rule == "auto" else 1)
             panel.set_yscale("log")
@@ -99,15 +103,15 @@ def plot(points, path):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = options(__doc__, pairs=None)
     p.add_argument("--trace", action="append", default=[], metavar="NAME=FILE")
     p.add_argument("--more", action="store_true", help="the workloads that are known not to hold, too")
     p.add_argument("--rules", default="", help="what --out wrote before: the other rules' figures are taken from there, since they"
                    " change only with the model or a rule")
     p.add_argument("--jobs", type=int, default=2)
-    p.add_argument("--out", default="", help="a file for all figures, as JSON")
     p.add_argument("--plot", default="", help="a file for the plot, as SVG (needs matplotlib)")
     o = p.parse_args()
+    lines = Lines(o)
     if any("=" not in t for t in o.trace):
         p.error("--trace is NAME=FILE")
     traces = {**dict(t.split("=", 1) for t in o.trace), **MADE_UP, **(MORE if o.more else {})}
@@ -117,7 +121,7 @@ def main():
             before = json.load(f)
         rules_commit = before.get("rules_commit") or before["commit"]
         known = {(x["trace"], x["cache"], x["load"]): x["rules"] for x in before["points"]}
-    points = [dict(trace=t, cache=c, load=l) for t in traces for c in CACHES for l in LOADS]
+    points = [x for x in (dict(trace=t, cache=c, load=l) for t in traces for c in CACHES for l in LOADS) if lines.wanted(title_of(x))]
     with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
         runs = []
         for x in points:
@@ -132,17 +136,21 @@ def main():
     print("\n" + table(points))
     for t in traces:
         mine = [x["holds"] for x in points if x["trace"] == t]
-        print(f"{t}: auto holds at {sum(mine)} of {len(mine)} points")
-    shares = [dict(trace=t, concurrency=1, share=larger_share(traces[t], 1)) for t in traces]
-    shares.append(dict(trace="one group", concurrency=16, share=larger_share(ONE_GROUP, 16)))
-    for s in shares:
-        s["holds"] = s["share"] <= MOST_SHARE
-        print(f"two replicas, {s['trace']}, concurrency {s['concurrency']}: the larger share is {s['share']:.3f}: "
-              + ("holds" if s["holds"] else "does not hold"))
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True).stdout.strip()
+        if mine:
+            print(f"{t}: auto holds at {sum(mine)} of {len(mine)} points")
+    shares = []
+    for name, trace, concurrency in [*((t, traces[t], 1) for t in traces), ("one group", ONE_GROUP, 16)]:
+        title = f"two replicas, {name}, concurrency {concurrency}"
+        if lines.wanted(title):
+            share = larger_share(trace, concurrency)
+            shares.append(dict(trace=name, concurrency=concurrency, share=share, holds=share <= MOST_SHARE))
+            print(f"{title}: the larger share is {share:.3f}: " + ("holds" if share <= MOST_SHARE else "does not hold"))
+    if not points and not shares:
+        p.error(f"--only: no line matches '{o.only}'")
     if o.out:
         with open(o.out, "w") as f:
-            json.dump(dict(commit=commit, rules_commit=rules_commit or commit, command=" ".join(os.path.basename(w) for w in sys.argv), points=points, shares=shares), f, indent=1)
+            json.dump(dict(commit=commit(), rules_commit=rules_commit or commit(),
+                           command=" ".join(os.path.basename(w) for w in sys.argv), points=points, shares=shares), f, indent=1)
             f.write("\n")
     if o.plot:
         plot(points, o.plot)

@@ -1,10 +1,10 @@
 """Sixteen clients, whose prompts share 1,000 tokens: flotilla with two workers against llama-server over two
 ggml-rpc-servers, one thread each, on the same machine in turn. Tokens a second of all clients, at least 2."""
-import argparse, concurrent.futures, json, os, random, socket, subprocess, sys, time, urllib.error, urllib.request
+import concurrent.futures, json, os, random, socket, subprocess, sys, time, urllib.error, urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-import llama
-from ratio import BIN, MODEL, compare, finish, run_json
+import peers
+from ratio import BIN, MODEL, Lines, options, run_json
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
@@ -23,7 +23,7 @@ class Server:
     """llama-server, all layers on two ggml-rpc-servers."""
 
     def __enter__(self):
-        server, rpc = llama.programs("llama-server", "ggml-rpc-server", server=True)
+        server, rpc = peers.llama_programs("llama-server", "ggml-rpc-server", server=True)
         ports, self.port = [free_port(), free_port()], free_port()
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.processes = [subprocess.Popen([rpc, "-H", "127.0.0.1", "-p", str(p), "-t", "1"], **quiet) for p in ports]
@@ -73,13 +73,10 @@ def ours(c):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--pairs", type=int, default=7)
-    p.add_argument("--out", default="", help="a file for the JSON")
-    o = p.parse_args()
+    lines = Lines(options(__doc__).parse_args())
     with Cluster(workers=2, threads=1, kv_tokens=32768) as c, Server() as s:
-        result = compare("16 clients, shared prefix: flotilla / llama-server over RPC", lambda: ours(c), s.tokens_per_s, 2.0, o.pairs)
-    finish([result], o.out)
+        lines.compare("16 clients, shared prefix: flotilla / llama-server over RPC", lambda: ours(c), s.tokens_per_s, 2.0)
+    lines.finish()
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@
 
 and the core's own time for an event at 1,000 live requests, at most 20 us.
 """
-import argparse, itertools, os, subprocess, sys, time
+import itertools, os, subprocess, sys, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from ratio import BIN, MODEL, compare, finish, run_json
+from ratio import BIN, MODEL, Lines, options, run_json
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
@@ -66,33 +66,25 @@ def ttft(c, cached):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pairs", type=int, default=7)
-    p.add_argument("--only", default="", help="rows whose title contains this")
-    p.add_argument("--out", default="", help="a file for the JSON")
-    o = p.parse_args()
-    results = []
-
-    def row(title, a, b, figure):
-        if o.only in title:
-            results.append(compare(title, a, b, figure, o.pairs))
-
+    lines = Lines(options(__doc__).parse_args())
     with Cluster(workers=2, threads=1, kv_tokens=32768) as c, Cluster(workers=2, threads=1, kv_tokens=32768, set=["window=1"]) as one:
-        row("16 clients / 1 client, shared prefix", lambda: shared(c, 16), lambda: shared(c, 1), 3.0)
-        row("8 streams: beside long prompts / alone", lambda: p99(c, True), lambda: p99(c, False), 0.5)
+        lines.compare("16 clients / 1 client, shared prefix", lambda: shared(c, 16), lambda: shared(c, 1), 3.0)
+        lines.compare("8 streams: beside long prompts / alone", lambda: p99(c, True), lambda: p99(c, False), 0.5)
         last = {}
 
         def stage():
             last["own"], last["wall"] = busy(c)
             return last["own"]
-        row("slowest stage's own time / wall, 16 clients", stage, lambda: last["wall"], 0.85)
-        row("8 prompts: 3 Steps in flight / 1", lambda: prompts(c), lambda: prompts(one), 1.6)
-        row("TTFT: new / cached prefix", lambda: ttft(c, True), lambda: ttft(c, False), 5.0)
-    core = run_json(os.path.join(BIN, "core_bench"), "1000")
-    core.update(title="core, 1,000 live requests", figure=20, holds=core["us_per_event"] <= 20)
-    print(f"{core['title']}: {core['us_per_event']} us an event; figure 20: {'holds' if core['holds'] else 'does not hold'}")
-    results.append(core)
-    finish(results, o.out)
+        lines.compare("slowest stage's own time / wall, 16 clients", stage, lambda: last["wall"], 0.85)
+        lines.compare("8 prompts: 3 Steps in flight / 1", lambda: prompts(c), lambda: prompts(one), 1.6)
+        lines.compare("TTFT: new / cached prefix", lambda: ttft(c, True), lambda: ttft(c, False), 5.0)
+    title = "core, 1,000 live requests"
+    if lines.wanted(title):
+        core = run_json(os.path.join(BIN, "core_bench"), "1000")
+        core.update(title=title, figure=20, holds=core["us_per_event"] <= 20)
+        print(f"{title}: {core['us_per_event']} us an event; figure 20: {'holds' if core['holds'] else 'does not hold'}")
+        lines.add(core)
+    lines.finish()
 
 
 if __name__ == "__main__":

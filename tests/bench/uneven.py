@@ -3,10 +3,10 @@
     tokens/s as the planner cuts / with `split: even`          at least 1.2
     the slower worker has fewer layers, and each stage's predicted time of a Step is within 20 % of the measured one
 """
-import argparse, itertools, os, sys
+import itertools, os, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from ratio import BIN, MODEL, compare, finish, run_json
+from ratio import BIN, MODEL, Lines, options, run_json
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
@@ -28,29 +28,30 @@ def load(c, tokens):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pairs", type=int, default=7)
+    p = options(__doc__)
     p.add_argument("--tokens", type=int, default=32)
-    p.add_argument("--out", default="", help="a file for the JSON")
     o = p.parse_args()
+    lines, title = Lines(o), "4 streams, uneven workers: measured / even"
     with cluster("measured") as c:
         c.wait(lambda s: s["ready"], 120)
         with cluster("even") as even:
             even.wait(lambda s: s["ready"], 120)
-            row = compare("4 streams, uneven workers: measured / even", lambda: load(c, o.tokens), lambda: load(even, o.tokens), 1.2,
-                          o.pairs)
+            lines.compare(title, lambda: load(c, o.tokens), lambda: load(even, o.tokens), 1.2)
+        if not lines.wanted(title):
+            load(c, o.tokens)  # so that stages have measured a Step
         workers = c.workers()
-    results = [row]
+    more = []
     layers = {w["name"]: w["layers"][1] - w["layers"][0] + 1 for w in workers}
-    results.append(dict(title="layers", layers=layers, holds=layers["slow"] < layers["quick"]))
+    more.append(dict(title="layers", layers=layers, holds=layers["slow"] < layers["quick"]))
     for w in workers:
         step = w["step_ms"]
         ratio = step["predicted"] / step["measured"]
-        results.append(dict(title=f"{w['name']}: predicted / measured ms of a Step", ratio=ratio, figure="0.8 .. 1.2",
-                            holds=0.8 <= ratio <= 1.2, **step))
-    for r in results[1:]:
+        more.append(dict(title=f"{w['name']}: predicted / measured ms of a Step", ratio=ratio, figure="0.8 .. 1.2",
+                         holds=0.8 <= ratio <= 1.2, **step))
+    for r in filter(lambda r: lines.wanted(r["title"]), more):
         print(f"{r['title']}: {r.get('layers') or round(r['ratio'], 3)}: {'holds' if r['holds'] else 'does not hold'}")
-    finish(results, o.out)
+        lines.add(r)
+    lines.finish()
 
 
 if __name__ == "__main__":

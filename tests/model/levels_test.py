@@ -1,7 +1,9 @@
 """Both real models, with a prompt longer than Gemma's window of 512: the same bits of logits at every
 level and KV type, on one, two and three slices, in chunks of any size, with any number of threads. In the
 short form SmolLM2, which has no window, gets a shorter prompt, and each KV type one of the three shapes."""
-import concurrent.futures, itertools, json, os, sys, unittest
+import concurrent.futures, itertools, json, os, sys, tempfile, unittest
+
+import gguf
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
@@ -61,6 +63,53 @@ class Levels(unittest.TestCase):
             r = run(*words, bad)
             self.assertNotEqual(r.returncode, 0, bad)
             self.assertIn("--rows", r.stderr.decode(), bad)
+
+    def test_shares_of_what_the_machine_gives(self):
+        """Products are counted over all quantised matrices of the layers for each row, and over the head for the last of a chunk."""
+        r = run("bench", "--model", MODEL, "-p", "20", "--chunk", "8", "-n", "4", "--threads", "2", "--depth", "9", "--json")
+        j = json.loads(r.stdout)
+        floats = {gguf.GGMLQuantizationType[n] for n in ("F32", "F16", "BF16")}
+        matrices = {t.name: int(t.n_elements) for t in gguf.GGUFReader(MODEL).tensors if t.tensor_type not in floats}
+        layers = sum(n for name, n in matrices.items() if name.startswith("blk."))
+        head = matrices.get("output.weight") or matrices["token_embd.weight"]
+        gmac = j["prompt_tokens_per_s"] * (layers + head * 3 / 20) / 1e9
+        self.assertAlmostEqual(j["prompt_gmac_per_s"] / gmac, 1, 4)
+        self.assertAlmostEqual(j["prompt_share_of_peak"], j["prompt_gmac_per_s"] / j["peak_gmac_per_s"], 4)
+        self.assertAlmostEqual(j["decode_share_of_read"], j["decode_gb_per_s"] / j["read_gb_per_s"], 4)
+        self.assertEqual(j["depth"], 9)
+        text = run("bench", "--model", MODEL, "-p", "8", "-n", "4", "--threads", "2").stdout.decode()
+        self.assertRegex(text, r"(?m)^prompt +8 tokens .* GMAC/s, \d+ % of the peak of [\d.]+$")
+        self.assertRegex(text, r"(?m)^decode +4 tokens .* GB/s of weights, \d+ % of the memory's [\d.]+$")
+
+    def test_streams(self):
+        words = ["bench", "--model", MODEL, "-p", "0", "-n", "0", "--threads", "2", "--depth", "40"]
+        with tempfile.TemporaryDirectory() as folder:
+            plot = os.path.join(folder, "plot.svg")
+            j = json.loads(run(*words, "--streams", "4,1,17", "--rows", "2", "--plot", plot, "--json").stdout)
+            with open(plot) as f:
+                self.assertEqual(f.read().count("<polyline"), 2)
+            self.assertNotEqual(run(*words, "--plot", plot).returncode, 0)  # there is nothing to draw
+        self.assertEqual([s["streams"] for s in j["streams"]], [4, 1, 17])
+        for s in j["streams"]:
+            self.assertTrue(s["tokens_per_s"] > 0 and s["one_tokens_per_s"] > 0 and s["times_one"] > 0, s)
+        self.assertNotIn("peak_gmac_per_s", j)
+        r = run(*words, "--streams", "1,x")
+        self.assertIn("--streams", r.stderr.decode())
+        self.assertEqual(r.returncode, 2)
+
+    def test_kernels(self):
+        for isa in levels():
+            j = json.loads(run("bench", "--kernels", "--isa", isa, "--json").stdout)
+            self.assertEqual(j["isa"], isa)
+            self.assertEqual(len(j["kernels"]["types"]), 17)
+            for name, rows in j["kernels"]["types"].items():
+                self.assertEqual([r["rows"] for r in rows], [1, 2, 4, 8, 16, 32], name)
+        text = run("bench", "--kernels").stdout.decode()
+        self.assertRegex(text, r"(?m)^Q4_K( +[\d.]+(/[\d.]+)?){6}$")
+        for words in (), ("--rows", "1"), ("--kernels", "--streams", "1"):
+            r = run("bench", *words)
+            self.assertEqual(r.returncode, 2, words)
+            self.assertIn("--model", r.stderr.decode())
 
 
 if __name__ == "__main__":

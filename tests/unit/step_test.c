@@ -545,6 +545,22 @@ static void test_few_is_chosen(void **state)
     eng_close(e);
 }
 
+/* Products are those of the quantised matrices: here of every one, or of none. */
+static void test_products(void **state)
+{
+    (void)state;
+    const uint64_t q = TINY_HEADS * TINY_HEAD, kv = TINY_KV_HEADS * TINY_HEAD;
+    struct engine *e = open_all(true, KV_F32, 1);
+    struct eng_products p = eng_products(e);
+    assert_int_equal(p.layers, LAYERS * TINY_HIDDEN * (2 * q + 2 * kv + 3 * TINY_FFN));
+    assert_int_equal(p.head, TINY_VOCAB * TINY_HIDDEN);
+    eng_close(e);
+    e = open_all(false, KV_F32, 1);
+    p = eng_products(e);
+    assert_int_equal(p.layers + p.head, 0);
+    eng_close(e);
+}
+
 /* The histogram that is exported says of each bound how many durations do not exceed it. */
 static void test_histogram(void **state)
 {
@@ -630,6 +646,7 @@ int main(void)
         cmocka_unit_test(test_join),
         cmocka_unit_test(test_few_rows),
         cmocka_unit_test(test_heads_of_any_size),
+        cmocka_unit_test(test_products),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
