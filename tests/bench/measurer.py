@@ -1,6 +1,6 @@
 """What a load measurer that is not ours says of a cluster, as a ratio of what `flotilla bench --cluster` says: both give it 16
 clients with the same kind of load, answers of 64 tokens to a short prompt that they have in common. They must agree within 5 %,
-streamed and not. The measurer (infermark, from PyPI) speaks HTTP to the gateway, ours protobuf to the coordinator.
+streamed and not, all greedily. The measurer (infermark, from PyPI) speaks HTTP to the gateway, ours protobuf to the coordinator.
 
 One worker with one thread, so that on two cores there is one for the clients: the measurer is a Python program.
 """
@@ -23,7 +23,7 @@ import json, sys
 from infermark import BenchmarkConfig, BenchmarkMode, run_benchmark
 url, model, prompt, mode, clients, requests, tokens = sys.argv[1:]
 r = run_benchmark(BenchmarkConfig(url=url, model=model, prompt=prompt, mode=BenchmarkMode(mode), concurrency_levels=[int(clients)],
-                                  n_requests=int(requests), max_tokens=int(tokens), extra_body={"ignore_eos": True})).results[0]
+                                  n_requests=int(requests), max_tokens=int(tokens), extra_body={"ignore_eos": True, "temperature": 0})).results[0]
 print(json.dumps({"tokens_per_s": r.tokens_per_second, "errors": r.errors, "n": r.n_success, "seconds": r.total_duration}))
 """
 
