@@ -30,12 +30,14 @@ struct seen {
 static struct seen seen[STEPS_MAX];
 static unsigned n_seen;
 static uint64_t now_ns;
+static uint32_t n_asked;   /* rows of the last step whose logits were asked for, but the first */
 static unsigned slow_step; /* the number of a step that takes a second more */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
 const struct arch_dims *__wrap_eng_dims(const struct engine *e);
 int __wrap_eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
                     const float **ret_out, struct errmsg *em);
+const float *__wrap_eng_logits(struct engine *e, uint32_t i);
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
 {
@@ -52,6 +54,15 @@ const struct arch_dims *__wrap_eng_dims(const struct engine *e)
     return &dims;
 }
 
+/* All rows of a step have logits, and each is asked for: only then are they computed. */
+const float *__wrap_eng_logits(struct engine *e, uint32_t i)
+{
+    (void)e;
+    assert_int_equal(i, ++n_asked);
+    assert_true(i < seen[n_seen - 1].n_logits);
+    return NULL;
+}
+
 /* A step of n rows takes n + 3 ms. */
 int __wrap_eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_runs, const void *in,
                     const float **ret_out, struct errmsg *em)
@@ -61,6 +72,8 @@ int __wrap_eng_step(struct engine *e, const struct eng_run *runs, uint32_t n_run
     (void)ret_out;
     assert_in_range(n_runs, 1, STREAMS);
     assert_true(n_seen < STEPS_MAX);
+    if (n_seen) assert_int_equal(n_asked + 1, seen[n_seen - 1].n_logits);
+    n_asked = 0;
     struct seen *s = &seen[n_seen++];
     *s = (struct seen){.n_runs = n_runs, .pos = runs[0].first_pos};
     for (uint32_t i = 0; i < n_runs; i++) {
