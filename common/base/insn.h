@@ -23,8 +23,9 @@ static inline void insn_pause(void)
 #endif
 }
 
-/* Marks a function that is compiled for CPUs with fused multiply-add on vectors, and called only
- * where insn_has_fma() says that this is one; C alone calls the library for each fmaf on x86-64. */
+/* Marks a function NAME_fma that is compiled for CPUs with AVX2 and its fused multiply-add, and
+ * called only where insn_has_fma() says that this is one: vectors of 32 bytes, and fmaf as one
+ * instruction where C alone calls the library. */
 #if defined(__x86_64__)
 #define INSN_FMA __attribute__((target("avx2,fma")))
 #else

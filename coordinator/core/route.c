@@ -1,5 +1,6 @@
 #include "coordinator/core/route.h"
 
+#include "common/base/insn.h"
 #include "proto/limits.h"
 
 #include <stdio.h>
@@ -310,17 +311,12 @@ FOR_EACH_LEVEL uint32_t choose(const struct route_ask *a)
     return n_alike ? least_loaded(a, wait_ns, n_alike) : ROUTE_NONE;
 }
 
-#ifdef __x86_64__
-__attribute__((target("avx2"))) static uint32_t choose_avx2(const struct route_ask *a)
+INSN_FMA static uint32_t choose_fma(const struct route_ask *a)
 {
     return choose(a);
 }
-#endif
 
 uint32_t route_choose(const struct route_ask *a)
 {
-#ifdef __x86_64__
-    if (__builtin_cpu_supports("avx2")) return choose_avx2(a);
-#endif
-    return choose(a);
+    return insn_has_fma() ? choose_fma(a) : choose(a);
 }
