@@ -1,10 +1,10 @@
 """Decode with two threads on two cores while one other process is busy, against the same alone: a process that stays on the
 second core, and one that may go to either. More than one half cannot be hoped for where the weights come from memory, and one
 thread reads about half as fast as two; a team that waited for the thread without a core each time would be far below."""
-import argparse, os, subprocess, sys
+import os, subprocess, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
-from ratio import BIN, MODEL, compare, finish, run_json
+from ratio import BIN, MODEL, Lines, options, run_json
 
 FIGURE = 0.45
 
@@ -25,11 +25,9 @@ class Busy:
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__)
+    p = options(__doc__)
     p.add_argument("--model", default=MODEL)
     p.add_argument("--tokens", type=int, default=800)
-    p.add_argument("--pairs", type=int, default=7)
-    p.add_argument("--out", default="")
     o = p.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
@@ -43,8 +41,10 @@ def main():
         with Busy(where):
             return decode()
 
-    finish([compare("beside a process on one of two cores", lambda: beside({cores[1]}), decode, FIGURE, o.pairs),
-            compare("beside a process on either", lambda: beside(set(cores)), decode, FIGURE, o.pairs)], o.out)
+    lines = Lines(o)
+    lines.compare("beside a process on one of two cores", lambda: beside({cores[1]}), decode, FIGURE)
+    lines.compare("beside a process on either", lambda: beside(set(cores)), decode, FIGURE)
+    lines.finish()
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ alone with one thread, and 16 streams over HTTP on two workers with one thread e
 The forms' answers cannot end before the limit. Each run begins without any mask (the engine's process is new), so what is
 measured has the making of masks in it, but for those of the first token.
 """
-import argparse, itertools, json, os, sys, tempfile
+import itertools, json, os, sys, tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from ratio import BIN, MODEL, compare, finish, run_json
+from ratio import BIN, MODEL, Lines, options, run_json
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
@@ -49,17 +49,7 @@ def streams(c, **kw):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pairs", type=int, default=7)
-    p.add_argument("--only", default="", help="rows whose title contains this")
-    p.add_argument("--out", default="", help="a file for the JSON")
-    o = p.parse_args()
-    results = []
-
-    def row(title, a, b):
-        if o.only in title:
-            results.append(compare(title, a, b, 0.95, o.pairs))
-
+    lines = Lines(options(__doc__).parse_args())
     with tempfile.TemporaryDirectory() as folder:
         forms = {}
         for name, text in dict({n: json.dumps(s) for n, s in SCHEMAS.items()}, grammar=GRAMMAR).items():
@@ -67,11 +57,12 @@ def main():
             with open(forms[name][1], "w") as f:
                 f.write(text)
         for name, words in forms.items():
-            row(f"one stream, {name} / free", lambda: engine(*words), lambda: engine("--ignore-eos"))
-    if o.only in "16 streams, objects / free":
+            lines.compare(f"one stream, {name} / free", lambda: engine(*words), lambda: engine("--ignore-eos"), 0.95)
+    title = "16 streams, objects / free"
+    if lines.wanted(title):
         with Cluster(workers=2, threads=1, kv_tokens=32768) as c:
-            row("16 streams, objects / free", lambda: streams(c, json_schema=SCHEMAS["objects"]), lambda: streams(c, ignore_eos=True))
-    finish(results, o.out)
+            lines.compare(title, lambda: streams(c, json_schema=SCHEMAS["objects"]), lambda: streams(c, ignore_eos=True), 0.95)
+    lines.finish()
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@
 Both kinds of clients have the same prompts, of which all but the end is cached, and greedy answers of 64 tokens. Those of
 protobuf are `flotilla bench`, those of HTTP a Python program (tests/lib/http_load.py), whose own time counts for the gateway's.
 """
-import argparse, json, os, random, resource, sys
+import json, os, random, resource, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from ratio import BIN, MODEL, compare, finish, run_json
+from ratio import BIN, MODEL, Lines, options, run_json
 
 os.environ.setdefault("FLOTILLA_BIN", BIN)
 os.environ.setdefault("FLOTILLA_MODEL", MODEL)
@@ -62,24 +62,19 @@ def idle_streams():
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pairs", type=int, default=7)
-    p.add_argument("--only", default="", help="rows whose title contains this")
-    p.add_argument("--out", default="", help="a file for the JSON")
-    o = p.parse_args()
-    results = []
+    lines = Lines(options(__doc__).parse_args())
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # of the cluster's processes too
     for title, workers in (("16 streams, HTTP / protobuf", 2), ("16 streams, HTTP / protobuf, one worker", 1)):
-        if o.only in title:
+        if lines.wanted(title):
             with Cluster(workers=workers, threads=1, kv_tokens=16384) as c:
-                results.append(compare(title, lambda: http(c), lambda: protobuf(c), 0.97, o.pairs))
+                lines.compare(title, lambda: http(c), lambda: protobuf(c), 0.97)
     title = "1,000 idle streams"
-    if o.only in title:
+    if lines.wanted(title):
         n = idle_streams()
-        results.append(dict(title=title, figure=STREAM_BYTES, bytes=n, holds=n <= STREAM_BYTES))
+        lines.add(dict(title=title, figure=STREAM_BYTES, bytes=n, holds=n <= STREAM_BYTES))
         print(f"{title}: {n / 1024:.1f} KiB each; figure 64: {'holds' if n <= STREAM_BYTES else 'does not hold'}", flush=True)
-    finish(results, o.out)
+    lines.finish()
 
 
 if __name__ == "__main__":

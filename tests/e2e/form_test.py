@@ -7,6 +7,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 from cluster import LONG, MODEL, Cluster, Generation, HandCluster, free_ports, local, run
 from raw_http import get, post
 from schemas import Schemas, is_prefix, is_valid
+from tagged import TAGGED
 
 N = 200 if LONG else 20
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
@@ -17,13 +18,6 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {
     "required": ["city", "days"], "additionalProperties": False}}}
 NOTE = {"type": "function", "function": {"name": "note", "parameters": {
     "type": "object", "properties": {"text": {"type": "string", "maxLength": 16}}, "required": ["text"], "additionalProperties": False}}}
-# Shows the tags around calls, as the templates of Hermes and Qwen do.
-TAGGED = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content or '' }}{% for t in m.tool_calls or [] %}<tool_call>
-{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}}
-</tool_call>{% endfor %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 NODE = {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {
     "v": {"type": "integer", "minimum": 0, "maximum": 9}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}}, "required": ["v", "next"]}}}
 CHAT = [{"role": "user", "content": "Describe somebody as JSON."}]

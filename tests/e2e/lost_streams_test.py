@@ -7,19 +7,13 @@ sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 from cluster import LONG, Cluster
 from raw_http import Connection, Reply
 from schemas import is_prefix, is_valid
+from tagged import TAGGED
 
 LINES = {"type": "object", "properties": {"title": {"type": "string", "minLength": 20, "maxLength": 40},
                                           "lines": {"type": "array", "items": {"type": "string", "minLength": 20, "maxLength": 40}, "minItems": 3, "maxItems": 4}},
          "required": ["title", "lines"], "additionalProperties": False}
 LETTER = {"type": "function", "function": {"name": "letter", "parameters": LINES}}
 MEMO = {"type": "function", "function": {"name": "memo", "parameters": LINES}}
-# Shows the tags around calls, as the templates of Hermes and Qwen do.
-TAGGED = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content or '' }}{% for t in m.tool_calls or [] %}<tool_call>
-{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}}
-</tool_call>{% endfor %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 ASK = [{"role": "user", "content": "Write a letter to the king."}]
 # Earlier turns, after which the model calls by itself.
 CALLED = [x for who in ("queen", "duke", "bishop") for x in (

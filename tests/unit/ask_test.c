@@ -16,6 +16,8 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/expect_json.h"
+
 /* Parts of it point into it, so the one that was read stays until the next. */
 static struct ask taken(enum ask_kind kind, const char *body)
 {
@@ -317,15 +319,6 @@ static void test_newer_parameters(void **state)
 }
 
 /* ---- answers ---- */
-
-static void expect_json(struct json *j, const char *text)
-{
-    struct buf b = {0};
-    json_write(j, &b);
-    assert_string_equal(b.data, text);
-    buf_close(&b);
-    json_free(j);
-}
 
 static void test_chunks(void **state)
 {

@@ -14,50 +14,10 @@
 
 #include <cmocka.h>
 
-#define PAGES 64u
+#include "tests/lib/stage_steps.h"
+
 #define MANY 40u
 #define LARGE_VOCAB (1u << 18) /* logits of 16 rows are held at once */
-
-static uint32_t straight[PAGES];
-
-/* Rows of tokens at positions first.., the last of which wants one. */
-static struct msg_run run_of(uint64_t request, uint32_t first, uint32_t n, const int32_t *tokens)
-{
-    return (struct msg_run){.request = request,
-                            .attempt = 1,
-                            .first_pos = first,
-                            .n_rows = n,
-                            .n_logits = 1,
-                            .n_pages = (first + n + LIMIT_PAGE - 1) / LIMIT_PAGE,
-                            .tokens = tokens,
-                            .pages = straight,
-                            .has_open = true,
-                            .open = {.sampling = SAMPLING_PLAIN}};
-}
-
-static struct stage_work *open_work(const struct msg_assign *a)
-{
-    struct errmsg em = {0};
-    struct stage_work *w = NULL;
-    struct stage_work_options o = {.assign = a, .threads = 1};
-    if (stage_work_open(&o, &w, &em) < 0) fail_msg("%s", em.text);
-    return w;
-}
-
-/* A Step of runs that want a token each. */
-static void step(struct stage_work *w, struct msg_run *runs, uint32_t n, struct stage_output *ret)
-{
-    struct errmsg em = {0};
-    struct msg_step s = {.number = 1, .width = TINY_HIDDEN, .n_runs = n, .runs = runs};
-    for (uint32_t i = 0; i < n; i++) s.rows += runs[i].n_rows;
-    if (stage_work_step(w, &s, NULL, ret, &em) < 0) fail_msg("%s", em.text);
-    assert_int_equal(ret->result.n_runs, n);
-    for (uint32_t i = 0; i < n; i++) {
-        const struct msg_run_result *r = &ret->result.runs[i];
-        if (r->error || r->n_tokens != 1 || r->request != runs[i].request)
-            fail_msg("run %" PRIu32 ": %s", i, r->error ? r->error : "not what was asked for");
-    }
-}
 
 /* The result of a Step of rows that want tokens, each of a request of its own. */
 static void many_steps(struct stage_work *w, struct msg_run *runs, uint32_t n, int32_t *ret)

@@ -11,6 +11,8 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/expect_json.h"
+
 #define TOOLS "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
 
 /* Parts of it point into it, so the one that was read stays until the next. */
@@ -20,15 +22,6 @@ static struct ask taken(const char *body)
     struct fault f = {0};
     if (ask_read(ASK_CHAT, body, strlen(body), &a, &f) < 0) fail_msg("%s: %s", body, f.text);
     return a;
-}
-
-static void expect_json(struct json *j, const char *text)
-{
-    struct buf b = {0};
-    json_write(j, &b);
-    assert_string_equal(b.data, text);
-    buf_close(&b);
-    json_free(j);
 }
 
 static void translated(const char *body, const char *want)
