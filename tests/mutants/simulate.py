@@ -16,7 +16,7 @@ MUTANTS = [
     dict(name="fifo-answer-free", file="coordinator/sim/fifo.c", old="(answer ? r->n_answer * f->options->token_ns : 0)", new="(answer ? 0 : 0)",
          tests="fifo_test", why="answers take no time"),
     dict(name="fifo-hit-costs", file="coordinator/sim/fifo.c", old="    return end > x->first_pos ? end - x->first_pos : 0;", new="    return end;",
-         tests="fifo_test", why="blocks that were found cost as much as others", short=True),
+         tests="fifo_test", why="blocks that were found cost as much as others"),
     dict(name="fifo-small-pool", file="coordinator/sim/fifo.c", old=".n_pages = o->cache_blocks + 1,", new=".n_pages = o->cache_blocks,",
          tests="fifo_test", why="a request's own rows push a block out"),
     dict(name="fifo-tail-cached", file="coordinator/sim/fifo.c", old="#define POSITIONS 4u", new="#define POSITIONS 2u", tests="fifo_test",

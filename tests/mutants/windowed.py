@@ -2,7 +2,7 @@
 CORE = "coordinator/core/"
 MUTANTS = [
     # What goes back.
-    dict(name="windowed-guesses-count", short=True, file=CORE + "table.c",
+    dict(name="windowed-guesses-count", file=CORE + "table.c",
          old="    uint32_t first = first_seen(c, r->n_right / c->cfg.page);", new="    uint32_t first = first_seen(c, r->n_issued / c->cfg.page);",
          tests="sim_test", why="a window slides on behind guesses that may be given up"),
     dict(name="windowed-a-position-early", file=CORE + "table.c",
@@ -24,7 +24,7 @@ MUTANTS = [
     dict(name="windowed-hit-without-its-window", short=True, file=CORE + "table.c",
          old="        if (rep->windowed && first_seen(c, r->n_walked) < since) continue;\n", new="        (void)since;\n",
          tests="windowed_test sim_test", why="a prefix is a hit although its window has gone"),
-    dict(name="windowed-read-in-its-step", short=True, file=CORE + "table.c",
+    dict(name="windowed-read-in-its-step", file=CORE + "table.c",
          old="    return written < step ? PAGES_HIT : PAGES_SOON;", new="    (void)written;\n    (void)step;\n    return PAGES_HIT;",
          tests="sim_test", why="a windowed page is read in the Step that another request writes it in"),
     dict(name="windowed-gap-forgotten", file=CORE + "table.c",
@@ -59,7 +59,7 @@ MUTANTS = [
          old="== WINDOWED_NONE) usable = i;", new="== WINDOWED_NONE) return 0;",
          tests="replicas_test", why="a prefix whose last window has gone counts for nothing"),
     # The pool.
-    dict(name="windowed-outlives-its-page", short=True, file=CORE + "pages.c",
+    dict(name="windowed-outlives-its-page", file=CORE + "pages.c",
          old="    if (p->cfg.windowed) windowed_forget(p->cfg.windowed, i);\n", new="",
          tests="sim_test", why="a windowed page stays attached to a whole page that keeps something else"),
     dict(name="windowed-of-the-last-generation", file=CORE + "pages.c",
