@@ -75,6 +75,7 @@ void shell__open_tables(struct shell *s, uint32_t n_replicas, uint32_t max_worke
     s->polls = mem_zalloc((POLL_LINKS + LINK_POLLS * n_replicas) * sizeof *s->polls);
     s->n_routes = PEERS_A_WORKER * max_workers;
     s->routes = mem_zalloc(s->n_routes * sizeof *s->routes);
+    s->silent = mem_zalloc(s->config->max_requests * sizeof *s->silent);
 }
 
 void shell__close_tables(struct shell *s)
@@ -83,6 +84,7 @@ void shell__close_tables(struct shell *s)
     mem_free(s->links);
     mem_free(s->polls);
     mem_free(s->routes);
+    mem_free(s->silent);
 }
 
 /* ---- routes to workers ---- */
@@ -203,17 +205,11 @@ static void send_step(struct shell *s, const struct msg_step *m)
 
 /* ---- actions ---- */
 
-/* An ask that the drafter did not take: its answer is empty. */
-struct no_draft {
-    uint64_t request, serial;
-    uint32_t first_pos;
-};
-
 void shell__event(struct shell *s, struct event *e)
 {
     uint64_t stops[LIMIT_STEP_LOGITS]; /* a result has at most so many tokens */
-    struct no_draft silent[LIMIT_STEP_RUNS];
-    size_t n_stops = 0, n_silent = 0;
+    size_t n_stops = 0;
+    uint32_t n_silent = s->n_silent; /* of an event that this one is carried out within */
     e->now_ns = s->now_ns;
     struct actions actions = core_step(s->core, e);
     for (size_t i = 0; i < actions.n; i++) {
@@ -229,9 +225,10 @@ void shell__event(struct shell *s, struct event *e)
             if (calls__tokens(s, a)) stops[n_stops++] = a->tokens.request;
             break;
         case ACT_DRAFT:
-            if (!drafts__ask(s, a) && n_silent < LIMIT_STEP_RUNS)
-                silent[n_silent++] =
-                    (struct no_draft){a->draft.request, a->draft.serial, a->draft.first_pos};
+            if (drafts__ask(s, a)) break;
+            CHECK(s->n_silent < s->config->max_requests); /* a request asks once at a time */
+            s->silent[s->n_silent++] =
+                (struct no_draft){a->draft.request, a->draft.serial, a->draft.first_pos};
             break;
         case ACT_EMBEDDING: calls__embedding(s, a); break;
         case ACT_END:
@@ -249,10 +246,10 @@ void shell__event(struct shell *s, struct event *e)
         struct event stop = {.type = EV_STOP, .request = {stops[i], ""}};
         shell__event(s, &stop);
     }
-    for (size_t i = 0; i < n_silent; i++) {
-        struct event none = {
-            .type = EV_DRAFT,
-            .draft = {silent[i].request, silent[i].serial, .first_pos = silent[i].first_pos}};
+    while (s->n_silent > n_silent) {
+        struct no_draft x = s->silent[--s->n_silent];
+        struct event none = {.type = EV_DRAFT,
+                             .draft = {x.request, x.serial, .first_pos = x.first_pos}};
         shell__event(s, &none);
     }
 }
@@ -355,6 +352,7 @@ void shell__turn(struct shell *s, uint64_t *next_tick_ns)
     wait_for_input(s, wait_ms);
     s->now_ns = clock_ns();
     uint64_t late = s->now_ns > *next_tick_ns ? s->now_ns - *next_tick_ns : 0;
+    if (late > STALL_NS) shell__event(s, &(struct event){.type = EV_LATE});
     if (items[POLL_RESULTS].readable) take_results(s);
     if (items[POLL_WORKERS].readable) take_workers(s);
     for (uint32_t i = 0; i < s->n_links; i++)

@@ -33,6 +33,12 @@ struct first_link {
     bool proved; /* the generation became ready, and its workers' routes are kept */
 };
 
+/* An ask for guesses that no drafter took: its answer is empty. */
+struct no_draft {
+    uint64_t request, serial;
+    uint32_t first_pos;
+};
+
 struct shell {
     const struct config *config;
     const struct model_file *model;
@@ -45,6 +51,8 @@ struct shell {
     struct net_sock *clients, *workers, *results;
     struct first_link *links; /* n_links: one for each replica, by its id */
     uint32_t n_links;
+    struct no_draft *silent; /* n_silent asks that no drafter took; room for max_requests */
+    uint32_t n_silent;
     struct net_poll *polls; /* what a turn waits for */
     struct core *core;
     struct offload *texts;       /* the queue of texts that are tokenised (texts.h) */
@@ -65,6 +73,7 @@ struct shell {
     struct imap by_client;              /* how many calls a client has, by a hash of it */
     uint32_t ctx;                       /* positions of a sequence, at most */
     uint32_t token_bytes;               /* of the longest token */
+    uint32_t message_bytes;             /* of a client's message, at most */
     uint64_t next_request;
     struct arena arena, body_arena;
     struct buf out, body;

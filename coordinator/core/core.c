@@ -271,6 +271,9 @@ struct actions core_step(struct core *c, const struct event *e)
     case EV_STOP: request__by_id(c, e->request.request, STATUS_OK, FINISH_STOP, ""); break;
     case EV_DRAIN: order__drain(c, e->order.name, e->order.limit_ns); break;
     case EV_REBALANCE: order__rebalance(c, e->order.name, e->order.limit_ns); break;
+    case EV_LATE:
+        for (uint32_t i = 0; i < c->cfg.n_replicas; i++) flight__late(&c->replicas[i].flight);
+        break;
     case EV_TICK:
         replica__tick(c, e->tick.lost_ns);
         request__tick(c);

@@ -98,8 +98,9 @@ enum event_type {
     EV_STOP,      /* the text met a stop string */
     EV_DRAIN,     /* an admin's order: a worker is to leave; answered in the same step */
     EV_REBALANCE, /* the same: one replica, or all, are to be planned anew */
-    EV_TICK,      /* time; lost_ns: time that the shell itself was not running */
-    EV_COMPOSE,   /* form the next Steps: once a turn, after all else */
+    EV_LATE,    /* the shell did not run for a while: first in a turn, before what waited for it */
+    EV_TICK,    /* time; lost_ns: time that the shell itself was not running */
+    EV_COMPOSE, /* form the next Steps: once a turn, after all else */
 };
 
 struct event {

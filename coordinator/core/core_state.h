@@ -134,8 +134,9 @@ struct in_flight {
     struct cost_work work;
     uint32_t n_asked; /* entries of flight.asked: one for each run but a probe's */
     uint32_t prompt_rows;
-    bool alone; /* the chain was empty when it was issued, */
-    bool first; /* and nothing had run before: its stages' idle time does not count */
+    bool alone;  /* the chain was empty when it was issued, */
+    bool first;  /* and nothing had run before: its stages' idle time does not count */
+    bool waited; /* perhaps: the shell did not run meanwhile; nothing is learnt of its time */
 };
 
 /* A sum that forgets, and how much of it there was. */
@@ -224,6 +225,7 @@ struct request {
      * of them are known to hold the right token: min(n_issued, n_tokens). */
     uint32_t n_issued, n_right;
     bool used, ignore_eos;
+    bool open_ended; /* max_new is what contexts allow: less than was asked for */
     bool embed; /* its embedding is wanted: each row is computed for it, no page is shared, and it
                    has all its pages from its admission on */
     bool running;
@@ -297,7 +299,7 @@ struct core {
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
     struct replica *replicas; /* cfg.n_replicas */
     bool *full;               /* of each: as many Steps are in flight as there may be */
-    uint32_t ctx;             /* positions of the longest sequence that any of them may take */
+    uint32_t ctx;             /* positions of the longest sequence that a pool allows */
     struct index *index;      /* which of them holds which prefix */
     uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
                                  served one replica takes only newer generations of another */
@@ -362,6 +364,8 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
                   const char *text);
 /* The last stage that has its sampling parameters may drop them; nothing, if none has. */
 void request__close(struct core *c, struct request *r);
+/* It is admitted here; wherever else it ran before may forget it. */
+void request__move_in(struct core *c, struct request *r, struct replica *rep);
 void request__results(struct core *c, const struct msg_result *m);
 void request__by_id(struct core *c, uint64_t id, enum status status, enum finish_reason reason,
                     const char *text);
@@ -503,6 +507,8 @@ void flight__begin(struct flight *f);
 /* The generation is over: nothing is in flight. */
 void flight__end(struct core *c, struct replica *r);
 void flight__check_overdue(struct core *c, struct replica *r);
+/* The shell did not run for a while, and results may have waited for it. */
+void flight__late(struct flight *f);
 /* Time in which the shell did not run counts for no Step. */
 void flight__forgive(const struct core *c, struct flight *f, uint64_t lost_ns);
 
@@ -513,6 +519,11 @@ bool room__plan(struct core *c, struct replica *r);
  * that it allows. */
 void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages);
 void room__drop_pages(struct replica *r);
+/* Of a request with n tokens whose answer may be as long as a context holds: how many positions it
+ * has. Where replicas differ it is the shortest context that holds n, so that any of them can take
+ * the request; those with less than half of the longest do not count. Replicas that serve come
+ * before others. */
+uint32_t room__open_ctx(const struct core *c, uint32_t n);
 
 /* sched.c */
 void sched__compose(struct core *c, struct replica *rep);

@@ -21,6 +21,7 @@
  */
 #define SLOW_FACTOR 30u
 #define SLOW_LIMITS 6u
+#define SHARE_SHIFT 16 /* a stage computes for at least 1 / 2^SHARE_SHIFT of a Step's time */
 
 /* ---- in flight ---- */
 
@@ -143,22 +144,30 @@ struct took {
     uint64_t slowest_ns, all_ns;
 };
 
+/* Times are what workers say. None computes for longer than the Step was on its way; nor for so
+ * short a part of it that its figure would outweigh all others. */
 static struct took take_timings(struct core *c, const struct replica *r, const struct msg_result *m,
                                 const struct in_flight *step)
 {
     struct took took = {0, 0};
+    uint64_t trip_ns = c->now_ns - step->issued_ns, least_ns = trip_ns >> SHARE_SHIFT;
     for (uint32_t i = 0; i < m->n_timings; i++) {
         if (m->timings[i].stage >= r->n_stages) continue;
         uint32_t stage = m->timings[i].stage;
         struct worker *w = replica__at(c, r, stage);
         w->heard_ns = w->moved_ns = c->now_ns; /* it has just computed: it lives */
-        w->compute_ns += m->timings[i].compute_ns;
+        uint64_t ns = m->timings[i].compute_ns;
+        if (ns > trip_ns) ns = trip_ns;
+        if (ns < least_ns) ns = least_ns;
+        w->compute_ns += ns;
         if (!step->first) w->idle_ns += m->timings[i].idle_ns;
         w->timed_steps++;
-        w->predicted_ns += (uint64_t)speed_step_at(
+        double predicted_ns = speed_step_at(
             &w->speed, planner__stage(c, w, r->first[stage], r->last[stage]), step->work);
-        if (m->timings[i].compute_ns > took.slowest_ns) took.slowest_ns = m->timings[i].compute_ns;
-        took.all_ns += m->timings[i].compute_ns;
+        w->predicted_ns +=
+            predicted_ns < (double)LIMIT_SPEED_NS ? (uint64_t)predicted_ns : LIMIT_SPEED_NS;
+        if (ns > took.slowest_ns) took.slowest_ns = ns;
+        took.all_ns += ns;
     }
     return took;
 }
@@ -293,10 +302,10 @@ bool flight__result(struct core *c, const struct msg_result *m, const struct key
         return false;
     }
     bool probe = r->state == REPLICA_PROBING;
-    learn_speed(f, c->now_ns - begun_ns(f, &step), step.work.rows);
+    if (!step.waited) learn_speed(f, c->now_ns - begun_ns(f, &step), step.work.rows);
     f->moved_ns = c->now_ns;
     struct took took = take_timings(c, r, m, &step);
-    if (!probe) learn_cost(c, r, &step, took);
+    if (!probe && !step.waited) learn_cost(c, r, &step, took);
     set_n(c, r, f->n - 1);
     memmove(&f->steps[0], &f->steps[1], f->n * sizeof f->steps[0]);
     if (probe) replica__probed(c, r, m->digest);
@@ -371,6 +380,11 @@ void flight__check_overdue(struct core *c, struct replica *r)
             c, r, r->n_stages, false,
             core__text(c, "Step %" PRIu64 " is overdue: the link from worker %s to the coordinator",
                        step->number, replica__at(c, r, r->n_stages - 1)->hello.name));
+}
+
+void flight__late(struct flight *f)
+{
+    for (uint32_t i = 0; i < f->n; i++) f->steps[i].waited = true;
 }
 
 void flight__forgive(const struct core *c, struct flight *f, uint64_t lost_ns)

@@ -609,6 +609,5 @@ struct index_entry index_entry_of(const struct index *x, uint32_t replica, uint3
     return (struct index_entry){.serial = h->serial,
                                 .parent = h->parent,
                                 .step = h->step,
-                                .leaf = h->children == 0,
                                 .tokens = h->entry ? h->entry->tokens : NULL};
 }

@@ -110,7 +110,6 @@ struct index_entry {
     uint64_t serial;       /* of its holding, no other page has or had it; 0: it holds nothing */
     uint64_t parent;       /* serial of the replica's holding of the parent; 0: the root */
     uint64_t step;         /* in which its last row is issued */
-    bool leaf;             /* the replica holds nothing that goes on from it */
     const int32_t *tokens; /* page_size; valid until the page holds nothing */
 };
 struct index_entry index_entry_of(const struct index *x, uint32_t replica, uint32_t page);

@@ -1,5 +1,6 @@
-/* Every page has a record; free pages are a stack, and the cached leaves, which may be evicted, are
- * a list threaded through the records in the order of their last use. */
+/* Every page has a record; free pages are a stack, and the cached ones a list threaded through the
+ * records in the order in which they were let go of. Whoever holds a page holds those that it
+ * continues, and lets go of it first. So the oldest of the list is one that no other continues. */
 #include "coordinator/core/pages.h"
 
 #include "common/base/check.h"
@@ -9,9 +10,7 @@
 
 struct page {
     uint32_t count;
-    uint32_t older, newer;
-    uint64_t used; /* when it was last let go of */
-    bool leaf;     /* it is in the list of leaves */
+    uint32_t older, newer; /* of a cached page: its neighbours in the list, or NONE */
     bool free;
 };
 
@@ -19,8 +18,7 @@ struct pages {
     struct pages_config cfg;
     struct page *pages;
     uint32_t *free;          /* n_free, a stack */
-    uint32_t oldest, newest; /* leaves */
-    uint64_t clock;
+    uint32_t oldest, newest; /* cached */
     struct pages_stats stats;
 };
 
@@ -70,32 +68,25 @@ static struct index_entry entry_of(const struct pages *p, uint32_t i)
     return index_entry_of(p->cfg.index, p->cfg.replica, i);
 }
 
-/* ---- leaves ---- */
+/* ---- cached pages ---- */
 
-static void leave_list(struct pages *p, uint32_t i)
+static void leave_list(struct pages *p, const struct page *x)
 {
-    struct page *x = &p->pages[i];
-    if (!x->leaf) return;
     *(x->older == NONE ? &p->oldest : &p->pages[x->older].newer) = x->newer;
     *(x->newer == NONE ? &p->newest : &p->pages[x->newer].older) = x->older;
-    x->leaf = false;
+    CHECK(p->stats.n_cached > 0);
+    p->stats.n_cached--;
 }
 
-/* A page that is let go of is the newest. A parent whose last child went was used no earlier than
- * that child, the oldest of all: its place is near the old end. */
-static void enter_list(struct pages *p, uint32_t i, bool newest)
+static void enter_list(struct pages *p, uint32_t i)
 {
     struct page *x = &p->pages[i];
-    CHECK(!x->leaf && !x->free && x->count == 0);
-    uint32_t older = newest ? p->newest : NONE;
-    for (uint32_t at = newest ? NONE : p->oldest; at != NONE && p->pages[at].used < x->used;
-         at = p->pages[at].newer)
-        older = at;
-    x->older = older;
-    x->newer = older == NONE ? p->oldest : p->pages[older].newer;
+    CHECK(!x->free && x->count == 0);
+    x->older = p->newest;
+    x->newer = NONE;
     *(x->older == NONE ? &p->oldest : &p->pages[x->older].newer) = i;
-    *(x->newer == NONE ? &p->newest : &p->pages[x->newer].older) = i;
-    x->leaf = true;
+    p->newest = i;
+    p->stats.n_cached++;
 }
 
 /* ---- counts ---- */
@@ -109,13 +100,10 @@ static void make_free(struct pages *p, uint32_t i)
 
 static void evict(struct pages *p, uint32_t i)
 {
-    CHECK(p->pages[i].leaf && p->pages[i].count == 0 && p->stats.n_cached > 0);
-    uint32_t parent = index_remove(p->cfg.index, p->cfg.replica, i);
-    leave_list(p, i);
-    if (parent != INDEX_NONE && p->pages[parent].count == 0) enter_list(p, parent, false);
+    (void)index_remove(p->cfg.index, p->cfg.replica, i);
+    leave_list(p, &p->pages[i]);
     make_free(p, i);
     if (p->cfg.windowed) windowed_forget(p->cfg.windowed, i);
-    p->stats.n_cached--;
     p->stats.evicted++;
 }
 
@@ -142,9 +130,7 @@ static void hold(struct pages *p, uint32_t i)
     struct page *x = &p->pages[i];
     CHECK(!x->free);
     if (x->count++ > 0) return;
-    CHECK(p->stats.n_cached > 0);
-    leave_list(p, i);
-    p->stats.n_cached--;
+    leave_list(p, x);
     p->stats.n_held++;
 }
 
@@ -155,14 +141,10 @@ void pages_drop(struct pages *p, uint32_t page)
     CHECK(x->count > 0 && p->stats.n_held > 0);
     if (--x->count > 0) return;
     p->stats.n_held--;
-    x->used = ++p->clock;
-    struct index_entry entry = entry_of(p, page);
-    if (entry.serial) {
-        p->stats.n_cached++;
-        if (entry.leaf) enter_list(p, page, true);
-    } else {
+    if (entry_of(p, page).serial)
+        enter_list(p, page);
+    else
         make_free(p, page);
-    }
 }
 
 /* ---- the index ---- */

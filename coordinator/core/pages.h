@@ -2,9 +2,9 @@
  * keep a prefix that others may share. The stages keep what is in them.
  *
  * A page is free, held (by as many tables as its count says), or cached: nobody holds it, but the
- * cluster's index (index.h) knows what it keeps. When none is free, pages_take turns the least
- * recently used cached leaf into a new page; a page whose continuation this replica has in the
- * index is not a leaf, so a chain is given up from its end.
+ * cluster's index (index.h) knows what it keeps. When none is free, pages_take makes a new
+ * page of the cached one that was let go of first. Tables let go of their pages from the end, so a
+ * chain is given up from its end.
  *
  * Pure, owned by one thread. */
 #ifndef FLOTILLA_CORE_PAGES_H

@@ -337,7 +337,7 @@ void queue__admit(struct core *c, struct replica *rep)
         while (where && before(r->class, r, at(c, rep->running, where - 1)->class,
                                at(c, rep->running, where - 1)))
             where--;
-        if (r->opened != rep) request__close(c, r); /* it ran elsewhere before */
+        request__move_in(c, r, rep);
         r->running = true;
         r->walk = pages_root(rep->pages, r->tenant);
         insert(rep->running, &rep->n_running, where, slot_of(c, r));

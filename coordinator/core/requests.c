@@ -95,7 +95,8 @@ void request__submit(struct core *c, const struct event *e)
         refuse(c, id, STATUS_RESOURCE_EXHAUSTED, why);
         return;
     }
-    if (max_new > c->ctx - n_prompt) max_new = c->ctx - n_prompt;
+    bool open_ended = max_new > c->ctx - n_prompt;
+    if (open_ended) max_new = room__open_ctx(c, n_prompt + n_received) - n_prompt;
     size_t room = (size_t)n_prompt + (max_new > n_received ? max_new : n_received);
     int32_t *tokens = mem_try(room * sizeof *tokens);
     uint32_t *pages = mem_try((room / c->cfg.page + 1) * sizeof *pages), *windowed = NULL;
@@ -133,6 +134,7 @@ void request__submit(struct core *c, const struct event *e)
                           .n_tokens = n_prompt + n_received,
                           .n_guessed = n_prompt + n_received,
                           .max_new = max_new,
+                          .open_ended = open_ended,
                           .sampling = sampling,
                           .grammar = blob_share(e->submit.grammar)};
     c->n_constrained += r->grammar != NULL;
@@ -164,6 +166,20 @@ void request__close(struct core *c, struct request *r)
     r->opened = NULL;
 }
 
+void request__move_in(struct core *c, struct request *r, struct replica *rep)
+{
+    if (r->opened == rep) return;
+    request__close(c, r); /* it ran elsewhere before */
+    /* It was here before that, and the last stage has not been told that it left. One Step cannot
+     * tell that and have it begin anew. */
+    for (uint32_t i = 0; i < rep->n_closed; i++) {
+        if (rep->closed[i] != r->id) continue;
+        rep->closed[i] = rep->closed[--rep->n_closed];
+        r->opened = rep;
+        return;
+    }
+}
+
 void request__end(struct core *c, struct request *r, enum status status, enum finish_reason reason,
                   const char *text)
 {
@@ -174,7 +190,7 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
     a->end.text = text;
     a->end.finish_reason = reason;
     request__close(c, r);
-    if (status == STATUS_OK && r->begun_ns) router__ended(c);
+    if (r->begun_ns && !r->embed) router__ended(c); /* whatever ended it, it took that time */
     if (request__on_trial(r)) {
         CHECK(c->n_trials > 0);
         c->n_trials--;

@@ -262,6 +262,21 @@ void room__drop_pages(struct replica *r)
     mem_free(r->windowed_twice);
 }
 
+/* The positions of a sequence in this replica's pool; 0: it has none, or it does not serve. */
+static uint32_t ctx_of(const struct core *c, uint32_t replica, bool serving)
+{
+    const struct replica *r = &c->replicas[replica];
+    return r->n_pages && (!serving || r->state == REPLICA_READY) ? r->ctx : 0;
+}
+
+static uint32_t longest(const struct core *c, bool serving)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
+        if (ctx_of(c, i, serving) > most) most = ctx_of(c, i, serving);
+    return most;
+}
+
 void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
 {
     CHECK(r->n_running == 0); /* nobody holds a page of the old pool */
@@ -281,9 +296,20 @@ void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
     r->n_pages = n_pages;
     uint64_t positions = (uint64_t)n_pages * c->cfg.page;
     r->ctx = n_pages == 0 || positions > c->cfg.ctx ? c->cfg.ctx : (uint32_t)positions;
-    c->ctx = 0;
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
-        if (c->replicas[i].ctx > c->ctx) c->ctx = c->replicas[i].ctx;
+    c->ctx = longest(c, false);
+    if (c->ctx == 0) c->ctx = c->cfg.ctx; /* until there is a pool */
+}
+
+uint32_t room__open_ctx(const struct core *c, uint32_t n)
+{
+    bool serving = longest(c, true) > n;
+    uint32_t most = longest(c, serving), least = most;
+    if (most <= n) return c->ctx;
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        uint32_t ctx = ctx_of(c, i, serving);
+        if (ctx > n && ctx < least && ctx >= most / 2) least = ctx;
+    }
+    return least;
 }
 
 /* What a worker's machine or group has left for this replica: workers there that have loaded

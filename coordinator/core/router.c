@@ -210,11 +210,25 @@ static void send_to(struct core *c, struct request *r, const struct route_ask *a
     r->promise = promise;
 }
 
+/* An answer that may be as long as its context: where it had a longer one before, or other replicas
+ * have become ready, it is bounded by those that serve now. False: it is already. */
+static bool bound(const struct core *c, struct request *r)
+{
+    uint32_t ctx = room__open_ctx(c, r->n_tokens);
+    if (!r->open_ended || r->n_prompt + r->max_new <= ctx) return false;
+    r->max_new = ctx - r->n_prompt;
+    return true;
+}
+
 void router__send(struct core *c, struct request *r)
 {
     struct index_found found;
     struct route_ask ask = ask_of(c, r, &found);
     uint32_t to = choose(c, &ask, &found);
+    if (to == ROUTE_NONE && bound(c, r)) {
+        ask = ask_of(c, r, &found);
+        to = choose(c, &ask, &found);
+    }
     if (to == ROUTE_NONE) return;
     c->turn = (to + 1) % c->cfg.n_replicas;
     send_to(c, r, &ask, &found, to);

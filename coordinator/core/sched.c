@@ -383,6 +383,7 @@ static uint64_t time_for(const struct replica *rep, const struct step_build *b)
 static bool is_full(const struct core *c, const struct replica *rep, const struct step_build *b)
 {
     if (b->work.rows + rep->n_chosen >= c->cfg.rows_max || b->chunk == 0) return true;
+    if (b->n_runs + rep->n_chosen >= LIMIT_STEP_RUNS) return true;
     return b->limit_ns && b->seen_first && time_with(rep, b, 0, 1) > b->limit_ns;
 }
 

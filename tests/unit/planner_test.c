@@ -201,14 +201,19 @@ static void test_no_need(void **state)
     assert_int_equal(s.messages_dropped, 2);
 }
 
+static void open_even(void)
+{
+    struct core_config k = measured();
+    k.split = PLAN_EVEN;
+    open(k);
+}
+
 /* The sums of what was predicted and measured are of the same Steps. */
 static void test_predicted(void **state)
 {
     (void)state;
-    struct core_config k = measured();
     struct fixture *r = &f;
-    k.split = PLAN_EVEN;
-    open(k);
+    open_even();
     f.n_stages = 2;
     join(1);
     join(2);
@@ -217,11 +222,58 @@ static void test_predicted(void **state)
     ready_begin(r);
     ready_submit(r, 1, 7, 4, 2, PRIORITY_NORMAL);
     assert_int_equal(ready_compose(r), 1);
+    f.now_ns += 40 * MS; /* none computes for longer than the Step was on its way */
     uint32_t rows = ready_answer(r, 20 * MS).rows;
     const struct msg_worker_status *a = &status(0)->workers[0], *b = &status(0)->workers[1];
     assert_true(a->timed_steps == 1 && b->timed_steps == 1);
     assert_true(a->compute_ns == 20 * MS && a->predicted_ns == rows * 15 * MS);
     assert_int_equal(b->predicted_ns, rows * 5 * MS + (rows == 4 ? 2 * MS : 0));
+}
+
+/* Stages say what they took; none took longer than the Step did, or a mere nothing of it. */
+static void test_times_that_cannot_be(void **state)
+{
+    (void)state;
+    static const uint64_t said[] = {UINT64_MAX, 1}, counted[] = {100 * MS, 100 * MS >> 16};
+    struct fixture *r = &f;
+    open_even();
+    f.n_stages = 2;
+    join(1);
+    join(2);
+    say_speed(1, MS, 0, 0);
+    say_speed(2, MS, 0, 0);
+    ready_begin(r);
+    ready_submit(r, 1, 7, 4, 8, PRIORITY_NORMAL);
+    for (int i = 0; i < 2; i++) {
+        uint64_t before = status(0)->workers[0].compute_ns;
+        assert_int_equal(ready_compose(r), 1);
+        f.now_ns += 100 * MS;
+        (void)ready_answer(r, said[i]);
+        assert_int_equal(status(0)->workers[0].compute_ns - before, counted[i]);
+    }
+}
+
+/* Nothing is learnt of a Step whose result may have waited for a coordinator that did not run. */
+static void test_late(void **state)
+{
+    (void)state;
+    struct fixture *r = &f;
+    open_even();
+    f.n_stages = 2;
+    join(1);
+    join(2);
+    say_speed(1, MS, 0, 0);
+    say_speed(2, MS, 0, 0);
+    ready_begin(r);
+    ready_submit(r, 1, 7, 4, 8, PRIORITY_NORMAL);
+    for (int late = 0; late < 2; late++) {
+        assert_int_equal(ready_compose(r), 1);
+        f.now_ns += late ? 30000 * MS : 100 * MS;
+        if (late) (void)ready_event(r, (struct event){.type = EV_LATE});
+        (void)ready_answer(r, 20 * MS);
+        const struct msg_replica_status *s = status(0);
+        assert_int_equal(s->wire_ns + s->queue_ns, 60 * MS);
+    }
 }
 
 static const struct core_wish wishes[] = {
@@ -370,6 +422,8 @@ int main(void)
         cmocka_unit_test_teardown(test_fewer_wait_for_who_measures, close),
         cmocka_unit_test_teardown(test_no_need, close),
         cmocka_unit_test_teardown(test_predicted, close),
+        cmocka_unit_test_teardown(test_times_that_cannot_be, close),
+        cmocka_unit_test_teardown(test_late, close),
         cmocka_unit_test_teardown(test_wishes, close),
         cmocka_unit_test_teardown(test_named, close),
         cmocka_unit_test_teardown(test_stand_in, close),

@@ -274,6 +274,96 @@ static void test_moves(void **state)
     assert_int_equal(p.closed[there], 0);
 }
 
+/* It comes back before the last stage was told that it had left: it is neither closed there nor
+ * opened anew, which one Step could not tell apart. */
+static void test_moves_back(void **state)
+{
+    struct core_config k = pair_config();
+    k.policy = ROUTE_AUTO;
+    k.max_live = k.max_per_client = 4;
+    (void)close_pair(state);
+    open_with(k);
+    alone(1, 4, PRIORITY_NORMAL);
+    compose();
+    uint32_t here = core_sequence_at(p.f.core, 0).replica, there = 1 - here;
+    answer(here);
+    alone(2, 40, PRIORITY_LOW);      /* to the other replica, */
+    alone(3, 60, PRIORITY_CRITICAL); /* where more rows wait than here: it preempts the first */
+    compose();
+    event((struct event){.type = EV_CANCEL, .request = {2, ""}});
+    wait_ms(1100);
+    answer(there);
+    compose();
+    assert_int_equal(p.steps[there].runs[0].request, 1);
+    assert_true(p.steps[there].runs[0].has_open);
+    answer(there);
+    alone(4, 60, PRIORITY_CRITICAL); /* it preempts the first, there */
+    compose();
+    assert_int_equal(p.steps[there].runs[0].request, 4);
+    event((struct event){.type = EV_CANCEL, .request = {3, ""}}); /* nothing is left to do here */
+    compose();
+    assert_int_equal(core_sequence_at(p.f.core, 1).request, 1);
+    assert_int_equal(core_sequence_at(p.f.core, 1).replica, here);
+    p.closed[here] = 0;
+    answer(here);
+    compose();
+    assert_int_equal(p.steps[here].runs[0].request, 1);
+    assert_false(p.steps[here].runs[0].has_open);
+    assert_int_equal(p.closed[here], 0);
+}
+
+/* A Step that took its stages so long is answered. */
+static void answer_after(uint32_t replica, uint64_t ns)
+{
+    struct msg_run_result runs[READY_RUNS];
+    const struct ready_step *s = &p.steps[replica];
+    const struct msg_step step = {.runs = s->runs, .n_runs = s->n_runs};
+    struct msg_result m = {
+        .epoch = p.epochs[replica], .number = s->number, .runs = runs, .n_timings = STAGES};
+    for (uint32_t i = 0; i < STAGES; i++)
+        m.timings[i] = (struct msg_timing){.stage = i, .compute_ns = ns};
+    m.n_runs = answers_of(&step, runs);
+    p.f.now_ns += 2 * ns;
+    event((struct event){.type = EV_RESULT, .result = &m});
+}
+
+/* What an answer takes is the time of all answers, also of those that clients broke off. A request
+ * follows its prefix to a replica that is busy with an answer, since that will soon be over. */
+static void test_answers_that_are_broken_off(void **state)
+{
+    struct core_config k = pair_config();
+    k.policy = ROUTE_AUTO;
+    (void)close_pair(state);
+    open_with(k);
+    event(request(1, 64, 1, PRIORITY_NORMAL));
+    compose();
+    uint32_t here = core_sequence_at(p.f.core, 0).replica;
+    while (core_n_sequences(p.f.core)) { /* it computes the prefix, row by row */
+        answer_after(here, 16 * MS);
+        compose();
+    }
+    for (uint64_t id = 2; id < 40; id++) {
+        alone(id, 4, PRIORITY_NORMAL);
+        compose();
+        uint32_t at = core_sequence_at(p.f.core, 0).replica;
+        answer_after(at, 4 * MS);
+        compose();
+        answer_after(at, 4 * MS);
+        event((struct event){.type = EV_CANCEL, .request = {id, ""}});
+    }
+    do { /* one that runs where the prefix is */
+        alone(40, 4, PRIORITY_NORMAL);
+        compose();
+        if (core_sequence_at(p.f.core, 0).replica == here) break;
+        event((struct event){.type = EV_CANCEL, .request = {40, ""}});
+        compose();
+        answer_after(1 - here, 4 * MS);
+    } while (true);
+    event(request(41, 64, 1, PRIORITY_NORMAL));
+    assert_int_equal(core_sequence_at(p.f.core, 1).request, 41);
+    assert_int_equal(core_sequence_at(p.f.core, 1).replica, here);
+}
+
 static uint32_t n_at(uint32_t replica)
 {
     uint32_t n = 0;
@@ -575,6 +665,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_other_goes_on, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_epochs, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_moves, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_moves_back, open_pair, close_pair),
+        cmocka_unit_test_setup_teardown(test_answers_that_are_broken_off, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_balance, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_again_in_turn, open_pair, close_pair),
         cmocka_unit_test_setup_teardown(test_others_stay, open_pair, close_pair),

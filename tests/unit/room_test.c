@@ -518,6 +518,64 @@ static void test_two_replicas(void **state)
     }
 }
 
+/* A replica of one stage that was planned a moment ago loads, links, and answers its probe. */
+static void serve(struct fixture *f, uint64_t who)
+{
+    const struct msg_result probe = {.epoch = f->epoch, .number = 1, .digest = 5};
+    (void)from(f, who, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
+    (void)from(f, who, (struct msg_from_worker){.type = FROM_LINKED});
+    (void)feed(f, (struct event){.type = EV_LINK_UP, .link = {f->epoch}});
+    (void)feed(f, (struct event){.type = EV_RESULT, .result = &probe});
+}
+
+static uint32_t where(const struct fixture *f, uint64_t id)
+{
+    for (uint32_t i = 0; i < core_n_sequences(f->core); i++)
+        if (core_sequence_at(f->core, i).request == id) return core_sequence_at(f->core, i).replica;
+    return CORE_NO_REPLICA;
+}
+
+/* Where machines differ, so do the contexts of replicas. An answer that may be as long as its
+ * context holds goes to any of them, also while another one is not there yet, or no longer; one
+ * with a limit only where it fits, and what fits nowhere is refused at once. */
+static void test_uneven_pools(void **state)
+{
+    (void)state;
+    struct core_config k = room_config();
+    k.n_replicas = 2;
+    k.n_wanted = 1;
+    k.n_stages = 1;
+    k.pages_least = 10;
+    k.ctx = 4096;
+    struct fixture f = {.core = core_open(&k), .now_ns = 1000 * MS};
+    (void)tell(&f, 1, true, 1, 3 * GIB, 0, 0);
+    uint32_t large = assigned(&f)->n_pages * PAGE;
+    serve(&f, 1);
+    (void)submit(&f, 1, 10, 4096);
+    assert_int_equal(where(&f, 1), 0);
+    (void)submit(&f, 2, large, 1);
+    assert_non_null(ended(&f, 2));
+    assert_int_equal(ended(&f, 2)->end.status, STATUS_INVALID_ARGUMENT);
+    (void)tell(&f, 2, true, 2, 3 * GIB - 200 * MIB, 0, 0);
+    uint32_t small = assigned(&f)->n_pages * PAGE;
+    assert_true(small < large && small > large / 2);
+    serve(&f, 2);
+    uint32_t n_at[2] = {0};
+    for (uint64_t id = 3; id < 7; id++) {
+        (void)submit(&f, id, 10, 4096);
+        assert_true(where(&f, id) < 2);
+        n_at[where(&f, id)]++;
+    }
+    assert_true(n_at[0] && n_at[1]);
+    (void)submit(&f, 7, 10, small - 9);
+    assert_int_equal(where(&f, 7), 0);
+    f.epoch.replica = 0;
+    (void)from(&f, 1, (struct msg_from_worker){.type = FROM_GOODBYE});
+    assert_int_equal(where(&f, 1), 1);
+    assert_int_equal(where(&f, 7), CORE_NO_REPLICA);
+    core_close(f.core);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -527,6 +585,7 @@ int main(void)
         cmocka_unit_test(test_pool_by_room),    cmocka_unit_test(test_pool_bounds),
         cmocka_unit_test(test_refused),         cmocka_unit_test(test_fixed),
         cmocka_unit_test(test_next_generation), cmocka_unit_test(test_next_coordinator),
-        cmocka_unit_test(test_two_replicas),    cmocka_unit_test(test_tables)};
+        cmocka_unit_test(test_two_replicas),    cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_uneven_pools)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -214,6 +214,33 @@ static void test_a_decode_without_a_page_holds_up_no_prompt(void **state)
     }
 }
 
+/* More prompts than a Step may have runs: none takes the run of a decode that was chosen. */
+static void test_runs_are_kept_for_decodes(void **state)
+{
+    (void)state;
+    struct core_config k = ready_config();
+    k.max_live = k.max_running = k.max_per_client = LIMIT_STEP_RUNS + 2;
+    k.n_pages = 2 * LIMIT_STEP_RUNS;
+    k.logits_max = LIMIT_STEP_LOGITS;
+    k.step_ns = 60 * NS_PER_S;
+    k.window = 1;
+    k.draft = (struct draft_settings){.kind = DRAFT_NGRAM, .pipelined = true};
+    struct fixture r = ready_open(k);
+    ready_submit(&r, 1, 3, 4, 400, PRIORITY_NORMAL);
+    assert_int_equal(ready_compose(&r), 1);
+    answer_all(&r);
+    for (uint64_t id = 2; id <= LIMIT_STEP_RUNS + 1; id++)
+        ready_submit(&r, id, (int32_t)(id % 40), id == 2 ? 2 : 1, 400, PRIORITY_HIGH);
+    const struct action *a = first(feed(&r, (struct event){.type = EV_COMPOSE}), ACT_STEP);
+    assert_non_null(a);
+    assert_int_equal(a->step->n_runs, LIMIT_STEP_RUNS);
+    uint32_t n_decodes = 0;
+    for (uint32_t i = 0; i < a->step->n_runs; i++)
+        n_decodes += a->step->runs[i].request == 1 && a->step->runs[i].kind == RUN_DECODE;
+    assert_int_equal(n_decodes, 1);
+    core_close(r.core);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -226,6 +253,7 @@ int main(void)
         cmocka_unit_test(test_prompts_share_a_step),
         cmocka_unit_test(test_a_like_prompt_rides_behind),
         cmocka_unit_test(test_a_decode_without_a_page_holds_up_no_prompt),
+        cmocka_unit_test(test_runs_are_kept_for_decodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
