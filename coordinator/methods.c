@@ -12,10 +12,9 @@
 /* A turn takes clients' messages until it has taken so many, or so many bytes. */
 #define MESSAGES_A_TURN 32
 #define BYTES_A_TURN ((size_t)256 << 10)
-/* A message that the context has no room for should be refused in words; one far beyond it costs
- * its client the connection, unread. */
-#define MESSAGE_BYTES_MIN ((size_t)4 << 20)
 #define TOKEN_WIRE_BYTES 5u /* of a token id, at most */
+/* Bytes of a text whose DetokenizeReply its receiver takes: with the field's number and length. */
+#define DETOKENIZED_MAX (LIMIT_CLIENT_BYTES - 16u)
 
 uint32_t methods__message_bytes(struct shell *s, uint32_t ctx)
 {
@@ -25,10 +24,12 @@ uint32_t methods__message_bytes(struct shell *s, uint32_t ctx)
         size_t n = vocab_piece(s->model->vocab, (int32_t)i).len;
         if (n > s->token_bytes) s->token_bytes = (uint32_t)n;
     }
-    /* The longest prompt as text, what was received of the answer, and all else. */
+    /* The longest prompt as text, what was received of the answer, and all else. What is larger
+     * costs its client the connection, unread; so clients are told (PingReply). */
     uint64_t bytes = (uint64_t)ctx * (s->token_bytes + TOKEN_WIRE_BYTES) + LIMIT_CONTROL_BYTES;
-    if (bytes < MESSAGE_BYTES_MIN) bytes = MESSAGE_BYTES_MIN;
-    return (uint32_t)(bytes < LIMIT_CLIENT_BYTES ? bytes : LIMIT_CLIENT_BYTES);
+    if (bytes < LIMIT_CLIENT_LEAST) bytes = LIMIT_CLIENT_LEAST;
+    s->message_bytes = (uint32_t)(bytes < LIMIT_CLIENT_BYTES ? bytes : LIMIT_CLIENT_BYTES);
+    return s->message_bytes;
 }
 
 /* ---- Tokenize ---- */
@@ -126,7 +127,7 @@ static void detokenize(struct shell *s, const struct msg_call *h, const struct r
         return;
     }
     buf_drop(&s->pieces, s->pieces.len);
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n && s->pieces.len <= DETOKENIZED_MAX; i++) {
         if (ids[i] < 0 || (uint32_t)ids[i] >= vocab_size(s->model->vocab)) {
             (void)snprintf(text, sizeof text,
                            "field 'tokens': %" PRId32 " is not in the vocabulary", ids[i]);
@@ -135,6 +136,14 @@ static void detokenize(struct shell *s, const struct msg_call *h, const struct r
         }
         struct vocab_string p = vocab_piece(s->model->vocab, ids[i]);
         (void)buf_append(&s->pieces, p.data, p.len);
+    }
+    if (s->pieces.len > DETOKENIZED_MAX) {
+        (void)snprintf(text, sizeof text,
+                       "field 'tokens': their text has more than %u bytes, the limit: send them in "
+                       "parts",
+                       DETOKENIZED_MAX);
+        calls__reply(s, from, h->call, STATUS_INVALID_ARGUMENT, text, NULL);
+        return;
     }
     wire_put_bytes(s->pieces.data, s->pieces.len, &s->body);
     calls__reply(s, from, h->call, STATUS_OK, "", &s->body);
@@ -179,7 +188,7 @@ static void ping(struct shell *s, const struct msg_call *h, const struct route *
             unknown[n_unknown++] = ids[i];
         }
     }
-    wire_put_pong(unknown, n_unknown, &s->body);
+    wire_put_pong(unknown, n_unknown, s->message_bytes, &s->body);
     calls__reply(s, from, h->call, STATUS_OK, "", &s->body);
     mem_free(unknown);
 }

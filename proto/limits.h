@@ -48,6 +48,7 @@
 /* A result: LIMIT_STEP_RUNS of the longest runs, and the embeddings, at 4 bytes a number. */
 #define LIMIT_RESULT_BYTES ((512u << 10) + 4u * LIMIT_EMBEDDED)
 #define LIMIT_CLIENT_BYTES (17u << 20) /* a client's message */
+#define LIMIT_CLIENT_LEAST (4u << 20)  /* of it, what every server takes */
 #define LIMIT_UNPACK_FACTOR 8u         /* memory that unpacking may take, per byte received */
 
 #endif

@@ -26,7 +26,8 @@ void wire_put_tokens(const struct msg_tokens *m, struct buf *to); /* TokenizeRep
 void wire_put_detokenize(const int32_t *tokens, uint32_t n, struct buf *to);
 void wire_put_bytes(const void *text, size_t n, struct buf *to); /* DetokenizeReply */
 void wire_put_ping(const uint64_t *calls, uint32_t n, struct buf *to);
-void wire_put_pong(const uint64_t *unknown, uint32_t n, struct buf *to); /* PingReply */
+void wire_put_pong(const uint64_t *unknown, uint32_t n, uint32_t message_bytes,
+                   struct buf *to); /* PingReply */
 void wire_put_status(const struct msg_status *m, struct buf *to);
 void wire_put_order(const struct msg_order *m, struct buf *to);
 void wire_put_order_reply(const char *text, struct buf *to);
@@ -69,8 +70,9 @@ int wire_get_bytes(const void *data, size_t n, struct arena *a, const char **ret
                    size_t *ret_bytes, struct errmsg *em);
 int wire_get_ping(const void *data, size_t n, struct arena *a, const uint64_t **ret_calls,
                   uint32_t *ret_n, struct errmsg *em);
+/* *ret_message_bytes: 0 if the server does not say what it takes. */
 int wire_get_pong(const void *data, size_t n, struct arena *a, const uint64_t **ret_unknown,
-                  uint32_t *ret_n, struct errmsg *em);
+                  uint32_t *ret_n, uint32_t *ret_message_bytes, struct errmsg *em);
 int wire_get_status(const void *data, size_t n, struct arena *a, struct msg_status *ret,
                     struct errmsg *em);
 int wire_get_order(const void *data, size_t n, struct arena *a, struct msg_order *ret,

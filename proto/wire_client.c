@@ -532,22 +532,24 @@ int wire_get_ping(const void *data, size_t n, struct arena *a, const uint64_t **
     return 0;
 }
 
-void wire_put_pong(const uint64_t *unknown, uint32_t n, struct buf *to)
+void wire_put_pong(const uint64_t *unknown, uint32_t n, uint32_t message_bytes, struct buf *to)
 {
     Flotilla__Client__PingReply p = FLOTILLA__CLIENT__PING_REPLY__INIT;
+    SET(&p, message_bytes, message_bytes);
     p.n_unknown = n;
     p.unknown = (uint64_t *)(uintptr_t)unknown;
     wire__pack(&p.base, to);
 }
 
 int wire_get_pong(const void *data, size_t n, struct arena *a, const uint64_t **ret_unknown,
-                  uint32_t *ret_n, struct errmsg *em)
+                  uint32_t *ret_n, uint32_t *ret_message_bytes, struct errmsg *em)
 {
     const Flotilla__Client__PingReply *p =
         wire__unpack(&flotilla__client__ping_reply__descriptor, data, n, a, em);
     if (!p) return ERR_PROTO;
     *ret_unknown = p->unknown;
     *ret_n = (uint32_t)p->n_unknown;
+    *ret_message_bytes = p->message_bytes;
     return 0;
 }
 

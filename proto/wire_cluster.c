@@ -134,6 +134,8 @@ static int get_run(const PbRun *p, struct msg_run *r, struct errmsg *em)
     if (!p->has_request) return wire__bad(em, "request");
     if (!p->has_first_pos || p->first_pos >= LIMIT_CONTEXT) return wire__bad(em, "first_pos");
     if (p->n_tokens == 0 || p->n_tokens > LIMIT_STEP_ROWS) return wire__bad(em, "tokens");
+    for (size_t i = 0; i < p->n_tokens; i++) /* which would take more bytes on the way on */
+        if (p->tokens[i] < 0) return wire__bad(em, "tokens");
     if (p->n_logits > p->n_tokens) return wire__bad(em, "n_logits");
     if (p->guesses > p->n_logits) return wire__bad(em, "guesses"); /* each is to be verified */
     uint64_t end = (uint64_t)p->first_pos + p->n_tokens;

@@ -22,7 +22,7 @@ void constrain_close(struct constrain *c);
 void constrain_reset(struct constrain *c);
 
 /* A request's grammar, as a peer sent it, until it is given back. NULL: it cannot be used, and
- * *ret_why says why, valid as long as c. Allocates nothing. */
+ * *ret_why says why, valid until the next one is taken. Allocates nothing. */
 struct constraint *constrain_take(struct constrain *c, const void *grammar, size_t bytes,
                                   const char **ret_why);
 /* x may be NULL. */

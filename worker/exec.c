@@ -193,7 +193,11 @@ static void set_work(struct exec *e, struct stage_work *work)
 static void close_work(struct exec *e)
 {
     struct stage_work *work = e->work;
-    set_work(e, NULL);
+    (void)pthread_mutex_lock(&e->lock);
+    e->work = NULL;
+    e->shared.holds = false; /* a Hello that is said meanwhile promises nothing */
+    e->shared.pages = 0;
+    (void)pthread_mutex_unlock(&e->lock);
     stage_work_close(work);
 }
 

@@ -28,7 +28,7 @@ struct sampler {
     uint32_t next;
     int32_t token;
     struct constraint *constraint; /* of its answer's form, or NULL */
-    const char *wrong;             /* why it cannot be constrained as it asks, or NULL */
+    char wrong[128];               /* why it cannot be constrained as it asks, or "" */
 };
 
 /* Log-probabilities of a Step's tokens, by row of logits. A run's alternatives lie side by side
@@ -235,11 +235,12 @@ static void open_sampler(struct stage_work *w, const struct msg_run *r)
     struct sampler *s = &w->samplers[slot];
     if (known) constrain_give(w->constrain, s->constraint);
     s->constraint = NULL;
-    s->wrong = NULL;
-    if (r->open.grammar_bytes)
-        s->constraint =
-            constrain_take(w->constrain, r->open.grammar, r->open.grammar_bytes, &s->wrong);
-    if (s->constraint) s->wrong = NULL;
+    s->wrong[0] = 0;
+    if (r->open.grammar_bytes) {
+        const char *why;
+        s->constraint = constrain_take(w->constrain, r->open.grammar, r->open.grammar_bytes, &why);
+        if (!s->constraint) (void)snprintf(s->wrong, sizeof s->wrong, "%s", why);
+    }
     for (uint32_t i = 0; i < o->n_bias; i++) { /* the decoder takes SAMPLING_BIASES_MAX at most */
         s->bias_ids[i] = o->bias_ids[i];
         s->bias[i] = o->bias[i];
@@ -335,8 +336,10 @@ static void choose(struct stage_work *w, const struct msg_run *r, uint32_t row,
     }
     struct sampler *s = &w->samplers[*slot];
     const struct history h = {w, r->pages};
-    ret->error = s->wrong;
-    if (s->wrong) return;
+    if (s->wrong[0]) {
+        ret->error = s->wrong;
+        return;
+    }
     for (uint32_t i = 0; i < r->n_logits; i++) {
         if (!is_live(s, r, r->n_rows - r->n_logits + i)) break;
         const struct chooser_ask ask = {.sampling = &s->sampling,

@@ -40,6 +40,18 @@ void buf_drop(struct buf *b, size_t n)
     b->len -= n;
 }
 
+size_t buf_take(struct buf *b, size_t *at, void *to, size_t room)
+{
+    size_t n = b->len - *at < room ? b->len - *at : room;
+    if (n) memcpy(to, b->data + *at, n);
+    *at += n;
+    if (*at == b->len) {
+        buf_close(b);
+        *at = 0;
+    }
+    return n;
+}
+
 void buf_close(struct buf *b)
 {
     mem_free(b->data);

@@ -19,6 +19,9 @@ int buf_append(struct buf *b, const void *data, size_t n);
 int buf_reserve(struct buf *b, size_t n);
 /* Drops the first n bytes (n <= len). */
 void buf_drop(struct buf *b, size_t n);
+/* Copies up to `room` of the bytes from *at on, which moves behind them; the last ones close the
+ * buffer, and *at is 0 again. Returns how many. */
+size_t buf_take(struct buf *b, size_t *at, void *to, size_t room);
 void buf_close(struct buf *b);
 
 #endif

@@ -54,7 +54,7 @@ static struct msg_generate message_of(const struct client_request *q, struct cop
         .has_seed = q->has_seed,
         .has_priority = q->has_priority,
         .priority = q->priority,
-        .draft = q->draft,
+        .draft = keep_text(to, q->draft),
         .has_draft_length = q->draft_length > 0,
         .draft_length = q->draft_length,
         .max_tokens = q->max_tokens,
@@ -105,12 +105,22 @@ static int send_encoded(struct client_call *r, uint64_t now)
     return 0;
 }
 
+/* May end the call. */
 static void ask(struct client_call *r, uint64_t now)
 {
+    struct errmsg em;
     r->to_ask = true;
-    if (r->c->blocked) return;
+    if (r->c->blocked || (r->held && !r->c->takes)) return;
     encode(r);
-    (void)send_encoded(r, now);
+    int rc = client__fits(r->c, r->c->body.len, &em);
+    r->held = rc == ERR_AGAIN;
+    if (rc == 0) {
+        (void)send_encoded(r, now);
+    } else if (rc == ERR_LIMIT) {
+        struct client_end end = {.status = STATUS_INVALID_ARGUMENT};
+        (void)snprintf(end.text, sizeof end.text, "%s", em.text);
+        call__end(r, &end);
+    }
 }
 
 static void send_cancel(struct client_call *r)
@@ -138,7 +148,7 @@ int client_start(struct client *c, const struct client_request *request,
     struct copies copies = {.base = NULL};
     if (c->closing) return err_set(em, ERR_CLOSED, "the client is being closed");
     if (c->n_calls == CLIENT_CALLS_MAX)
-        return err_set(em, ERR_LIMIT, "%d calls run, the limit", CLIENT_CALLS_MAX);
+        return err_set(em, ERR_AGAIN, "%d calls run, the limit", CLIENT_CALLS_MAX);
     if (request->n_stops > CLIENT_STOPS_MAX)
         return err_set(em, ERR_LIMIT, "more than %d stop texts", CLIENT_STOPS_MAX);
     (void)message_of(request, &copies);
@@ -157,16 +167,17 @@ int client_start(struct client *c, const struct client_request *request,
         request->deadline_ms < LIMIT_DEADLINE_MS ? request->deadline_ms : LIMIT_DEADLINE_MS;
     if (most_ms) r->deadline_ns = now + most_ms * NS_PER_MS;
     encode(r);
-    if (c->body.len > LIMIT_CLIENT_BYTES) {
+    int rc = client__fits(c, c->body.len, em);
+    if (rc == ERR_LIMIT) {
         mem_free(r->copies);
         mem_free(r);
-        return err_set(em, ERR_LIMIT, "a request of %zu bytes; servers take %u", c->body.len,
-                       LIMIT_CLIENT_BYTES);
+        return rc;
     }
+    r->to_ask = r->held = rc == ERR_AGAIN;
     r->id = c->next_call++;
     client__expect(c, now);
     add_call(c, r);
-    (void)send_encoded(r, now);
+    if (!r->held) (void)send_encoded(r, now);
     if (ret_call) *ret_call = r;
     return 0;
 }
@@ -266,7 +277,7 @@ uint64_t call__due_ns(const struct client_call *r)
 
 bool call__wants_to_send(const struct client_call *r)
 {
-    return r->to_ask || (r->asked && r->cancel_waits);
+    return (r->to_ask && !(r->held && !r->c->takes)) || (r->asked && r->cancel_waits);
 }
 
 /* ---- replies ---- */

@@ -45,6 +45,7 @@ static int connect_again(struct client *c, struct errmsg *em)
     struct net_limits limits = {.hwm = 1024, .frame_max = LIMIT_CLIENT_BYTES};
     disconnect(c);
     c->heard_ns = clock_ns();
+    c->takes = 0; /* it may be another server */
     int rc = net_socket(c->net, NET_DEALER, limits, &c->sock, em);
     if (rc < 0) return rc;
     if (key_is_set(&c->coordinator_key)) net_expect(c->sock, &c->coordinator_key);
@@ -154,6 +155,15 @@ int client__send(struct client *c, const struct msg_call *h, const void *body, s
     int rc = c->sock && !c->blocked ? net_send(c->sock, f, 2) : ERR_AGAIN;
     if (rc < 0) c->blocked = true;
     return rc;
+}
+
+int client__fits(const struct client *c, size_t body_bytes, struct errmsg *em)
+{
+    uint32_t most = c->takes ? c->takes : LIMIT_CLIENT_BYTES;
+    if (body_bytes > most)
+        return err_set(em, ERR_LIMIT, "a request of %zu bytes; the server takes %u", body_bytes,
+                       most);
+    return c->takes || body_bytes <= LIMIT_CLIENT_LEAST ? 0 : ERR_AGAIN;
 }
 
 struct msg_call client__header(const struct client *c, const char *method, uint64_t call)
@@ -289,8 +299,10 @@ static struct client_call *call_by_id(const struct client *c, uint64_t id)
 static void take_pong(struct client *c, struct net_frame body)
 {
     const uint64_t *unknown;
-    uint32_t n = 0;
-    if (wire_get_pong(body.data, body.bytes, &c->body_arena, &unknown, &n, NULL) < 0) return;
+    uint32_t n = 0, takes = 0;
+    if (wire_get_pong(body.data, body.bytes, &c->body_arena, &unknown, &n, &takes, NULL) < 0)
+        return;
+    c->takes = takes && takes < LIMIT_CLIENT_BYTES ? takes : LIMIT_CLIENT_BYTES;
     for (uint32_t i = 0; i < n; i++) {
         struct client_call *r = call_by_id(c, unknown[i]);
         if (!r) continue;

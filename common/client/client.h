@@ -163,8 +163,9 @@ typedef void (*client_end_fn)(void *arg, struct client_call *call, const struct 
 
 /* Begins a Generate; never waits. A coordinator that is not there within CLIENT_CONNECT_MS ends the
  * call with ERR_TIMEOUT. on_reply may be NULL. *ret_call (which may be NULL) is written before any
- * callback comes. ERR_LIMIT: the request is larger than any server takes, or too many calls run;
- * ERR_CLOSED: the client is being closed. */
+ * callback comes. ERR_LIMIT: the request is larger than the server takes; ERR_AGAIN: too many
+ * calls run; ERR_CLOSED: the client is being closed. A request above 4 MiB waits until the server
+ * has said what it takes, and may then end with STATUS_INVALID_ARGUMENT. */
 int client_start(struct client *c, const struct client_request *request,
                  struct client_call **ret_call, client_reply_fn on_reply, client_end_fn on_end,
                  void *arg, struct errmsg *em);

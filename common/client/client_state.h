@@ -21,6 +21,7 @@ struct unary {
     uint32_t version;
     char method[32];
     struct buf body;
+    bool held;  /* until the server has said what it takes */
     bool sent;  /* on the present connection */
     bool asked; /* on any connection */
     client_ask_fn on_end;
@@ -47,6 +48,7 @@ struct client {
     struct client_call **calls; /* running Generates, n_calls of room_calls */
     size_t n_calls, room_calls;
     struct unary *unaries; /* that wait for their reply */
+    uint32_t takes; /* bytes of a body that the server takes at most; 0: it has not said so yet */
     struct arena header_arena, body_arena;
     struct buf header, body; /* of the message that is being sent */
     struct buf reply;        /* body of the last unary reply */
@@ -62,7 +64,8 @@ struct client_call {
     client_end_fn on_end;
     void *arg;
     bool asked;                   /* the server was asked at least once */
-    bool to_ask;                  /* it is to be asked as soon as a connection takes it */
+    bool to_ask;                  /* it is to be asked as soon as a connection takes it, */
+    bool held;                    /* and the server has said what it takes */
     bool cancelled, cancel_waits; /* cancel_waits: the server is not told yet */
     struct buf received;          /* int32_t: tokens that were handed out */
     uint64_t heard_ns;  /* when the server last spoke of it, or was first asked, or it began */
@@ -75,6 +78,9 @@ struct client_call {
 /* client.c */
 /* Sends header and body, now or not at all: a negative ERR_* if no connection takes them. */
 int client__send(struct client *c, const struct msg_call *h, const void *body, size_t body_bytes);
+/* 0: the server takes a body of so many bytes. ERR_LIMIT: it does not; ERR_AGAIN: it has not said
+ * yet whether it does. */
+int client__fits(const struct client *c, size_t body_bytes, struct errmsg *em);
 struct msg_call client__header(const struct client *c, const char *method, uint64_t call);
 /* Something is about to be asked: silence counts from now, unless something was asked before. */
 void client__expect(struct client *c, uint64_t now);

@@ -26,7 +26,7 @@ typedef void (*client_ask_fn)(void *arg, const struct client_end *end, const voi
 
 /* The same for a poll loop: begins it and never waits. on_end comes once from a later client_turn,
  * or from client_close (STATUS_CANCELLED); with `lost` where nothing came within CLIENT_SLOW_MS, or
- * the server fell silent. The body is copied. ERR_LIMIT: it is larger than any server takes;
+ * the server fell silent. The body is copied. ERR_LIMIT: it is larger than the server takes;
  * ERR_CLOSED: the client is being closed. */
 int client_ask(struct client *c, const char *method, const void *body, size_t body_bytes,
                client_ask_fn on_end, void *arg, struct errmsg *em);

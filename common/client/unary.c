@@ -66,6 +66,21 @@ static void give_up(struct client *c, struct unary *u)
     end_one(c, u, &end, (struct net_frame){"", 0});
 }
 
+/* Sends it if the server takes it; ends it if not. */
+static void try_one(struct client *c, struct unary *u)
+{
+    struct errmsg em;
+    int rc = client__fits(c, u->body.len, &em);
+    u->held = rc == ERR_AGAIN;
+    if (rc == 0) {
+        send_one(c, u);
+    } else if (rc == ERR_LIMIT) {
+        struct client_end end = {.status = STATUS_INVALID_ARGUMENT};
+        (void)snprintf(end.text, sizeof end.text, "%s", em.text);
+        end_one(c, u, &end, (struct net_frame){"", 0});
+    }
+}
+
 void unary__look_after(struct client *c, uint64_t now)
 {
     for (struct unary *u = c->unaries, *next; u; u = next) {
@@ -73,7 +88,7 @@ void unary__look_after(struct client *c, uint64_t now)
         if (now >= due_ns(c, u))
             give_up(c, u);
         else if (!u->sent)
-            send_one(c, u);
+            try_one(c, u);
     }
 }
 
@@ -88,7 +103,7 @@ uint64_t unary__due_ns(const struct client *c)
 bool unary__wants_to_send(const struct client *c)
 {
     for (const struct unary *u = c->unaries; u; u = u->next)
-        if (!u->sent) return true;
+        if (!u->sent && !(u->held && !c->takes)) return true;
     return false;
 }
 
@@ -118,16 +133,15 @@ static void begin(struct client *c, uint32_t version, const char *method, const 
     client__expect(c, u->begun_ns);
     u->next = c->unaries;
     c->unaries = u;
-    send_one(c, u);
+    u->held = client__fits(c, u->body.len, NULL) < 0; /* the next turn ends it if it never fits */
+    if (!u->held) send_one(c, u);
 }
 
 int client_ask(struct client *c, const char *method, const void *body, size_t body_bytes,
                client_ask_fn on_end, void *arg, struct errmsg *em)
 {
     if (c->closing) return err_set(em, ERR_CLOSED, "the client is being closed");
-    if (body_bytes > LIMIT_CLIENT_BYTES)
-        return err_set(em, ERR_LIMIT, "a request of %zu bytes; servers take %u", body_bytes,
-                       LIMIT_CLIENT_BYTES);
+    if (client__fits(c, body_bytes, em) == ERR_LIMIT) return ERR_LIMIT;
     begin(c, PROTO_VERSION, method, body, body_bytes, on_end, arg);
     return 0;
 }

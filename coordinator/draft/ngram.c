@@ -22,6 +22,7 @@
 
 struct kept {
     uint64_t tenant;
+    uint64_t serial; /* one kept later has a larger one */
     struct suffix suffix;
     struct kept *older, *newer;
 };
@@ -35,6 +36,7 @@ struct owner {
 struct ngram {
     struct owner *owners; /* NGRAM_KEPT_MAX; n_owners of them, none without outputs */
     uint32_t n_owners;
+    uint64_t serials;
     struct imap by_tenant;
     struct ngram_stats stats;
 };
@@ -89,14 +91,19 @@ void ngram_close(struct ngram *g)
     mem_free(g);
 }
 
-/* The oldest output of the tenant that holds most. False: there is none. */
+/* The oldest output of a tenant that holds more than half of all, or else of all. So none pushes
+ * out the others, and those go that never come back. False: there is none. */
 static bool evict(struct ngram *g)
 {
-    struct owner *most = NULL;
-    for (uint32_t i = 0; i < g->n_owners; i++)
-        if (!most || g->owners[i].bytes > most->bytes) most = &g->owners[i];
+    struct owner *most = NULL, *oldest = NULL;
+    size_t all = 0;
+    for (struct owner *o = g->owners; o < g->owners + g->n_owners; o++) {
+        if (!most || o->bytes > most->bytes) most = o;
+        if (!oldest || o->oldest->serial < oldest->oldest->serial) oldest = o;
+        all += o->bytes;
+    }
     if (!most) return false;
-    drop_oldest(g, most);
+    drop_oldest(g, most->bytes > all / 2 ? most : oldest);
     g->stats.evicted++;
     return true;
 }
@@ -166,7 +173,7 @@ static void keep(struct ngram *g, uint64_t tenant, struct suffix *s)
         imap_put(&g->by_tenant, tenant, g->n_owners++);
     }
     struct kept *k = mem_zalloc(sizeof *k);
-    *k = (struct kept){.tenant = tenant, .suffix = *s, .older = o->newest};
+    *k = (struct kept){.tenant = tenant, .serial = g->serials++, .suffix = *s, .older = o->newest};
     if (o->newest)
         o->newest->newer = k;
     else

@@ -575,7 +575,7 @@ static int take_param(struct ask *a, const char *name, const struct json *v, str
     case FLAG: return take_flag(a, p, v, f);
     case OTHER: break;
     }
-    return p->take(a, name, v, f);
+    return p->take(a, p->name, v, f); /* the name outlives the body */
 }
 
 static bool has_tool(const struct ask *a, const char *name)
@@ -752,14 +752,49 @@ int ask_read(enum ask_kind kind, const char *body, size_t bytes, struct ask *ret
     return 0;
 }
 
-void ask_close(struct ask *a)
+static void free_body(struct ask *a)
 {
-    for (uint32_t i = 0; i < a->n_prompts; i++) mem_free(a->prompts[i].tokens);
+    for (uint32_t i = 0; a->prompts && i < a->n_prompts; i++) mem_free(a->prompts[i].tokens);
     mem_free(a->prompts);
     mem_free(a->bias_ids);
     mem_free(a->bias);
     buf_close(&a->chat);
     buf_close(&a->format);
     json_free(a->doc);
+}
+
+/* A copy of the text that lives as long as the array. */
+static const char *keep_text(struct json *array, const char *text)
+{
+    size_t n;
+    if (!text) return NULL;
+    json_add_string(array, text, strlen(text));
+    (void)json_count(array, &n);
+    (void)json_as_string(json_at(array, n - 1), &text, &n);
+    return text;
+}
+
+void ask_drop_body(struct ask *a)
+{
+    struct json *kept = json_new_array();
+    if (a->tools) json_add(kept, json_share(a->tools));
+    const char *model = keep_text(kept, a->request.model);
+    for (uint32_t i = 0; i < a->request.n_stops; i++) a->stops[i] = keep_text(kept, a->stops[i]);
+    free_body(a);
+    a->doc = kept;
+    a->prompts = NULL;
+    a->bias_ids = NULL;
+    a->bias = NULL;
+    a->messages = a->kwargs = a->form = NULL;
+    a->effort = a->forced = NULL;
+    a->request = (struct client_request){.model = model,
+                                         .stops = a->request.stops,
+                                         .n_stops = a->request.n_stops,
+                                         .user = a->request.user};
+}
+
+void ask_close(struct ask *a)
+{
+    free_body(a);
     *a = (struct ask){.doc = NULL};
 }

@@ -60,6 +60,10 @@ struct ask {
 
 /* On failure nothing is to be closed. Statuses: 400, and 503 where there is no memory. */
 int ask_read(enum ask_kind kind, const char *body, size_t bytes, struct ask *ret, struct fault *f);
+/* The calls have begun, and have copies: only what the reply needs stays, which are the counts and
+ * flags, `tools`, `stops`, and the model and user of `request`. As a document a body takes many
+ * times its bytes. */
+void ask_drop_body(struct ask *a);
 void ask_close(struct ask *a);
 
 #endif

@@ -17,7 +17,8 @@ void choice_split(struct choice *c, const struct ask *a, uint64_t seed)
 
 void choice_open_thought(struct choice *c)
 {
-    if (c->splits && c->split.finds_thought && c->split.state == SPLIT_START)
+    /* A coordinator that took the answer over says it again, when the reasoning may be over. */
+    if (c->splits && !c->begun && c->split.finds_thought && c->split.state == SPLIT_START)
         c->split.state = SPLIT_THINK;
 }
 
@@ -36,14 +37,19 @@ void choice_close(struct choice *c)
     forget_text(c);
 }
 
-size_t choice_bytes(const struct choice *c)
+size_t choice_logprob_bytes(const struct choice *c)
 {
     const struct choice_tokens *t = &c->tokens;
+    return t->logprobs.len + t->piece_bytes.len + t->pieces.len + t->top_logprobs.len +
+           t->top_piece_bytes.len + t->top_pieces.len;
+}
+
+size_t choice_bytes(const struct choice *c)
+{
     size_t calls = 0;
     for (uint32_t i = 0; i < c->split.n_calls; i++) calls += c->split.calls[i].arguments.len;
     return calls + c->reasoning.len + c->split.lead.len + c->split.held.len + c->text.len +
-           t->logprobs.len + t->piece_bytes.len + t->pieces.len + t->top_logprobs.len +
-           t->top_piece_bytes.len + t->top_pieces.len;
+           choice_logprob_bytes(c);
 }
 
 static size_t sum_of(const uint32_t *bytes, size_t n)

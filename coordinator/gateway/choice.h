@@ -38,13 +38,15 @@ struct choice {
 
 /* Of a chat, whose text is split as the ask says. */
 void choice_split(struct choice *c, const struct ask *a, uint64_t seed);
-/* The prompt has begun the reasoning already. Before any text. */
+/* The prompt has begun the reasoning already. Nothing, once the answer has begun. */
 void choice_open_thought(struct choice *c);
 void choice_close(struct choice *c);
 /* What a reply says of this answer; keep_tokens: its log-probabilities are told. */
 void choice_take(struct choice *c, const struct client_reply *reply, bool keep_tokens);
 /* Memory of what is not told yet. */
 size_t choice_bytes(const struct choice *c);
+/* Of it, that of tokens and their log-probabilities. */
+size_t choice_logprob_bytes(const struct choice *c);
 bool choice_has_news(const struct choice *c, enum ask_kind kind);
 
 /* The `id` of a call of a tool. */

@@ -35,7 +35,8 @@ struct embed {
     float *values;      /* [ask.n_prompts][width] */
     bool replied;       /* the reply has begun */
     struct fault fault; /* http is 0 as long as all is well */
-    struct buf out;     /* of the reply: bytes that the peer has not taken */
+    struct buf out;     /* of the reply: bytes on their way to the peer, */
+    size_t n_taken;     /* and how many of them it has taken */
 };
 
 static void free_embed(struct embed *x)
@@ -134,11 +135,8 @@ static long pull(void *context, char *to, size_t room)
         put_item(x, x->n_told++);
         if (x->n_told == x->ask.n_prompts) put_rest(x);
     }
-    size_t n = x->out.len < room ? x->out.len : room;
-    if (n == 0) return HTTPD_DONE;
-    memcpy(to, x->out.data, n);
-    buf_drop(&x->out, n);
-    return (long)n;
+    size_t n = buf_take(&x->out, &x->n_taken, to, room);
+    return n ? (long)n : HTTPD_DONE;
 }
 
 /* What there is to tell goes on its way. */
@@ -258,8 +256,10 @@ static int begin_one(struct embed *x)
 
 static void begin_more(struct embed *x)
 {
-    while (x->e.http && !x->fault.http && x->n_begun < x->ask.n_prompts && x->n_live < AT_ONCE)
+    while (x->e.http && !x->fault.http && x->n_begun < x->ask.n_prompts && x->n_live < AT_ONCE) {
         if (begin_one(x) < 0) return;
+        if (x->n_begun == x->ask.n_prompts) ask_drop_body(&x->ask);
+    }
 }
 
 void embed__begin(struct gateway *g, struct httpd_request *r)

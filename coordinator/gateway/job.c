@@ -21,7 +21,8 @@
 #include <string.h>
 #include <time.h>
 
-/* What may wait for a reader. */
+/* What may wait for a reader; and log-probabilities of a reply that is told as a whole, which as a
+ * document take sixty times as much. */
 #define PENDING_BYTES ((size_t)4 << 20)
 #define BEAT_NS (15 * NS_PER_S)
 
@@ -54,7 +55,8 @@ struct job {
     bool beat;                       /* a comment is due */
     bool told_end;                   /* the last bytes of the stream are in `out` */
     struct fault fault;              /* http is 0 as long as all is well */
-    struct buf out;                  /* of a stream: bytes that the peer has not taken */
+    struct buf out;                  /* of a stream: bytes on their way to the peer, */
+    size_t n_taken;                  /* and how many of them it has taken */
 };
 
 static void free_job(struct job *j)
@@ -267,13 +269,8 @@ static long pull(void *context, char *to, size_t room)
 {
     struct job *j = context;
     if (!j->out.len) fill(j);
-    size_t n = j->out.len < room ? j->out.len : room;
+    size_t n = buf_take(&j->out, &j->n_taken, to, room);
     if (n == 0) return j->told_end ? HTTPD_DONE : HTTPD_WAIT;
-    memcpy(to, j->out.data, n);
-    if (n == j->out.len)
-        buf_close(&j->out);
-    else
-        buf_drop(&j->out, n);
     j->told_ns = clock_ns();
     return (long)n;
 }
@@ -311,9 +308,20 @@ static void tell(struct job *j)
 
 static void check_pending(struct job *j)
 {
-    size_t bytes = j->out.len;
-    for (uint32_t i = 0; i < j->n_choices; i++) bytes += choice_bytes(&j->choices[i]);
-    if (!j->ask.stream || bytes <= PENDING_BYTES || j->fault.http) return;
+    size_t bytes = j->out.len - j->n_taken, logprobs = 0;
+    for (uint32_t i = 0; i < j->n_choices; i++) {
+        bytes += choice_bytes(&j->choices[i]);
+        logprobs += choice_logprob_bytes(&j->choices[i]);
+    }
+    if (j->fault.http || (j->ask.stream ? bytes : logprobs) <= PENDING_BYTES) return;
+    if (!j->ask.stream) {
+        (void)fault_set(&j->fault, 400, "logprobs",
+                        "the log-probabilities of the whole answer take more than %zu bytes, the "
+                        "limit: ask for fewer, or for a stream",
+                        PENDING_BYTES);
+        cancel_all(j);
+        return;
+    }
     j->e.g->count.slow++;
     (void)fault_set(&j->fault, 503, NULL, "%zu bytes wait to be read, the limit is %zu", bytes,
                     PENDING_BYTES);
@@ -480,6 +488,7 @@ void job__begin(struct gateway *g, struct httpd_request *r, enum ask_kind kind, 
     struct job *j = new_job(g, r, &a, form, echo);
     httpd_set_context(r, &j->e);
     for (uint32_t i = 0; i < a.n_prompts && !j->fault.http; i++) (void)start_part(j, i);
+    ask_drop_body(&j->ask);
     tell(j);
 }
 

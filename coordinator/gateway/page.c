@@ -58,9 +58,10 @@ void query__ask(struct query *q, const char *method, const void *body, size_t by
     struct errmsg em = {0};
     struct fault f;
     q->asking = true;
-    if (client_ask(q->e.g->client, method, body, bytes, on_asked, q, &em) == 0) return;
+    int rc = client_ask(q->e.g->client, method, body, bytes, on_asked, q, &em);
+    if (rc == 0) return;
     q->asking = false;
-    (void)fault_set(&f, 413, NULL, "%s", em.text);
+    (void)fault_set(&f, rc == ERR_LIMIT ? 413 : 503, NULL, "%s", em.text);
     gateway__refuse(q->e.g, q->e.http, &f);
 }
 

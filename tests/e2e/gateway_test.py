@@ -513,6 +513,35 @@ class Parameters(unittest.TestCase):
             got.setdefault(x["choices"][0]["index"], []).append(x["choices"][0]["text"])
         self.assertEqual([ "".join(got[i]) for i in range(4)], [alone[0]] * 2 + [alone[1]] * 2)
 
+    def test_the_largest_body(self):
+        """With what stands around the text it is more than the coordinator takes of a client. It is refused, in words, and the
+        gateway's connection, which all share, stays: a stream beside it goes on."""
+        def ended():
+            return {k: v for k, v in self.c.metrics().items() if k.startswith("flotilla_answers_total")}
+
+        before = ended()
+        with Connection(self.c.http) as s:
+            s.send("POST", COMPLETIONS, {"prompt": "1", "max_tokens": 300, "ignore_eos": True, "temperature": 0, "stream": True})
+            pieces = s.pieces(s.head()[1])
+            text = next(pieces)
+            for _ in range(3):
+                r = post(self.c.http, COMPLETIONS, b'{"prompt":"%s"}' % (b"a" * ((4 << 20) - 13)))
+                self.assertEqual(r.status, 413, r.body[:200])
+            text += b"".join(pieces)
+        self.assertTrue(text.rstrip().endswith(b"[DONE]"))
+        self.assertIn(b'"finish_reason":"length"', text)
+        after = ended()
+        changed = {k: after[k] - before.get(k, 0) for k in after if after[k] != before.get(k, 0)}
+        self.assertEqual(list(changed.values()), [1], changed)  # one call has ended, once
+
+    @unittest.skipUnless(LONG, "it takes half a minute")
+    def test_log_probabilities_of_a_whole_reply(self):
+        """As a document they take far more than as a stream: a reply that is told as a whole has a limit."""
+        ask = {"prompt": "1", "n": 16, "max_tokens": 1200, "ignore_eos": True, "logprobs": 20, "temperature": 1}
+        r = post(self.c.http, COMPLETIONS, ask)
+        self.assertEqual((r.status, r.error()["param"]), (400, "logprobs"))
+        self.assertEqual(post(self.c.http, COMPLETIONS, dict(ask, max_tokens=50)).status, 200)
+
     def test_best_of(self):
         """The likeliest answers of several."""
         all_ = self.ask(temperature=1, seed=11, n=4, logprobs=0)["choices"]

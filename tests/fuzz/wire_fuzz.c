@@ -45,7 +45,7 @@ static void lists(uint8_t which, const uint8_t *data, size_t size)
     const uint64_t *ids;
     struct msg_order order;
     uint64_t call;
-    uint32_t n = 0;
+    uint32_t n = 0, bytes_most;
     size_t bytes;
     struct msg_tokenize text_of;
     struct msg_tokens tokens_of;
@@ -57,7 +57,7 @@ static void lists(uint8_t which, const uint8_t *data, size_t size)
     case 6: (void)wire_get_detokenize(data, size, &arena, &tokens, &n, &em); break;
     case 7: (void)wire_get_bytes(data, size, &arena, &text, &bytes, &em); break;
     case 4: (void)wire_get_ping(data, size, &arena, &ids, &n, &em); break;
-    case 5: (void)wire_get_pong(data, size, &arena, &ids, &n, &em); break;
+    case 5: (void)wire_get_pong(data, size, &arena, &ids, &n, &bytes_most, &em); break;
     case 8: (void)wire_get_order(data, size, &arena, &order, &em); break;
     default: (void)wire_get_order_reply(data, size, &arena, &text, &em); break;
     }

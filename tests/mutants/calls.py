@@ -69,7 +69,7 @@ MUTANTS = [
     m("turn-in-messages", METHODS, "n < MESSAGES_A_TURN && bytes < BYTES_A_TURN; n++)", "n < MESSAGES_A_TURN; n++)", "limits_test",
       "a turn takes 32 messages, whatever their size"),
     m("longest-token", METHODS, "        if (n > s->token_bytes) s->token_bytes = (uint32_t)n;\n", "", "limits_test", "the longest token has one byte"),
-    m("frame-limit", METHODS, "    if (bytes < MESSAGE_BYTES_MIN) bytes = MESSAGE_BYTES_MIN;\n", "    bytes = LIMIT_CLIENT_BYTES;\n", "limits_test",
+    m("frame-limit", METHODS, "    if (bytes < LIMIT_CLIENT_LEAST) bytes = LIMIT_CLIENT_LEAST;\n", "    bytes = LIMIT_CLIENT_BYTES;\n", "limits_test",
       "every client may send 20 MiB, whatever the context"),
     m("tokens-unbounded", METHODS, "    if (bytes > LIMIT_CLIENT_BYTES) {", "    if (false) {", "limits_test", "a Tokenize reply is larger than clients take"),
     m("control-body", METHODS, "    } else if (!has_long_body(h.method) && body.bytes > LIMIT_CONTROL_BYTES) {", "    } else if (false) {", "limits_test",

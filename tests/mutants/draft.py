@@ -63,7 +63,7 @@ MUTANTS = [
          tests=NGRAM, why="an owner that moved is looked for where it was"),
     dict(name="index-grows", file=DIR + "ngram.c", old="        if (!evict(g)) return false;\n    return true;", new="        return true;\n    return true;",
          tests=NGRAM, why="the index takes more memory than it may"),
-    dict(name="the-poorest-makes-room", file=DIR + "ngram.c", old="g->owners[i].bytes > most->bytes", new="g->owners[i].bytes < most->bytes",
+    dict(name="the-poorest-makes-room", file=DIR + "ngram.c", old="o->bytes > most->bytes", new="o->bytes < most->bytes",
          tests=NGRAM, why="a tenant that keeps much drives out the others"),
     dict(name="recorded-of-any-prompt", file=DIR + "recorded.c", old="agreed < n_prompt || (c->text", new="(c->text", tests=RECORDED,
          why="a text of another prompt is followed"),
@@ -109,4 +109,6 @@ MUTANTS = [
          why="drafting takes the core from routing"),
     dict(name="drafts-beyond-the-end", file=DIR + "guess.c", old="    return up_to_end(g, q, ret, got);", new="    return got;", tests=ALL,
          why="a draft goes on behind an end token"),
+    dict(name="the-largest-always-makes-room", file=DIR + "ngram.c", old="most->bytes > all / 2 ? most : oldest", new="most",
+         tests=NGRAM, why="outputs that nobody will look for push out those of a tenant that comes back"),
 ]

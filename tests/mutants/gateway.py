@@ -104,4 +104,6 @@ MUTANTS = [
     m("late-partial", MESSAGE, "    put_arguments(s, c, to); /* before", "    /* before", "response_test", "a call's last arguments go into the text's block"),
     m("one-status", RESPONSE, "    end_item(s, h, c, c->finish == FINISH_LENGTH, to);", "    end_item(s, h, c, false, to);", "response_test", "an item that was cut is complete"),
     m("response-name", JOB, "        response_rename(f);", "", "responses_test", "an error names a parameter that the API has not"),
+    m("thought-again", CHOICE, "c->splits && !c->begun && c->split.finds_thought", "c->splits && c->split.finds_thought", "ask_test",
+      "an answer becomes reasoning when another coordinator takes it over"),
 ]

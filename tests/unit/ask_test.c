@@ -318,7 +318,54 @@ static void test_newer_parameters(void **state)
     refused(ASK_COMPLETION, "{\"prompt\": \"x\", \"metadata\": {}}", "metadata", "no parameter");
 }
 
+/* What a reply needs outlives the body. */
+static void test_dropped_body(void **state)
+{
+    (void)state;
+    struct ask a =
+        taken(ASK_CHAT, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"model\": "
+                        "\"m\", \"user\": \"u\", \"n\": 2, \"stop\": [\"a\", \"b\"], "
+                        "\"logit_bias\": {\"3\": 1}, \"tools\": [{\"type\": \"function\", "
+                        "\"function\": {\"name\": \"f\"}}], \"tool_choice\": \"required\"}");
+    ask_drop_body(&a);
+    assert_string_equal(a.request.model, "m");
+    assert_string_equal(a.stops[0], "a");
+    assert_string_equal(a.stops[1], "b");
+    assert_string_equal(a.format_param, "tools");
+    assert_true(a.request.n_stops == 2 && a.n == 2 && a.n_prompts == 1 && a.chat.len == 0);
+    const char *name;
+    size_t n;
+    assert_true(
+        json_as_string(json_get(json_get(json_at(a.tools, 0), "function"), "name"), &name, &n));
+    assert_string_equal(name, "f");
+    ask_close(&a);
+    a = taken(ASK_EMBEDDING, "{\"input\": [[1, 2], [3]]}");
+    ask_drop_body(&a);
+    assert_true(a.n_prompts == 2 && !a.prompts && !a.request.model);
+    ask_close(&a);
+}
+
 /* ---- answers ---- */
+
+/* That a prompt began the reasoning is told again by a coordinator that took the answer over, when
+ * the reasoning may be over. */
+static void test_thought_is_opened_once(void **state)
+{
+    (void)state;
+    struct ask a = taken(ASK_CHAT, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}");
+    const int32_t id = 1;
+    struct choice c = {.begun = false};
+    choice_split(&c, &a, 1);
+    choice_open_thought(&c);
+    choice_take(&c, &(struct client_reply){.n_tokens = 1, .tokens = &id, .text = "w</think>\n"},
+                false);
+    choice_open_thought(&c);
+    choice_take(&c, &(struct client_reply){.text = "x", .finish_reason = FINISH_STOP}, false);
+    assert_string_equal(c.reasoning.data, "w");
+    assert_string_equal(c.text.data, "x");
+    choice_close(&c);
+    ask_close(&a);
+}
 
 static void test_chunks(void **state)
 {
@@ -754,6 +801,8 @@ int main(void)
         cmocka_unit_test(test_formats),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_newer_parameters),
+        cmocka_unit_test(test_dropped_body),
+        cmocka_unit_test(test_thought_is_opened_once),
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_split),

@@ -115,6 +115,15 @@ static void test_buf(void **state)
     assert_string_equal(b.data, "abcdef");
     buf_drop(&b, 4);
     assert_string_equal(b.data, "ef");
+    char to[4];
+    size_t at = 0;
+    assert_int_equal(buf_append(&b, "ghi", 3), 0);
+    assert_int_equal(buf_take(&b, &at, to, 4), 4);
+    assert_memory_equal(to, "efgh", 4);
+    assert_int_equal(b.len - at, 1);
+    assert_int_equal(buf_take(&b, &at, to, 4), 1);
+    assert_true(to[0] == 'i' && at == 0 && !b.data && !b.len);
+    assert_int_equal(buf_take(&b, &at, to, 4), 0);
     buf_close(&b);
 }
 

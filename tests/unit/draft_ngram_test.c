@@ -387,6 +387,23 @@ static void test_oldest_outputs_make_room(void **state)
     ngram_close(g);
 }
 
+/* Tenants that never come back, as requests that share nothing are, make room for one that does. */
+static void test_tenants_that_are_gone_make_room(void **state)
+{
+    (void)state;
+    struct ngram *g = ngram_open((size_t)1 << 30);
+    int32_t text[NGRAM_KEPT_LEAST], mine[3][NGRAM_KEPT_LEAST], got[4];
+    fill(text, NGRAM_KEPT_LEAST, 5);
+    for (uint32_t i = 0; i < NGRAM_KEPT_MAX; i++) keep_output(g, 10 + i, text, NGRAM_KEPT_LEAST);
+    for (int32_t i = 0; i < 3; i++) {
+        fill(mine[i], NGRAM_KEPT_LEAST, 1000 * (i + 1));
+        keep_output(g, 1, mine[i], NGRAM_KEPT_LEAST);
+    }
+    for (int32_t i = 0; i < 3; i++) assert_int_equal(draft_for(g, 1, mine[i], got), 4);
+    assert_int_equal(ngram_stats(g).evicted, 3);
+    ngram_close(g);
+}
+
 static void test_outputs_are_counted(void **state)
 {
     (void)state;
@@ -458,6 +475,7 @@ int main(void)
         cmocka_unit_test(test_never_across_tenants),
         cmocka_unit_test(test_many_tenants),
         cmocka_unit_test(test_oldest_outputs_make_room),
+        cmocka_unit_test(test_tenants_that_are_gone_make_room),
         cmocka_unit_test(test_outputs_are_counted),
         cmocka_unit_test(test_long_texts),
     };

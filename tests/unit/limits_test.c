@@ -123,6 +123,7 @@ static void test_message_limit(void **state)
     struct world *w = world_open("ctx: 64\n");
     assert_int_equal(w->s->token_bytes, WORLD_LONGEST);
     assert_int_equal(w->message_bytes, 4 << 20);
+    assert_int_equal(w->s->message_bytes, 4 << 20);
     assert_int_equal(methods__message_bytes(w->s, 500000),
                      500000 * (WORLD_LONGEST + 5) + LIMIT_CONTROL_BYTES);
     assert_int_equal(methods__message_bytes(w->s, LIMIT_CONTEXT), LIMIT_CLIENT_BYTES);

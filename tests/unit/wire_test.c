@@ -145,6 +145,7 @@ static void broken(struct msg_step s, const char *field)
 static void test_step_rules(void **state)
 {
     (void)state;
+    static const int32_t negative[3] = {1, -1, 2};
     struct msg_run runs[2];
     struct msg_step s = make_step(runs);
 #define WITH(target, value, field)                                                                 \
@@ -162,6 +163,7 @@ static void test_step_rules(void **state)
     WITH(runs[0].n_pages, 1, "pages"); /* 20 + 3 positions need two */
     WITH(runs[0].n_pages, 3, "pages");
     WITH(runs[0].first_pos, LIMIT_CONTEXT, "first_pos");
+    WITH(runs[0].tokens, negative, "tokens");
     WITH(runs[1].n_logits, 2, "n_logits");
     WITH(runs[0].n_guesses, 2, "guesses"); /* of which one has no logits */
     WITH(runs[0].open.sampling.temp, NAN, "temp");
