@@ -462,8 +462,8 @@ static void tick_call(struct shell *s, struct call *c)
         calls__cancel(s, c, "");
     } else if (c->refused_ns
                    ? s->now_ns >= c->retry_ns
-                   : !c->ended && c->n_answers && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS) {
-        calls__mark(s, c);
+                   : c->ended || (c->n_answers && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS)) {
+        calls__mark(s, c); /* one that has ended is told so until its client has it */
     }
 }
 

@@ -205,6 +205,17 @@ static void send_step(struct shell *s, const struct msg_step *m)
 
 /* ---- actions ---- */
 
+/* Nobody answers this ask. Where the request has asked before in the same event, that ask is over.
+ */
+static void note_silent(struct shell *s, const struct action *a)
+{
+    uint32_t i = 0;
+    while (i < s->n_silent && s->silent[i].request != a->draft.request) i++;
+    if (i == s->n_silent) s->n_silent++;
+    CHECK(i < s->config->max_requests);
+    s->silent[i] = (struct no_draft){a->draft.request, a->draft.serial, a->draft.first_pos};
+}
+
 void shell__event(struct shell *s, struct event *e)
 {
     uint64_t stops[LIMIT_STEP_LOGITS]; /* a result has at most so many tokens */
@@ -225,10 +236,7 @@ void shell__event(struct shell *s, struct event *e)
             if (calls__tokens(s, a)) stops[n_stops++] = a->tokens.request;
             break;
         case ACT_DRAFT:
-            if (drafts__ask(s, a)) break;
-            CHECK(s->n_silent < s->config->max_requests); /* a request asks once at a time */
-            s->silent[s->n_silent++] =
-                (struct no_draft){a->draft.request, a->draft.serial, a->draft.first_pos};
+            if (!drafts__ask(s, a)) note_silent(s, a);
             break;
         case ACT_EMBEDDING: calls__embedding(s, a); break;
         case ACT_END:
@@ -315,20 +323,24 @@ static void take_texts(struct shell *s)
 
 static void tell_status(struct shell *s)
 {
-    struct msg_status m;
-    core_status(s->core, &m);
-    m.messages_dropped += s->dropped;
+    bool ready = false;
     if (s->metrics && s->now_ns >= s->published_ns + PUBLISH_NS) {
+        struct msg_status m;
+        core_status(s->core, &m);
+        m.messages_dropped += s->dropped;
         s->published_ns = s->now_ns;
         drafts__count(s);
         metrics_publish(s->metrics, &s->count, &m);
     }
-    for (uint32_t i = 0; i < s->n_links && i < m.n_replicas; i++)
-        if (m.replicas[i].ready && !s->links[i].proved) prove_routes(s, &s->links[i]);
-    if (m.ready && !s->was_ready)
+    for (uint32_t i = 0; i < s->n_links; i++) {
+        if (!core_serves(s->core, i)) continue;
+        ready = true;
+        if (!s->links[i].proved) prove_routes(s, &s->links[i]);
+    }
+    if (ready && !s->was_ready)
         log_stdout("ready client=%s%s%s", s->client_endpoint, s->gateway ? " http=" : "",
                    s->gateway ? s->http_url : "");
-    s->was_ready = m.ready;
+    s->was_ready = ready;
 }
 
 static void wait_for_input(struct shell *s, long wait_ms)

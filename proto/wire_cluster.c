@@ -505,6 +505,7 @@ void wire_put_from_worker(const struct msg_from_worker *m, struct buf *to)
 static int get_hello(const Flotilla__Cluster__Hello *p, struct msg_hello *ret, struct errmsg *em)
 {
     int rc = wire__copy_text(p->name, ret->name, sizeof ret->name, "name", em);
+    if (rc == 0 && !ret->name[0]) return wire__bad(em, "name"); /* faults are counted by it */
     if (rc == 0) rc = wire__copy_text(p->isa, ret->isa, sizeof ret->isa, "isa", em);
     if (rc < 0) return rc;
     ret->threads = p->threads;

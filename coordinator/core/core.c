@@ -106,6 +106,11 @@ struct core *core_open(const struct core_config *config)
     c->index = open_index(config);
     c->replicas = mem_zalloc(config->n_replicas * sizeof *c->replicas);
     c->full = mem_zalloc(config->n_replicas * sizeof *c->full);
+    c->n_dead_most =
+        2 * config->n_replicas > PRESUMED_LEAST ? 2 * config->n_replicas : PRESUMED_LEAST;
+    c->dead = mem_zalloc(c->n_dead_most * sizeof *c->dead);
+    c->candidates = mem_zalloc(config->max_workers * sizeof *c->candidates);
+    c->build_runs = mem_zalloc(LIMIT_STEP_RUNS * sizeof *c->build_runs);
     c->status = mem_zalloc(config->n_replicas * sizeof *c->status);
     c->staff = mem_zalloc((size_t)config->n_replicas * config->n_stages * sizeof *c->staff);
     c->spares = mem_zalloc(config->max_workers * sizeof *c->spares);
@@ -129,10 +134,14 @@ void core_close(struct core *c)
     for (uint32_t i = 0; i < VERDICTS; i++) mem_free(c->verdicts[i].names);
     imap_close(&c->by_id);
     imap_close(&c->n_live);
+    imap_close(&c->dead_by);
     arena_close(&c->arena);
     mem_free(c->workers);
     mem_free(c->records);
     mem_free(c->leaving);
+    mem_free(c->dead);
+    mem_free(c->candidates);
+    mem_free(c->build_runs);
     mem_free(c->replicas);
     mem_free(c->full);
     mem_free(c->requests);
@@ -156,6 +165,11 @@ void core_close(struct core *c)
     mem_free(c->actions);
     mem_free(c->eog);
     mem_free(c);
+}
+
+bool core_serves(const struct core *c, uint32_t replica)
+{
+    return c->replicas[replica].state == REPLICA_READY;
 }
 
 bool core__ready(const struct core *c)

@@ -234,6 +234,8 @@ void core_close(struct core *c);
 struct actions core_step(struct core *c, const struct event *e);
 
 void core_status(struct core *c, struct msg_status *ret);
+/* Whether the replica is ready, which a status says too. */
+bool core_serves(const struct core *c, uint32_t replica);
 
 #define CORE_NO_REPLICA UINT32_MAX
 

@@ -23,7 +23,7 @@
 #include "coordinator/core/speed.h"
 #include "coordinator/draft/length.h"
 
-#define PRESUMED 32u /* workers that are remembered as dead */
+#define PRESUMED_LEAST 32u /* workers that are remembered as dead, or two for each replica */
 #define SUSPECTED_MAX                                                                              \
     3u /* lost generations in whose lost Steps a request may have been in a row                    \
         */
@@ -292,7 +292,12 @@ struct core {
     uint32_t n_records;
     struct instance *leaving; /* those that were last ordered to leave: a ring of cfg.max_workers */
     uint64_t n_leaving;       /* orders in all */
-    struct presumed dead[PRESUMED]; /* the latest, in turn */
+    struct presumed *dead;    /* the latest, in turn: n_dead_most */
+    uint32_t n_dead_most;
+    struct imap dead_by;            /* to entries of `dead`, by a hash of the instance */
+    struct plan_worker *candidates; /* of the plan that is being made: max_workers */
+    struct msg_run *build_runs;     /* of the Step that is being composed: LIMIT_STEP_RUNS */
+    uint64_t held_until_ns;         /* until then a name may be held down */
     uint32_t n_dead;                /* ever */
     struct verdict verdicts[VERDICTS];
     uint32_t standing;        /* the verdict that generations are held to, or VERDICTS: none yet */

@@ -55,9 +55,13 @@ static uint32_t record_of(struct core *c, const char *name)
     uint32_t at = c->n_records;
     for (uint32_t i = 0; i < c->n_records; i++)
         if (c->records[i].name[0] && strcmp(c->records[i].name, name) == 0) return i;
+    bool *taken = core__alloc(c, c->n_records * sizeof *taken);
+    memset(taken, 0, c->n_records * sizeof *taken);
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+        if (c->workers[i].used) taken[c->workers[i].record] = true;
     for (uint32_t i = 0; i < c->n_records; i++) {
         if (at < c->n_records && !goes_first(&c->records[i], &c->records[at])) continue;
-        if (!in_use(c, i)) at = i;
+        if (!taken[i]) at = i;
         if (at == i && !c->records[i].name[0]) break;
     }
     CHECK(at < c->n_records);
@@ -78,6 +82,7 @@ static void hold_down(struct core *c, struct record *x)
                  : x->hold_ns * 2 < HOLD_MOST_NS ? x->hold_ns * 2
                                                  : HOLD_MOST_NS;
     x->held_until_ns = c->now_ns + x->hold_ns;
+    if (x->held_until_ns > c->held_until_ns) c->held_until_ns = x->held_until_ns;
     core__note_loss(c, "worker %s is held down for %" PRIu64 " s: to blame %u times in ten minutes",
                     x->name, x->hold_ns / NS_PER_S, FLEET_LOSSES);
 }
@@ -115,22 +120,32 @@ void fleet__doubt(struct core *c, struct worker *from, struct worker *to, const 
     }
 }
 
+/* Instances are drawn at random. */
+static uint64_t key_of(struct instance instance)
+{
+    return instance.hi ^ instance.lo << 1;
+}
+
 void fleet__presume_dead(struct core *c, const struct worker *w)
 {
     CHECK(w->replica != NULL && w->replica->generation > 0);
-    c->dead[c->n_dead++ % PRESUMED] = (struct presumed){
+    uint32_t at = c->n_dead++ % c->n_dead_most;
+    struct presumed *x = &c->dead[at];
+    if (x->generation) imap_remove(&c->dead_by, key_of(x->instance));
+    *x = (struct presumed){
         .instance = w->instance, .generation = w->replica->generation, .since_ns = c->now_ns};
+    imap_put(&c->dead_by, key_of(w->instance), at);
 }
 
 void fleet__spoke(struct core *c, struct instance instance)
 {
-    for (uint32_t i = 0; i < PRESUMED && i < c->n_dead; i++) {
-        struct presumed *x = &c->dead[i];
-        if (!x->generation || !instance_eq(x->instance, instance)) continue;
-        if (c->now_ns <= x->since_ns + LAST_WORDS_NS) continue;
-        request__pardon(c, x->generation);
-        x->generation = 0;
-    }
+    const uint32_t *at = imap_get(&c->dead_by, key_of(instance));
+    struct presumed *x = at ? &c->dead[*at] : NULL;
+    if (!x || !instance_eq(x->instance, instance) || c->now_ns <= x->since_ns + LAST_WORDS_NS)
+        return;
+    request__pardon(c, x->generation);
+    imap_remove(&c->dead_by, key_of(instance));
+    x->generation = 0;
 }
 
 /* A worker is silent for good: if its link broke just before, the fault is its alone. False: it was
@@ -168,6 +183,7 @@ void fleet__held(const struct core *c, const char *told, char *ret, size_t size)
 {
     size_t n = 0;
     ret[0] = 0;
+    if (c->now_ns >= c->held_until_ns) return; /* nobody is; with many workers a long list */
     for (uint32_t i = 0; i < c->n_records && n < size; i++) {
         const struct record *x = &c->records[i];
         if (!x->name[0] || c->now_ns >= x->held_until_ns || !in_use(c, i)) continue;
@@ -373,6 +389,7 @@ void fleet__tick(struct core *c, uint64_t lost_ns)
         fleet__forgive(c, &w->moved_ns, lost_ns);
         fleet__forgive(c, &w->passed_ns, lost_ns);
         fleet__forgive(c, &w->loaded_ns, lost_ns);
+        fleet__forgive(c, &w->doubted_ns, lost_ns);
     }
     for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
         struct worker *w = &c->workers[i];

@@ -204,7 +204,7 @@ static struct plan_ask ask_for(const struct core *c, const struct replica *r, ui
  * nothing is given: there are too few. */
 static bool plan(struct core *c, struct replica *r)
 {
-    struct plan_worker *list = core__alloc(c, c->cfg.max_workers * sizeof *list);
+    struct plan_worker *list = c->candidates;
     struct plan_stage stages[LIMIT_STAGES];
     struct plan_ask ask = ask_for(c, r, r->n_stages);
     switch (make(c, &ask, list, list_candidates(c, r, list), stages)) {
@@ -276,11 +276,14 @@ static void count_missing(const struct core *c, struct replica *r, uint32_t n)
         r->short_ns = c->now_ns;
 }
 
-static void begin(struct core *c, struct replica *r)
+/* spare: workers that any replica could be planned with. Where they are too few, each of many
+ * replicas does without counting its own. */
+static void begin(struct core *c, struct replica *r, uint32_t spare)
 {
     if (r->state != REPLICA_WAITING) return;
-    if (r->generation) count_missing(c, r, n_there(c, r));
-    if (c->now_ns < r->retry_ns) return;
+    bool few = spare < r->stages_wanted;
+    if (r->generation) count_missing(c, r, few ? spare : n_there(c, r));
+    if (c->now_ns < r->retry_ns || (few && !is_given_up(c, r))) return;
     uint32_t n = stages_now(c, r);
     r->n_stages = n;
     if (!plan(c, r) || !room__plan(c, r)) {
@@ -331,7 +334,7 @@ static bool is_better(const struct core *c, const struct replica *r, const struc
 
 bool planner__gains(struct core *c, const struct replica *r)
 {
-    struct plan_worker *list = core__alloc(c, c->cfg.max_workers * sizeof *list);
+    struct plan_worker *list = c->candidates;
     struct plan_stage stages[LIMIT_STAGES] = {{0}};
     uint32_t n = 0;
     for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
@@ -390,20 +393,24 @@ void planner__begin(struct core *c)
     uint32_t lost = 0; /* workers that those need */
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
         if (c->replicas[i].waits_ns == 0) c->replicas[i].waits_ns = c->now_ns;
-    for (uint32_t i = 0; i < c->cfg.n_replicas; i++)
-        if (c->replicas[i].generation) begin(c, &c->replicas[i]);
+    uint32_t spare = n_spare(c);
+    for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
+        struct replica *r = &c->replicas[i];
+        if (!r->generation || r->state != REPLICA_WAITING) continue;
+        begin(c, r, spare);
+        if (r->state != REPLICA_WAITING) spare = n_spare(c);
+    }
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         const struct replica *r = &c->replicas[i];
         if (r->generation && r->state == REPLICA_WAITING) lost += r->n_stages;
     }
-    uint32_t spare = n_spare(c); /* counted once: each of many replicas would count them again */
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         struct replica *r = &c->replicas[i];
         if (r->generation) continue;
         if (is_wanted(c, r)) count_missing(c, r, spare ? n_there(c, r) : 0);
         bool enough = spare >= r->n_stages && has_enough(c, r, lost) && !settling(c);
         if (!enough && (lost || !is_given_up(c, r))) continue;
-        begin(c, r);
-        spare = n_spare(c);
+        begin(c, r, spare);
+        if (r->state != REPLICA_WAITING) spare = n_spare(c);
     }
 }

@@ -518,6 +518,8 @@ void replica__tick(struct core *c, uint64_t lost_ns)
         flight__forgive(c, &r->flight, lost_ns);
         fleet__forgive(c, &r->since_ns, lost_ns);
         fleet__forgive(c, &r->replan_since_ns, lost_ns);
+        if (r->short_ns) fleet__forgive(c, &r->short_ns, lost_ns);
+        if (r->waits_ns) fleet__forgive(c, &r->waits_ns, lost_ns);
         flight__check_overdue(c, r);
         check_beginning(c, r);
         fleet__served(c, r);

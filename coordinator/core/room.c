@@ -266,7 +266,8 @@ void room__drop_pages(struct replica *r)
 static uint32_t ctx_of(const struct core *c, uint32_t replica, bool serving)
 {
     const struct replica *r = &c->replicas[replica];
-    return r->n_pages && (!serving || r->state == REPLICA_READY) ? r->ctx : 0;
+    if (serving) return c->loads[replica].ctx; /* in a flat array: this is asked in arrivals */
+    return r->n_pages ? r->ctx : 0;
 }
 
 static uint32_t longest(const struct core *c, bool serving)

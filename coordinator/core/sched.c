@@ -566,19 +566,20 @@ static struct step_build new_build(struct core *c, struct replica *rep)
 {
     rep->step_build++;
     rep->n_chosen = 0;
-    return (struct step_build){.runs = core__alloc(c, LIMIT_STEP_RUNS * sizeof(struct msg_run)),
-                               .number = rep->flight.next_number};
+    return (struct step_build){.runs = c->build_runs, .number = rep->flight.next_number};
 }
 
 static void issue(struct core *c, struct replica *rep, const struct step_build *b)
 {
     struct msg_step *step = core__alloc(c, sizeof *step);
+    struct msg_run *runs = core__alloc(c, b->n_runs * sizeof *runs);
+    memcpy(runs, b->runs, b->n_runs * sizeof *runs);
     *step = (struct msg_step){.epoch = replica__epoch(c, rep),
                               .number = b->number,
                               .rows = b->work.rows,
                               .width = c->cfg.width,
                               .n_runs = b->n_runs,
-                              .runs = b->runs};
+                              .runs = runs};
     CHECK(b->work.rows <= c->cfg.rows_max);
     if (rep->n_closed) {
         uint64_t *closed = core__alloc(c, rep->n_closed * sizeof *closed);

@@ -39,7 +39,7 @@ MUTANTS = [
     m("priority", GENERATE, ".priority = c->priority,", ".priority = PRIORITY_NORMAL,", "calls_test", "priority of a request is ignored"),
     m("itl", CALLS, "stats_record(&s->count.itl, s->now_ns - x->token_ns);", "stats_record(&s->count.itl, s->now_ns - c->begun_ns);",
       "calls_test", "the ITL histogram holds the time since the call began"),
-    m("keep-alive", CALLS, "c->n_answers && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS) {", "false) {",
+    m("keep-alive", CALLS, "(c->n_answers && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS)", "false",
       "calls_test", "no keep-alive replies"),
     m("tenant", GENERATE, ".tenant = c->tenant,", ".tenant = 0,", "calls_test", "tenants share cached prefixes"),
     m("siblings", CALLS, "    c->give_up |= a->end.status != STATUS_OK && !all;\n", "", "calls_test",

@@ -178,7 +178,7 @@ MUTANTS = [
          old="        if (rep->closed[i] != r->id) continue;\n", new="        continue;\n", tests="replicas_test",
          why="one Step opens and closes a request that came back"),
     dict(name="sched-context-of-the-unplanned", file="coordinator/core/room.c",
-         old="    return r->n_pages && (!serving", new="    return (!serving", tests="room_test",
+         old="    return r->n_pages ? r->ctx : 0;", new="    return r->ctx;", tests="room_test",
          why="a replica without a pool counts as one with the model's context"),
     dict(name="sched-longest-context", file="coordinator/core/room.c",
          old="        if (ctx > n && ctx < least", new="        if (ctx > n && ctx > least", tests="room_test",

@@ -107,6 +107,12 @@ struct actions core_step(struct core *c, const struct event *e)
     return a;
 }
 
+bool core_serves(const struct core *c, uint32_t replica)
+{
+    (void)c;
+    return replica == 0 && script.ready;
+}
+
 void core_status(struct core *c, struct msg_status *ret)
 {
     static struct msg_replica_status replica;
@@ -349,6 +355,7 @@ static void from_worker(const char *route, uint64_t who, enum from_worker type)
     struct msg_from_worker m = {.version = PROTO_VERSION,
                                 .instance = {1, who},
                                 .type = type,
+                                .hello = {.name = "w"},
                                 .has_epoch = true,
                                 .epoch = {7, 0, 1}};
     wire_put_from_worker(&m, &out);

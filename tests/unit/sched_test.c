@@ -230,7 +230,7 @@ static void test_runs_are_kept_for_decodes(void **state)
     assert_int_equal(ready_compose(&r), 1);
     answer_all(&r);
     for (uint64_t id = 2; id <= LIMIT_STEP_RUNS + 1; id++)
-        ready_submit(&r, id, (int32_t)(id % 40), id == 2 ? 2 : 1, 400, PRIORITY_HIGH);
+        ready_submit(&r, id, (int32_t)(id % 40), id > LIMIT_STEP_RUNS ? 2 : 1, 400, PRIORITY_HIGH);
     const struct action *a = first(feed(&r, (struct event){.type = EV_COMPOSE}), ACT_STEP);
     assert_non_null(a);
     assert_int_equal(a->step->n_runs, LIMIT_STEP_RUNS);
