@@ -34,10 +34,14 @@ struct exec {
     struct net_sock *control; /* the control thread's end of the pair */
     pthread_t thread;
     atomic_bool stop;
+    atomic_bool give_up;  /* the slice that is being loaded is no longer wanted */
     atomic_ullong moves;  /* goes up with each layer, loaded part and turn; read by any thread */
     pthread_mutex_t lock; /* guards `shared` and nothing else */
+    pthread_mutex_t work_lock; /* held where `work` changes, and while its counters are read */
     struct {
         bool has_epoch, holds;
+        bool loading;        /* what `assign` says, which stays as it is meanwhile */
+        struct epoch newest; /* of all that were assigned */
         struct epoch epoch;
         struct msg_heartbeat heartbeat;
         struct msg_holding holding;
@@ -49,7 +53,7 @@ struct exec {
     struct gate gate;
     struct msg_assign assign;
     uint64_t hashes[LIMIT_SLICE_TENSORS]; /* the assignment's tensor_hashes */
-    struct stage_work *work;              /* NULL: no slice is loaded. Changed under the lock */
+    struct stage_work *work;              /* NULL: no slice is loaded */
     struct arena arena;
     struct buf header;
     bool last;
@@ -179,26 +183,34 @@ static bool on_progress(void *arg, uint64_t done, uint64_t total)
         e->progress_ns = now;
         tell(e, &m);
     }
-    return !atomic_load(&e->stop);
+    return !atomic_load(&e->stop) && !atomic_load(&e->give_up);
 }
 
-/* Under the lock, so that the metrics thread never sees one that is freed. */
+/* Under its lock, so that the metrics thread never sees one that is freed. */
 static void set_work(struct exec *e, struct stage_work *work)
 {
-    (void)pthread_mutex_lock(&e->lock);
+    (void)pthread_mutex_lock(&e->work_lock);
     e->work = work;
-    (void)pthread_mutex_unlock(&e->lock);
+    (void)pthread_mutex_unlock(&e->work_lock);
 }
 
+/* A Hello that is said from now on promises no slice. */
 static void close_work(struct exec *e)
 {
     struct stage_work *work = e->work;
     (void)pthread_mutex_lock(&e->lock);
-    e->work = NULL;
-    e->shared.holds = false; /* a Hello that is said meanwhile promises nothing */
+    e->shared.holds = false;
     e->shared.pages = 0;
     (void)pthread_mutex_unlock(&e->lock);
+    set_work(e, NULL);
     stage_work_close(work);
+}
+
+static void set_loading(struct exec *e, bool loading)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    e->shared.loading = loading;
+    (void)pthread_mutex_unlock(&e->lock);
 }
 
 /* This worker's threads, or as many of them as the coordinator lets it use. */
@@ -226,7 +238,10 @@ static int load(struct exec *e, struct errmsg *em)
                                    .progress_arg = e,
                                    .moves = &e->moves};
     struct stage_work *work = NULL;
+    atomic_store(&e->give_up, false);
+    set_loading(e, true);
     int rc = stage_work_open(&o, &work, em);
+    set_loading(e, false);
     set_work(e, work);
     return rc;
 }
@@ -272,6 +287,7 @@ static void take_assign(struct exec *e, const struct msg_to_worker *m)
     publish_epoch(e);
     int rc = load(e, &em);
     publish_holding(e);
+    if (rc < 0 && atomic_load(&e->give_up)) return; /* for a newer assignment, which waits */
     struct msg_from_worker ready = {.type = FROM_READY};
     if (rc == 0) rc = bind_in(e, ready.endpoint, sizeof ready.endpoint, &em);
     if (rc < 0) {
@@ -323,6 +339,15 @@ static void take_calibrate(struct exec *e, const struct msg_calibrate *ask)
     tell(e, &m);
 }
 
+/* Whether a newer assignment of the same coordinator waits behind this one. */
+static bool is_over(struct exec *e, struct epoch epoch)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    struct epoch newest = e->shared.newest;
+    (void)pthread_mutex_unlock(&e->lock);
+    return newest.incarnation == epoch.incarnation && newest.generation > epoch.generation;
+}
+
 static void take_command(struct exec *e)
 {
     struct net_msg msg;
@@ -331,7 +356,9 @@ static void take_command(struct exec *e)
         struct net_frame f = net_msg_frame(&msg, 0);
         bool right = f.bytes == sizeof m; /* an empty message only wakes the thread */
         if (right) memcpy(&m, f.data, sizeof m);
-        if (right && m.type == TO_ASSIGN) {
+        if (right && m.type == TO_ASSIGN && is_over(e, m.epoch)) {
+            count_drop(e);
+        } else if (right && m.type == TO_ASSIGN) {
             m.assign.tensor_hashes = net_msg_frame(&msg, 1).data;
             take_assign(e, &m);
         }
@@ -456,6 +483,7 @@ int exec_open(struct net *net, const struct exec_options *o, struct exec **ret_e
     e->o = *o;
     e->net = net;
     (void)pthread_mutex_init(&e->lock, NULL);
+    (void)pthread_mutex_init(&e->work_lock, NULL);
     int rc = buf_reserve(&e->header, LIMIT_STEP_BYTES + ENCODING_BYTES);
     if (rc < 0) (void)err_set(em, rc, "no memory for an encoded Step");
     if (rc == 0) rc = net_pair(net, limits, &e->control, &e->pair, em);
@@ -483,6 +511,7 @@ void exec_close(struct exec *e)
     (void)pthread_join(e->thread, NULL);
     net_sock_close(e->control);
     (void)pthread_mutex_destroy(&e->lock);
+    (void)pthread_mutex_destroy(&e->work_lock);
     mem_free(e);
 }
 
@@ -491,11 +520,26 @@ struct net_sock *exec_socket(struct exec *e)
     return e->control;
 }
 
+/* A load may take minutes: it is given up where another slice is wanted now. */
+static void note_assigned(struct exec *e, const struct msg_to_worker *m)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    struct epoch *newest = &e->shared.newest;
+    bool newer =
+        m->epoch.incarnation != newest->incarnation || m->epoch.generation > newest->generation;
+    if (newer) *newest = m->epoch;
+    if (newer && e->shared.loading && !stage_work_alike(&e->assign, &m->assign))
+        atomic_store(&e->give_up, true);
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
 bool exec_command(struct exec *e, const struct msg_to_worker *m)
 {
     struct net_frame f[2] = {{m, sizeof *m},
                              {m->assign.tensor_hashes, m->assign.n_tensors * sizeof(uint64_t)}};
-    return net_send(e->control, f, m->type == TO_ASSIGN ? 2 : 1) == 0;
+    if (net_send(e->control, f, m->type == TO_ASSIGN ? 2 : 1) < 0) return false;
+    if (m->type == TO_ASSIGN) note_assigned(e, m);
+    return true;
 }
 
 bool exec_next(struct exec *e, struct msg_from_worker *ret)
@@ -540,13 +584,15 @@ uint32_t exec_pages(struct exec *e)
 void exec_metrics(struct exec *e, struct buf *out)
 {
     (void)pthread_mutex_lock(&e->lock);
-    const struct msg_heartbeat *h = &e->shared.heartbeat;
+    const struct msg_heartbeat heartbeat = e->shared.heartbeat, *h = &heartbeat;
+    uint32_t generation = e->shared.epoch.generation;
+    (void)pthread_mutex_unlock(&e->lock);
     const struct {
         const char *name, *type, *help;
         uint64_t value;
     } all[] = {
         {"flotilla_worker_generation", "gauge",
-         "Generation of the replica that this worker serves.", e->shared.epoch.generation},
+         "Generation of the replica that this worker serves.", generation},
         {"flotilla_worker_steps", "gauge", "Number of the last Step done.", h->step_done},
         {"flotilla_worker_rows", "gauge", "Positions computed in this generation.", h->rows},
         {"flotilla_worker_read_bytes", "gauge", "Bytes read from the file for the slice.",
@@ -564,6 +610,8 @@ void exec_metrics(struct exec *e, struct buf *out)
         prom_head(out, all[i].name, all[i].type, all[i].help);
         prom_int(out, all[i].name, "", all[i].value);
     }
+    /* Text of some thousand counters: no Step waits for it. */
+    (void)pthread_mutex_lock(&e->work_lock);
     if (e->work) stage_work_metrics(e->work, out);
-    (void)pthread_mutex_unlock(&e->lock);
+    (void)pthread_mutex_unlock(&e->work_lock);
 }

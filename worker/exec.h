@@ -38,8 +38,9 @@ void exec_close(struct exec *e);
 
 /* The control thread's end of the pair: readable when exec_next has a message. */
 struct net_sock *exec_socket(struct exec *e);
-/* Passes an Assign, a Connect or a Calibrate on; copied, with the hashes. False: too many of them
- * wait already, and this one is not taken. */
+/* Passes an Assign, a Connect or a Calibrate on; copied, with the hashes. An Assign of another
+ * slice than the one that is being loaded ends that load. False: too many of them wait already, and
+ * this one is not taken. */
 bool exec_command(struct exec *e, const struct msg_to_worker *m);
 /* The next message for the coordinator, without version and instance. False: there is none. */
 bool exec_next(struct exec *e, struct msg_from_worker *ret);

@@ -157,7 +157,11 @@ void stage_work_close(struct stage_work *w)
 
 bool stage_work_fits(const struct stage_work *w, const struct msg_assign *a)
 {
-    const struct msg_assign *b = &w->assign;
+    return stage_work_alike(&w->assign, a);
+}
+
+bool stage_work_alike(const struct msg_assign *a, const struct msg_assign *b)
+{
     return a->model_digest == b->model_digest && a->layer_first == b->layer_first &&
            a->layer_last == b->layer_last && a->kv_type == b->kv_type && a->n_pages == b->n_pages &&
            a->n_window_pages == b->n_window_pages && a->ctx == b->ctx &&

@@ -37,6 +37,8 @@ void stage_work_close(struct stage_work *w);
 
 /* Whether what is loaded serves this assignment without a new load. */
 bool stage_work_fits(const struct stage_work *w, const struct msg_assign *a);
+/* Whether a load for one of them serves the other. */
+bool stage_work_alike(const struct msg_assign *a, const struct msg_assign *b);
 /* A new epoch begins: forgets the sampling state of all requests. */
 void stage_work_reset(struct stage_work *w);
 

@@ -15,8 +15,9 @@
 
 /* A turn that comes this much too late shows that this process was stopped meanwhile. */
 #define STALL_NS (200 * NS_PER_MS)
-#define LOOKUP_MS 10000 /* how long client_open waits for a name */
-#define DRAIN_MS 200    /* how long client_close waits for Cancels to leave */
+#define LOOKUP_MS 10000               /* how long client_open waits for a name */
+#define AGAIN_MOST_NS (24 * NS_PER_S) /* of silence, before a new connection is made */
+#define DRAIN_MS 200                  /* how long client_close waits for Cancels to leave */
 
 /* ---- the connection ---- */
 
@@ -346,7 +347,9 @@ static void ping(struct client *c, uint64_t now)
 static void renew_silent(struct client *c, uint64_t now)
 {
     if (now < c->heard_ns + c->again_ns) return;
-    c->again_ns *= 2; /* over a slow line a long reply takes longer than this */
+    /* Over a slow line a long reply takes longer than this; and a server that comes back at
+     * another address, or admits the key again, is not found by the present connection. */
+    if (c->again_ns < AGAIN_MOST_NS) c->again_ns *= 2;
     (void)connect_again(c, NULL);
     c->blocked = false;
     unary__renew(c);

@@ -45,9 +45,11 @@ extern "C" {
 #endif
 
 #define CLIENT_CONNECT_MS 5000 /* how long a coordinator may take to accept the connection */
-#define CLIENT_AGAIN_MS 3000   /* of silence, after which a new connection is made; then doubled */
-#define CLIENT_SILENT_MS 5000  /* of silence, after which a call is lost */
-#define CLIENT_SLOW_MS 60000   /* how long Models and Tokenize may take if pings are answered */
+#define CLIENT_AGAIN_MS                                                                            \
+    3000                      /* of silence, after which a new connection is made; doubled to 24 s \
+                               */
+#define CLIENT_SILENT_MS 5000 /* of silence, after which a call is lost */
+#define CLIENT_SLOW_MS 60000  /* how long Models and Tokenize may take if pings are answered */
 #define CLIENT_PATIENCE_MS 30000  /* how long a lost Generate is asked for again */
 #define CLIENT_CALLS_MAX 65536    /* of a client at once */
 #define CLIENT_REPLIES_A_TURN 256 /* taken at most in a client_turn */

@@ -173,7 +173,7 @@ static void send_raw(const struct conn *k, unsigned status, const char *text)
     struct buf body = {0};
     char head[256];
     if (h->tls) return;
-    h->on_error(h->arg, status, text, &body);
+    h->on_error(h->arg, NULL, status, text, &body);
     int n =
         snprintf(head, sizeof head,
                  "HTTP/1.1 %u %s\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -328,7 +328,7 @@ static void refuse(struct httpd_request *r, unsigned status, const char *text, b
                                                 {"Connection", "close"}};
     struct httpd *h = r->k->h;
     struct buf body = {0};
-    h->on_error(h->arg, status, text, &body);
+    h->on_error(h->arg, r, status, text, &body);
     httpd_reply(r, status, fields, close ? 2 : 1, body.data, body.len);
     buf_close(&body);
 }

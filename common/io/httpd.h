@@ -39,8 +39,10 @@ struct httpd_field {
     const char *name, *value;
 };
 
-/* The body of an error that the server itself answers: appended to `out`. */
-typedef void (*httpd_error_fn)(void *arg, unsigned status, const char *text, struct buf *out);
+/* The body of an error that the server itself answers: appended to `out`. r: NULL where the headers
+ * have not come. */
+typedef void (*httpd_error_fn)(void *arg, const struct httpd_request *r, unsigned status,
+                               const char *text, struct buf *out);
 /* Whether the body of a request whose headers are whole is worth its memory. One that is not is
  * read and dropped, and the request is handed over without it. */
 typedef bool (*httpd_wants_body_fn)(void *arg, const struct httpd_request *r);

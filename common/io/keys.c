@@ -31,9 +31,10 @@ int keys_write(const char *path, const struct key_pair *pair, struct errmsg *em)
                     "# A key of flotilla. The second line is a secret: no other machine needs it.\n"
                     "public %s\nsecret %s\n",
                     public, secret);
-    int why = errno;
+    int why = n > 0 && fsync(fd) == 0 ? 0 : errno;
     explicit_bzero(secret, sizeof secret);
-    if (n > 0 && fsync(fd) == 0 && close(fd) == 0) return 0;
+    if (close(fd) != 0 && !why) why = errno;
+    if (!why) return 0;
     (void)unlink(path);
     return err_set(em, ERR_IO, "%s: cannot be written: %s", path, strerror(why));
 }

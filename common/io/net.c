@@ -367,7 +367,9 @@ static int open_guard(struct guard *g, struct errmsg *em)
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     g->running = failed == 0;
     if (g->running) return 0;
+    if (g->wake >= 0) (void)close(g->wake);
     conns_close(g->conns);
+    g->conns = NULL;
     return err_set(em, ERR_IO, "no thread to watch connections: %s", strerror(failed));
 }
 
@@ -801,7 +803,7 @@ uint64_t net_files_max(void)
         struct rlimit most = {l.rlim_max, l.rlim_max};
         if (setrlimit(RLIMIT_NOFILE, &most) == 0) l = most;
     }
-    return l.rlim_cur;
+    return l.rlim_cur < CONNS_FD_MAX ? l.rlim_cur : CONNS_FD_MAX;
 }
 
 int net_own_address(bool v6, char *ret, size_t size)

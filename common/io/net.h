@@ -174,7 +174,9 @@ int net_poll(struct net_poll *items, unsigned n, long timeout_ms);
 int net_fd(struct net_sock *s);
 bool net_ready(struct net_sock *s, bool want_write);
 
-/* Raises this process's limit of open files as far as the system lets it, and returns it. */
+/* Raises this process's limit of open files as far as the system lets it. Returns how many may be
+ * shared out among connections: that limit, or fewer, since connections with high numbers are
+ * refused. */
 uint64_t net_files_max(void);
 /* The address under which others reach a program that listens at every address of this machine:
  * that of the first interface that is up and not the loopback; ERR_NOTFOUND: there is none. */

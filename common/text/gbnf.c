@@ -100,7 +100,8 @@ static uint32_t character(struct reader *r)
         if (!digits || !grammar_hex(r->s + r->at, r->n - r->at, digits, &c) ||
             c > GRAMMAR_CODE_POINT_MAX || (c >= 0xd800 && c <= 0xdfff))
             fail(r, ERR_FORMAT, "an unknown escape");
-        r->at += digits;
+        else
+            r->at += digits;
         return c;
     }
     size_t n = more(r) ? utf8_char(r->s + r->at, r->n - r->at, &whole) : 0;

@@ -349,9 +349,13 @@ static size_t walk(struct masks *m, const struct grammar *g, struct vocab_string
             m->path[0] = number(m, &m->first);
             /* A token's own states have room at all times: LONGEST < STATES, unless they are huge.
              */
-            for (size_t k = 0; k < i; k++)
-                if (!step(m, g, m->path[k], (uint8_t)p.data[k], &m->path[k + 1])) return 0;
-            if (!step(m, g, m->path[i], (uint8_t)p.data[i], &to)) return 0;
+            bool room = true;
+            for (size_t k = 0; k < i && room; k++)
+                room = step(m, g, m->path[k], (uint8_t)p.data[k], &m->path[k + 1]);
+            if (!room || !step(m, g, m->path[i], (uint8_t)p.data[i], &to)) {
+                m->path[0] = number(m, &m->first); /* all is forgotten again */
+                return 0;
+            }
         }
         if (to == DEAD) return i;
         m->path[i + 1] = to;

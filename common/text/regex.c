@@ -81,9 +81,26 @@ static uint32_t character(struct reader *r)
     return (uint32_t)c;
 }
 
-/* \d and its like. */
-static bool add_named(struct grammar_chars *c, char name)
+/* What of other characters than ASCII's \s, \d, \w and their like are differs between dialects:
+ * without them all agree. In a class that is negated, all that may be one are added. */
+static void add_doubtful(struct grammar_chars *c, char name)
 {
+    static const struct grammar_range spaces[] = {
+        {0x1c, 0x1f},     {0x85, 0x85},     {0xa0, 0xa0},     {0x1680, 0x1680},
+        {0x180e, 0x180e}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
+        {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
+    if (name == 's')
+        for (size_t i = 0; i < sizeof spaces / sizeof spaces[0]; i++)
+            grammar_chars_add(c, spaces[i].low, spaces[i].high);
+    else
+        grammar_chars_add(c, 0x80, GRAMMAR_CODE_POINT_MAX);
+    if (name == 'S') grammar_chars_add(c, 0x1c, 0x1f);
+}
+
+/* \d and its like. */
+static bool add_named(struct grammar_chars *c, char name, bool negated)
+{
+    if (negated && name && strchr("dDwWsS", name)) add_doubtful(c, name);
     switch (name) {
     case 'd': grammar_chars_add(c, '0', '9'); return true;
     case 'D':
@@ -128,7 +145,8 @@ static uint32_t escape(struct reader *r)
         size_t digits = c == 'x' ? 2 : 4;
         if (!grammar_hex(r->s + r->at, r->n - r->at, digits, &c) || (c >= 0xd800 && c <= 0xdfff))
             unsupported(r, "this escape");
-        r->at += digits;
+        else
+            r->at += digits;
         return c;
     }
     if (c >= '1' && c <= '9') unsupported(r, "a reference to a group");
@@ -139,11 +157,11 @@ static uint32_t escape(struct reader *r)
 }
 
 /* An item of a class; false: it is several characters, which are added. */
-static bool class_item(struct reader *r, struct grammar_chars *c, uint32_t *ret)
+static bool class_item(struct reader *r, struct grammar_chars *c, bool negated, uint32_t *ret)
 {
     *ret = character(r);
     if (*ret != '\\') return true;
-    if (more(r) && add_named(c, r->s[r->at])) {
+    if (more(r) && add_named(c, r->s[r->at], negated)) {
         r->at++;
         return false;
     }
@@ -168,11 +186,12 @@ static gnode class(struct reader *r)
     bool other = take(r, "^"), ended = false;
     while (more(r) && !(ended = take(r, "]"))) {
         uint32_t low, high;
-        if (!class_item(r, &c, &low)) continue;
+        if (!class_item(r, &c, other, &low)) continue;
         high = low;
         if (next_is(r, "-") && !next_is(r, "-]")) {
             r->at++;
-            if (!class_item(r, &c, &high) || high < low) fail(r, ERR_FORMAT, "a wrong range");
+            if (!class_item(r, &c, other, &high) || high < low)
+                fail(r, ERR_FORMAT, "a wrong range");
         }
         grammar_chars_add(&c, low, high);
     }
@@ -223,7 +242,7 @@ static struct part atom(struct reader *r)
     } else if (next_is(r, "*") || next_is(r, "+") || next_is(r, "?") || next_is(r, "{")) {
         fail(r, ERR_FORMAT, "nothing to repeat");
     } else if (take(r, "\\")) {
-        if (more(r) && add_named(&c, r->s[r->at])) {
+        if (more(r) && add_named(&c, r->s[r->at], false)) {
             r->at++;
         } else {
             uint32_t x = escape(r);

@@ -9,7 +9,8 @@
 #include <string.h>
 
 #define REFS_MAX 1024u
-#define VALUES_MAX 4096u /* of an enum */
+#define VALUES_MAX 4096u        /* of an enum */
+#define COMPARED_MAX (1u << 20) /* looks at values and names, to tell schemas of `oneOf` apart */
 
 /* ---- errors ---- */
 
@@ -506,58 +507,89 @@ static const struct json *restricted_at(const struct json *j, const struct json 
     return list ? json_at(list, i) : json_get(j, "const");
 }
 
-static bool same(const struct json *a, const struct json *b)
+/* Values of both kinds are compared with each other, so their number is bounded, however they are
+ * written. */
+static bool may_compare(struct schema *s, uint64_t work)
 {
-    struct buf x = {0}, y = {0};
-    double p, q;
-    if (json_as_real(a, &p) && json_as_real(b, &q)) return p == q;
-    json_write_exact(a, &x);
-    json_write_exact(b, &y);
-    bool is = x.len == y.len && memcmp(x.data, y.data, x.len) == 0;
-    buf_close(&x);
-    buf_close(&y);
-    return is;
+    s->compared += work;
+    return s->compared <= COMPARED_MAX;
 }
 
-static bool different_values(const struct json *a, const struct json *b)
+static bool same(struct schema *s, const struct json *a, const struct json *b);
+
+static bool same_members(struct schema *s, const struct json *a, const struct json *b)
+{
+    const char *key;
+    size_t n;
+    const struct json *v;
+    if (json_n_members(a) != json_n_members(b)) return false;
+    for (void *at = NULL; json_next(a, &at, &key, &n, &v);)
+        if (!json_get(b, key) || !same(s, v, json_get(b, key))) return false;
+    return true;
+}
+
+/* As JSON schemas mean it: numbers by their values, members in any order. What costs too much to
+ * compare is taken for the same, which is refused. */
+static bool same(struct schema *s, const struct json *a, const struct json *b)
+{
+    double p, q;
+    bool x, y;
+    size_t n, m;
+    const char *t, *u;
+    if (!may_compare(s, 1)) return true;
+    if (json_as_real(a, &p) && json_as_real(b, &q)) return p == q;
+    if (json_kind(a) != json_kind(b)) return false;
+    if (json_as_bool(a, &x) && json_as_bool(b, &y)) return x == y;
+    if (json_as_string(a, &t, &n) && json_as_string(b, &u, &m))
+        return n == m && (!may_compare(s, n / 64) || memcmp(t, u, n) == 0);
+    if (json_kind(a) == JSON_KIND_OBJECT) return same_members(s, a, b);
+    if (!json_count(a, &n) || !json_count(b, &m)) return true; /* null */
+    if (n != m) return false;
+    for (size_t i = 0; i < n; i++)
+        if (!same(s, json_at(a, i), json_at(b, i))) return false;
+    return true;
+}
+
+static bool different_values(struct schema *s, const struct json *a, const struct json *b)
 {
     const struct json *la, *lb;
     size_t na = restricted(a, &la), nb = restricted(b, &lb);
     for (size_t i = 0; i < na; i++)
         for (size_t k = 0; k < nb; k++)
-            if (same(restricted_at(a, la, i), restricted_at(b, lb, k))) return false;
+            if (same(s, restricted_at(a, la, i), restricted_at(b, lb, k))) return false;
     return na && nb;
 }
 
-static bool requires(const struct json *j, const char *name)
+static bool requires(struct schema *s, const struct json *j, const char *name)
 {
     const struct json *list = json_get(j, "required");
     const char *text;
     size_t n, len;
     if (!json_count(list, &n)) return false;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n && may_compare(s, 1); i++)
         if (json_as_string(json_at(list, i), &text, &len) && strcmp(text, name) == 0) return true;
     return false;
 }
 
 /* Whether no value is valid by both, as far as it is easily seen: by their types, by values, or by
  * a member that both need and that tells them apart. */
-static bool apart(const struct schema *s, const struct json *a, const struct json *b)
+static bool apart(struct schema *s, const struct json *a, const struct json *b)
 {
     const char *key;
     size_t n;
     const struct json *v;
+    if (!may_compare(s, 1)) return false;
     a = follow(s, a);
     b = follow(s, b);
     unsigned x = json_kind(a) == JSON_KIND_OBJECT ? types_of(a, 0) : OF_ANY;
     unsigned y = json_kind(b) == JSON_KIND_OBJECT ? types_of(b, 0) : OF_ANY;
     if (!(x & y)) return true;
-    if (different_values(a, b)) return true;
+    if (different_values(s, a, b)) return true;
     const struct json *pa = json_get(a, "properties"), *pb = json_get(b, "properties");
     if ((x | y) != OF_OBJECT || json_kind(pa) != JSON_KIND_OBJECT) return false;
     for (void *at = NULL; json_next(pa, &at, &key, &n, &v);)
-        if (requires(a, key) && requires(b, key) && json_get(pb, key) &&
-            different_values(follow(s, v), follow(s, json_get(pb, key))))
+        if (requires(s, a, key) && requires(s, b, key) && json_get(pb, key) &&
+            different_values(s, follow(s, v), follow(s, json_get(pb, key))))
             return true;
     return false;
 }

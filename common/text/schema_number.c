@@ -198,7 +198,7 @@ static int64_t end_of(double x, bool open, uint32_t behind, int side)
 {
     double scaled = behind ? x * MILLION : x;
     int64_t v = (int64_t)(side > 0 ? floor(scaled) - 1 : ceil(scaled) + 1);
-    for (int i = 0; i < 4 && !inside(v, behind, x, open, side); i++) v += side;
+    for (int i = 0; i < 4096 && !inside(v, behind, x, open, side); i++) v += side;
     return v;
 }
 

@@ -91,13 +91,13 @@ static gnode tuple(struct schema *s, const struct json *prefix, gnode item, uint
     gnode end = grammar_seq(s->t, schema_space(s), schema__text(s, "]"));
     if (!json_count(prefix, &n) || n > PROPERTIES_MAX)
         return schema__wrong(s, "prefixItems", "a list of at most 1024 schemas");
+    if (item == GRAMMAR_NONE && min > n) return GRAMMAR_NONE;
     /* From the last to the first: what may come from item i on, if there are i already. */
     uint32_t more_max = max == GRAMMAR_NO_MAX ? max : max > n ? max - (uint32_t)n : 0;
     gnode more =
         grammar_repeat(s->t, grammar_seq(s->t, comma, item), min > n ? min - (uint32_t)n : 0,
                        item == GRAMMAR_NONE ? 0 : more_max);
     gnode rest = grammar_seq(s->t, more, end);
-    if (n == 0 && min == 0 && max == 0) return grammar_seq(s->t, schema__text(s, "["), end);
     for (size_t i = n; i-- > 0;) {
         (void)snprintf(key, sizeof key, "prefixItems/%zu", i);
         gnode one = schema__node(s, key, json_at(prefix, i));
@@ -124,7 +124,8 @@ gnode schema__array(struct schema *s, const struct json *j)
         return schema__unsupported(s, "items", "as a list (see prefixItems)");
     if (max < min) return GRAMMAR_NONE;
     gnode item = items ? schema__node(s, "items", items) : schema__value(s);
-    if (prefix) return tuple(s, prefix, item, min, max);
+    bool none = prefix && json_count(prefix, &n) && n == 0;
+    if (prefix && !none) return tuple(s, prefix, item, min, max);
     if (item == GRAMMAR_NONE && s->rc == 0) max = 0;
     return max < min ? GRAMMAR_NONE : schema__list(s, '[', item, min, max, ']');
 }
@@ -197,7 +198,7 @@ static void read_properties(struct schema *s, const struct json *j, gnode others
         (void)snprintf(at, sizeof at, "properties/%.60s", key);
         gnode value = schema__node(s, at, v);
         bool needed = is_required(required, n_required, key, n);
-        if (value == GRAMMAR_NONE && !needed) continue;
+        /* One that nothing is valid for stays: it is none of the other names. */
         ret->items[ret->n++] = (struct property){key, n, schema__pair(s, key, n, value), needed};
     }
     for (size_t i = 0; i < n_required && s->rc == 0; i++) {
@@ -299,6 +300,7 @@ static gnode named_object(struct schema *s, const struct properties *p, gnode ot
         grammar_define(t, rule, grammar_alt(t, grammar_seq(t, comma, next), end));
     }
     for (size_t i = p->n; i-- > 0;) {
+        if (p->items[i].pair == GRAMMAR_NONE && !p->items[i].required) continue;
         uint32_t rule = grammar_rule(t);
         gnode one = grammar_seq(t, p->items[i].pair, rest);
         grammar_define(t, rule, p->items[i].required ? one : grammar_alt(t, one, next));

@@ -56,7 +56,8 @@ static void on_reply(void *arg, struct client_call *call, const struct client_re
     struct answer *a = arg;
     size_t len = strlen(reply->text);
     (void)call;
-    if (reply->has_usage) {
+    if (reply->has_usage) { /* again, from a coordinator that took the answer over */
+        a->r.prompt.n = 0;
         for (uint32_t i = 0; i < reply->n_prompt_tokens; i++)
             tokens_push(&a->r.prompt, reply->prompt_tokens[i]);
         a->r.open_thought = reply->open_thought;

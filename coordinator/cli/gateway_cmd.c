@@ -4,6 +4,7 @@
 #include "common/base/addr.h"
 #include "common/base/log.h"
 #include "common/base/process.h"
+#include "common/io/net.h"
 #include "coordinator/gateway/gateway.h"
 #include "proto/limits.h"
 
@@ -11,6 +12,8 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+
+#define OWN_FILES 32u /* beside connections */
 
 static int serve(struct gateway *g)
 {
@@ -55,6 +58,16 @@ static int check(const struct gateway_options *o, bool plaintext, struct errmsg 
                    o->host);
 }
 
+/* Where no file descriptor is left, connections are neither accepted nor refused. */
+static void fit_files(struct gateway_options *o)
+{
+    uint64_t max = net_files_max(), most = max > 2 * OWN_FILES ? max - OWN_FILES : OWN_FILES;
+    if (o->connections <= most) return;
+    log_info("open files are limited to %" PRIu64 ": at most %" PRIu64 " connections, not %" PRIu32,
+             max, most, o->connections);
+    o->connections = (uint32_t)most;
+}
+
 int cmd_gateway(int argc, char **argv)
 {
     struct gateway_options o = {.host = "127.0.0.1",
@@ -94,6 +107,7 @@ int cmd_gateway(int argc, char **argv)
                      argv, NULL, 0, &n_rest, &status))
         return status;
     int rc = check(&o, plaintext, &em);
+    if (rc == 0) fit_files(&o);
     if (rc == 0) block_signals();
     if (rc == 0) rc = gateway_open(&o, &g, &port, &em);
     if (rc < 0) return cmd_fail("gateway", rc, &em);

@@ -2,12 +2,14 @@
  * of one long text's tokens, so that its length is exact; answers go on to their limit. */
 #include "coordinator/cli/load.h"
 
+#include "common/base/arena.h"
 #include "common/base/buf.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/client/tools.h"
 #include "coordinator/cli/gen.h"
+#include "proto/wire.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -27,6 +29,8 @@ struct load {
     int32_t *text; /* token ids to cut prompts from */
     uint32_t n_text;
     uint64_t start_ns, status_ns;
+    bool asks_status;
+    struct arena arena;  /* of the last status */
     double unused, held; /* positions of KV pages, summed over all looks */
     int rc;              /* why a request could not be begun, or 0 */
     struct errmsg why;
@@ -38,6 +42,7 @@ struct sender {
     struct load_record *record; /* under way */
     uint32_t *next, end;        /* the number of the next one, shared with other senders */
     double last;                /* when the last token came */
+    double due;                 /* when it is to be sent, whenever it is; 0: at once */
 };
 
 static double now_ms(const struct load *l)
@@ -136,38 +141,51 @@ static void send_next(struct sender *s)
     q.n_prompt_tokens = s->record->n_prompt;
     q.ignore_eos = true;
     q.max_tokens = s->record->n_tokens_wanted;
-    s->record->sent = now_ms(l);
+    s->record->sent = s->due > 0.0 ? s->due : now_ms(l);
     l->rc = client_start(l->client, &q, NULL, on_reply, on_end, s, &l->why);
 }
 
 /* What the caches of all replicas together have done up to now, and what they hold. */
-static int look(struct load *l, struct msg_cache_status *ret, struct errmsg *em)
+static struct msg_cache_status sum_of(const struct msg_status *s)
 {
-    struct msg_status s;
     struct msg_cache_status sum = {0};
-    int rc = client_status(l->client, &s, em);
-    if (rc < 0) return rc;
-    for (uint32_t i = 0; i < s.n_replicas; i++) {
-        const struct msg_cache_status *x = &s.replicas[i].cache;
+    for (uint32_t i = 0; i < s->n_replicas; i++) {
+        const struct msg_cache_status *x = &s->replicas[i].cache;
         sum.positions_unused += x->positions_unused;
         sum.pages_held += x->pages_held;
         sum.hits += x->hits;
         sum.lookups += x->lookups;
     }
-    *ret = sum;
-    return 0;
+    return sum;
 }
 
-/* Now and then: adds how many positions of KV pages are held, and how many of them are unused. */
-static void watch(struct load *l)
+static int look(struct load *l, struct msg_cache_status *ret, struct errmsg *em)
 {
-    struct msg_cache_status now;
-    struct errmsg em;
-    if (clock_ns() - l->status_ns < STATUS_EVERY_NS) return;
-    l->status_ns = clock_ns();
-    if (look(l, &now, &em) < 0) return;
+    struct msg_status s;
+    int rc = client_status(l->client, &s, em);
+    if (rc == 0) *ret = sum_of(&s);
+    return rc;
+}
+
+static void on_status(void *arg, const struct client_end *end, const void *body, size_t bytes)
+{
+    struct load *l = arg;
+    struct msg_status s;
+    l->asks_status = false;
+    if (end->lost || end->status != STATUS_OK) return;
+    if (wire_get_status(body, bytes, &l->arena, &s, NULL) < 0) return;
+    struct msg_cache_status now = sum_of(&s);
     l->unused += (double)now.positions_unused;
     l->held += (double)now.pages_held * LIMIT_PAGE;
+}
+
+/* Now and then: asks how many positions of KV pages are held, and how many of them are unused.
+ * Never waits for that, since requests are due meanwhile. */
+static void watch(struct load *l)
+{
+    if (l->asks_status || clock_ns() - l->status_ns < STATUS_EVERY_NS) return;
+    l->status_ns = clock_ns();
+    l->asks_status = client_ask(l->client, "Status", "", 0, on_status, l, NULL) == 0;
 }
 
 /* ---- scenarios ---- */
@@ -203,7 +221,7 @@ static void run_poisson(struct load *l)
     double due = 0.0;
     while (next < n && l->rc == 0) {
         while (next < n && now_ms(l) >= due && l->rc == 0) {
-            senders[next] = (struct sender){.load = l, .next = &next, .end = next + 1};
+            senders[next] = (struct sender){.load = l, .next = &next, .end = next + 1, .due = due};
             send_next(&senders[next]);
             double u = ((double)(rng_u64(&l->rng) >> 11) + 1.0) / 9007199254740993.0;
             due -= log(u) * 1000.0 / l->o->rate;
@@ -249,9 +267,9 @@ static void make_records(struct load *l)
 static int check(const struct load *l, struct errmsg *em)
 {
     const struct load_options *o = l->o;
-    uint32_t n = l->run->n_records, step = o->checks && n > o->checks ? n / o->checks : 1;
-    for (uint32_t i = 0; i < n && o->model; i += step) {
-        struct load_record *r = &l->run->records[i];
+    uint32_t n = l->run->n_records, n_checks = o->checks && o->checks < n ? o->checks : n;
+    for (uint32_t i = 0; i < n_checks && o->model; i++) {
+        struct load_record *r = &l->run->records[(uint64_t)i * n / n_checks];
         if (r->failed) continue;
         struct gen_options g = {.model = o->model,
                                 .kv = o->kv,
@@ -296,12 +314,14 @@ int load_run(const struct load_options *o, struct load_run *ret, struct errmsg *
     if (rc == 0) make_records(&l);
     if (rc == 0) rc = run_scenario(&l, em);
     if (rc == 0) rc = look(&l, &after, em);
-    if (rc == 0) {
+    /* A coordinator that was started again meanwhile counts from 0. */
+    if (rc == 0 && after.lookups >= before.lookups && after.hits >= before.hits) {
         ret->hits = after.hits - before.hits;
         ret->lookups = after.lookups - before.lookups;
-        rc = check(&l, em);
     }
+    if (rc == 0) rc = check(&l, em);
     client_close(l.client);
+    arena_close(&l.arena);
     mem_free(l.text);
     return rc;
 }

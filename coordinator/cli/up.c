@@ -240,6 +240,7 @@ static void say_next(char *line)
 static int coordinator_says(struct up *u, struct errmsg *em)
 {
     char *worker = strstr(u->line, " worker=");
+    if (u->stopping) return 0;
     if (strncmp(u->line, "listening ", 10) == 0 && worker && !u->join[0]) {
         (void)snprintf(u->join, sizeof u->join, "%s", worker + strlen(" worker="));
         return start_workers(u, em);
@@ -381,6 +382,7 @@ static int open_signals(struct up *u, struct errmsg *em)
     if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
         (void)sigaddset(&set, SIGHUP); /* the terminal is gone; under nohup it does not matter */
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGCHLD, SIG_DFL); /* a parent that ignored it would hide the children's ends */
     (void)sigprocmask(SIG_BLOCK, &set, &u->mask_before);
     u->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     return u->signals < 0 ? err_set(em, ERR_IO, "signalfd: %s", strerror(errno)) : 0;

@@ -42,6 +42,13 @@ void gateway__reply(struct gateway *g, struct httpd_request *r, unsigned status,
     buf_close(&text);
 }
 
+/* In the form of the API whose path was asked for. r: NULL where that is not known. */
+static void write_fault(const struct httpd_request *r, const struct fault *f, struct buf *to)
+{
+    bool anthropic = r && strncmp(httpd_path(r), "/v1/messages", 12) == 0;
+    (anthropic ? message_fault : fault_write)(f, to);
+}
+
 void gateway__refuse(struct gateway *g, struct httpd_request *r, const struct fault *f)
 {
     char retry[16];
@@ -52,19 +59,19 @@ void gateway__refuse(struct gateway *g, struct httpd_request *r, const struct fa
     if (f->retry_s) fields[n++] = (struct httpd_field){"Retry-After", retry};
     if (f->http == 401) fields[n++] = (struct httpd_field){"WWW-Authenticate", "Bearer"};
     if (f->allow) fields[n++] = (struct httpd_field){"Allow", f->allow};
-    bool anthropic = strncmp(httpd_path(r), "/v1/messages", 12) == 0;
-    (anthropic ? message_fault : fault_write)(f, &text);
+    write_fault(r, f, &text);
     count_reply(g, f->http);
     httpd_reply(r, f->http, fields, n, text.data, text.len);
     buf_close(&text);
 }
 
-static void on_error(void *arg, unsigned status, const char *text, struct buf *out)
+static void on_error(void *arg, const struct httpd_request *r, unsigned status, const char *text,
+                     struct buf *out)
 {
     struct fault f;
     (void)fault_set(&f, status, NULL, "%s", text);
     count_reply(arg, status);
-    fault_write(&f, out);
+    write_fault(r, &f, out);
 }
 
 static void reply_alive(struct gateway *g, struct httpd_request *r)
@@ -341,6 +348,8 @@ static int open_files(struct gateway *g, const struct gateway_options *o, struct
     if (rc == 0 && o->certificate)
         rc = access_read_file(o->certificate, false, PEM_BYTES_MAX, certificate, em);
     if (rc == 0 && o->key) rc = access_read_file(o->key, true, PEM_BYTES_MAX, key, em);
+    if (rc == 0 && o->certificate && (!certificate->len || !key->len))
+        rc = err_set(em, ERR_CONF, "%s: is empty", certificate->len ? o->key : o->certificate);
     if (o->cors) {
         g->cors = mem_strdup(o->cors);
         g->fields[0] = (struct httpd_field){"Access-Control-Allow-Origin", g->cors};

@@ -38,6 +38,10 @@ MUTANTS = [
     dict(name="guard-ends-early", file="worker/exec.c", old="    uint64_t end = clock_ns();\n",
          new="    uint64_t end = clock_ns();\n    mem_guard_end();\n    mem_guard_begin();\n    mem_guard_end();\n", tests="worker_test",
          why="what encodes a result may allocate"),
+    dict(name="load-goes-on", file="worker/exec.c", old="        atomic_store(&e->give_up, true);", new="        (void)0;",
+         tests="worker_test", why="a load goes on for minutes although another slice is wanted"),
+    dict(name="older-assignments-are-loaded", file="worker/exec.c", old=" && newest.generation > epoch.generation;", new=" && false;",
+         tests="worker_test", why="an assignment is loaded behind which a newer one waits"),
     dict(name="hashes-of-nobody", file="worker/exec.c", old="    e->assign.tensor_hashes = e->hashes;\n",
          new="    e->assign.tensor_hashes = NULL;\n", tests="worker_test", why="the slice is not compared"),
     # ---- proto/wire_cluster.c

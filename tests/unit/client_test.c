@@ -200,6 +200,20 @@ static void test_longest_deadlines(void **state)
     }
 }
 
+/* While somebody asks, a new connection is tried again and again, however long nobody answers: the
+ * server may come back at another address. */
+static void test_connections_do_not_grow_rare(void **state)
+{
+    static struct seen s[60];
+    server.dead = true;
+    for (uint32_t i = 0; i < 60; i++) {
+        start(*state, &s[i], 0);
+        uint64_t next = fake.now_ns + 10 * NS_PER_S;
+        while (fake.now_ns < next) (void)client_turn(*state, 100);
+    }
+    assert_in_range(fake.n_sockets, 600 / 25, 600 / 20);
+}
+
 static void test_slow_server(void **state)
 {
     const char *name;
@@ -665,6 +679,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_all_calls_are_pinged, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deadline_in_the_past, setup, teardown),
         cmocka_unit_test_setup_teardown(test_longest_deadlines, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_connections_do_not_grow_rare, setup, teardown),
         cmocka_unit_test_setup_teardown(test_slow_server, setup, teardown),
         cmocka_unit_test_setup_teardown(test_silent_server, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_turn_is_bounded, setup, teardown),

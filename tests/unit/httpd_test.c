@@ -25,10 +25,11 @@ struct server {
     unsigned n_requests, n_ends;
 };
 
-static void on_error(void *arg, unsigned status, const char *text, struct buf *out)
+static void on_error(void *arg, const struct httpd_request *r, unsigned status, const char *text,
+                     struct buf *out)
 {
     char line[256];
-    (void)arg;
+    (void)arg, (void)r;
     (void)buf_append(out, line, (size_t)snprintf(line, sizeof line, "%u: %s", status, text));
 }
 

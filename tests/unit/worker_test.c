@@ -40,12 +40,17 @@ static struct arena arena;
 
 /* ---- faults: the Nth call fails; 0: none. Linked with --wrap. ---- */
 
-static atomic_int fail_alloc, fail_read, n_encoded, n_unguarded;
+static atomic_int fail_alloc, fail_read, n_encoded, n_unguarded, n_given_up, n_slow;
+static atomic_bool slow_load;
 
 void *__real_mem_try(size_t bytes);
 void *__wrap_mem_try(size_t bytes);
 ssize_t __real_pread(int fd, void *to, size_t n, off_t at);
 ssize_t __wrap_pread(int fd, void *to, size_t n, off_t at);
+int __real_stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
+                           struct errmsg *em);
+int __wrap_stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
+                           struct errmsg *em);
 void __real_wire_put_step(const struct msg_step *m, struct buf *to);
 void __wrap_wire_put_step(const struct msg_step *m, struct buf *to);
 void __real_wire_put_result(const struct msg_result *m, struct buf *to);
@@ -66,6 +71,22 @@ ssize_t __wrap_pread(int fd, void *to, size_t n, off_t at)
     if (!fails(&fail_read)) return __real_pread(fd, to, n, at);
     errno = EIO;
     return -1;
+}
+
+/* A load of the first layer alone goes on until it is given up, for ten seconds at the most. */
+int __wrap_stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
+                           struct errmsg *em)
+{
+    bool slow = atomic_load(&slow_load) && o->assign->layer_last == 0;
+    if (slow) (void)atomic_fetch_add(&n_slow, 1);
+    for (int i = 0; slow && i < 10000; i++) {
+        if (!o->progress(o->progress_arg, 1, 2)) {
+            (void)atomic_fetch_add(&n_given_up, 1);
+            return err_set(em, ERR_CANCELLED, "given up");
+        }
+        (void)usleep(1000);
+    }
+    return __real_stage_work_open(o, ret, em);
 }
 
 static void note_encoding(void)
@@ -928,6 +949,32 @@ static int tear_down(void **state)
     return unlink(other_path) || rmdir(other_folder) || unlink(path) || rmdir(folder);
 }
 
+/* A load goes on while its slice is wanted; another one waits for no load that is not, nor for
+ * assignments before it. */
+static void test_another_slice_is_wanted(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct msg_assign first = assign_of(0, 0), all = assign_of(0, LAYERS - 1);
+    open_rig(&r, &local);
+    atomic_store(&slow_load, true);
+    r.epoch.generation = 1;
+    send_assign(&r, &first);
+    while (!exec_next(r.exec, &r.heard)) (void)usleep(1000);
+    assert_int_equal(r.heard.type, FROM_LOAD_PROGRESS);
+    r.epoch.generation = 2;
+    send_assign(&r, &first);
+    (void)usleep(20000);
+    assert_int_equal(atomic_load(&n_given_up), 0);
+    r.epoch.generation = 3;
+    send_assign(&r, &all);
+    assert_int_equal(hear(&r), FROM_READY);
+    assert_int_equal(atomic_load(&n_given_up), 1);
+    assert_int_equal(atomic_load(&n_slow), 1); /* the second assignment was over already */
+    atomic_store(&slow_load, false);
+    close_rig(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -942,6 +989,7 @@ int main(void)
         cmocka_unit_test(test_wrong_frames),
         cmocka_unit_test(test_nothing_after_a_fault),
         cmocka_unit_test(test_repeated_assign),
+        cmocka_unit_test(test_another_slice_is_wanted),
         cmocka_unit_test(test_plaintext_gate),
         cmocka_unit_test(test_larger_steps_after_a_restart),
         cmocka_unit_test(test_other_models),

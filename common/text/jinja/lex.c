@@ -18,6 +18,7 @@ struct lexer {
     bool line_starts; /* what was taken last ended with a newline, or nothing was */
     struct arena *arena;
     struct lex_tokens *tokens;
+    struct lex_token lost; /* one for which there is no memory */
     struct errmsg *em;
     int rc;
     char braces[BRACES_MAX]; /* those that are open in this tag */
@@ -46,12 +47,11 @@ static void count_to(struct lexer *x, size_t to)
 
 static struct lex_token *push(struct lexer *x, enum token_kind kind, const char *text, size_t len)
 {
-    static struct lex_token lost;
     struct lex_tokens *t = x->tokens;
     if (t->n == t->cap) {
         size_t cap = t->cap ? 2 * t->cap : 256;
         struct lex_token *more = get(x, cap * sizeof *more);
-        if (!more) return &lost;
+        if (!more) return &x->lost;
         if (t->n) memcpy(more, t->at, t->n * sizeof *more);
         t->at = more;
         t->cap = cap;
