@@ -107,6 +107,31 @@ class Formats(unittest.TestCase):
             schema = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "^[a-z]+$", "minLength": low, "maxLength": high}}}
             self.assertEqual([s == "whole" for s in self.states(schema, ['"%s"' % ("a" * n) for n in range(6)])], [max(low, 1) <= n <= high for n in range(6)])
 
+        def taken(schema, texts):
+            return [s == "whole" for s in self.states({"type": "json_schema", "json_schema": {"schema": schema}}, texts)]
+
+        # A property that nothing is valid for is none of the other names.
+        self.assertEqual(taken({"type": "object", "properties": {"x": False}, "additionalProperties": True}, ['{"x": 1}', '{"y": 1}', "{}"]), [False, True, True])
+        self.assertEqual(taken({"type": "array", "prefixItems": []}, ["[1]", "[,1]", "[]", "[1, 2]"]), [True, False, True, True])
+        self.assertIn("no answer", self.schema({"type": "array", "prefixItems": [{"type": "integer"}], "items": False, "minItems": 2})["error"])
+        # What one dialect takes for white space, a digit or a letter, and another does not, is in no class that excludes them.
+        for pattern, none in (("^[^\\s]+$", "\u00a0\u3000\ufeff\u001f "), ("^[^\\d]+$", "0\u0660"), ("^[^\\w]+$", "a\u00e9"), ("^[^\\S]+$", "a\u00e9"),
+                              ("^[^\\D]+$", "a\u00e9"), ("^[^\\W]+$", "-\u00e9")):
+            texts = [json.dumps(c, ensure_ascii=c < " ") for c in none]
+            self.assertEqual(taken({"type": "string", "pattern": pattern}, texts), [False] * len(none), pattern)
+        self.assertEqual(taken({"type": "string", "pattern": "^[^\\s]+$"}, ['"a"', '"\u00e9"']), [True, True])
+        self.assertEqual(taken({"type": "number", "exclusiveMinimum": 40000000000}, ["40000000000.000003", "40000000000.00001", "40000000001"]),
+                         [False, True, True])
+
+    def test_telling_apart(self):
+        """Of `oneOf`, by value; in bounded time."""
+        for a, b, apart in (({"a": 1, "b": 2}, {"b": 2, "a": 1}, False), ([1], [1.0], False), ({"a": [1, {"b": None}]}, {"a": [1, {"b": 0}]}, True),
+                            ("x", "y", True), (None, None, False), (True, False, True), (1, 1.0, False)):
+            got = self.schema({"oneOf": [{"const": a}, {"const": b}]}).get("error", "taken")
+            self.assertEqual("oneOf" not in got, apart, (a, b, got))
+        # In quadratic time this took minutes.
+        self.assertIn("oneOf", self.schema({"oneOf": [{"enum": ["a"] * 50000}, {"enum": ["b"] * 50000}]})["error"])
+
     def test_no_dead_ends(self):
         """What nests goes only where it can still be completed, also where that takes more stack some bytes later."""
         for grammar in ('root ::= "x" | "(y" a ")"\na ::= "[" b "]"\nb ::= root "2"', 'root ::= "x" | "(y" ("["{1,2} root "2]"){1,1} ")"'):

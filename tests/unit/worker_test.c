@@ -78,13 +78,12 @@ int __wrap_stage_work_open(const struct stage_work_options *o, struct stage_work
                            struct errmsg *em)
 {
     bool slow = atomic_load(&slow_load) && o->assign->layer_last == 0;
-    if (slow) (void)atomic_fetch_add(&n_slow, 1);
-    for (int i = 0; slow && i < 10000; i++) {
+    (void)atomic_fetch_add(&n_slow, slow);
+    for (int i = 0; slow && i < 10000; i++, (void)usleep(1000)) {
         if (!o->progress(o->progress_arg, 1, 2)) {
             (void)atomic_fetch_add(&n_given_up, 1);
             return err_set(em, ERR_CANCELLED, "given up");
         }
-        (void)usleep(1000);
     }
     return __real_stage_work_open(o, ret, em);
 }
