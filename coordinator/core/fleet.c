@@ -131,7 +131,8 @@ void fleet__presume_dead(struct core *c, const struct worker *w)
     CHECK(w->replica != NULL && w->replica->generation > 0);
     uint32_t at = c->n_dead++ % c->n_dead_most;
     struct presumed *x = &c->dead[at];
-    if (x->generation) imap_remove(&c->dead_by, key_of(x->instance));
+    const uint32_t *known = imap_get(&c->dead_by, key_of(x->instance));
+    if (known && *known == at) imap_remove(&c->dead_by, key_of(x->instance));
     *x = (struct presumed){
         .instance = w->instance, .generation = w->replica->generation, .since_ns = c->now_ns};
     imap_put(&c->dead_by, key_of(w->instance), at);
