@@ -678,7 +678,8 @@ static bool goes_on(struct shell *s)
         log_info("stops: running answers have %" PRIu32 " s, new ones are refused",
                  s->config->drain_s);
     }
-    return n == 1 && clock_ns() < s->drain_until_ns && s->was_ready && calls__any(s);
+    bool any = calls__any(s) || (s->gateway && gateway_busy(s->gateway));
+    return n == 1 && clock_ns() < s->drain_until_ns && s->was_ready && any;
 }
 
 static bool on_hashing(void *arg, uint64_t done, uint64_t total)

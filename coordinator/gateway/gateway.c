@@ -329,7 +329,10 @@ static void stop(struct gateway *g)
 static void *run(void *arg)
 {
     struct gateway *g = arg;
-    while (!atomic_load(&g->stopping)) turn(g);
+    while (!atomic_load(&g->stopping)) {
+        turn(g);
+        atomic_store(&g->busy, g->n_jobs > 0 || g->n_queries > 0);
+    }
     stop(g);
     return NULL;
 }
@@ -425,6 +428,11 @@ static void wake(struct gateway *g)
 {
     uint64_t one = 1;
     (void)!write(g->wakeup, &one, sizeof one);
+}
+
+bool gateway_busy(struct gateway *g)
+{
+    return atomic_load(&g->busy);
 }
 
 void gateway_drain(struct gateway *g)

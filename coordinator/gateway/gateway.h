@@ -6,6 +6,7 @@
 #include "common/base/err.h"
 #include "common/client/client.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct gateway;
@@ -40,6 +41,9 @@ int gateway_open(const struct gateway_options *o, struct gateway **ret, uint32_t
 void gateway_close(struct gateway *g);
 /* From now on new requests are refused with 503; running ones go on. Any thread. */
 void gateway_drain(struct gateway *g);
+/* Whether requests wait for a part of their reply: also where the coordinator has sent it all. Any
+ * thread. */
+bool gateway_busy(struct gateway *g);
 /* Reads the API keys again; any one thread. ERR_CONF: the file is wrong, and nothing changes. */
 int gateway_reload(struct gateway *g, struct errmsg *em);
 
