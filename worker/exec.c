@@ -238,7 +238,6 @@ static int load(struct exec *e, struct errmsg *em)
                                    .progress_arg = e,
                                    .moves = &e->moves};
     struct stage_work *work = NULL;
-    atomic_store(&e->give_up, false);
     set_loading(e, true);
     int rc = stage_work_open(&o, &work, em);
     set_loading(e, false);
@@ -285,6 +284,7 @@ static void take_assign(struct exec *e, const struct msg_to_worker *m)
     memcpy(e->hashes, m->assign.tensor_hashes, m->assign.n_tensors * sizeof e->hashes[0]);
     e->assign.tensor_hashes = e->hashes;
     publish_epoch(e);
+    atomic_store(&e->give_up, false); /* whatever ends this load is told, unless it is given up */
     int rc = load(e, &em);
     publish_holding(e);
     if (rc < 0 && atomic_load(&e->give_up)) return; /* for a newer assignment, which waits */

@@ -30,10 +30,10 @@ struct gateway {
     pthread_t thread;
     int wakeup; /* an eventfd: one of the next three was set */
     atomic_bool stopping, draining;
-    atomic_bool busy;                  /* gateway_busy, as of the thread's last turn */
     char *keys_path;                   /* of the API keys, or NULL */
     struct access *keys;               /* or NULL: everybody may ask */
     _Atomic(struct access *) new_keys; /* that take their place, or NULL */
+    atomic_bool busy;                  /* gateway_busy, as of the thread's last turn */
     char *cors;                        /* the origin whose pages may ask, or NULL */
     struct httpd_field fields[3];      /* of each reply */
     char *model;                       /* the name of the one that is served; NULL: not known yet */

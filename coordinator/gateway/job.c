@@ -22,7 +22,7 @@
 #include <time.h>
 
 /* What may wait for a reader; and log-probabilities of a reply that is told as a whole, which as a
- * document take sixty times as much. */
+ * document take many times as much. */
 #define PENDING_BYTES ((size_t)4 << 20)
 #define BEAT_NS (15 * NS_PER_S)
 

@@ -230,20 +230,26 @@ static void test_predicted(void **state)
     assert_int_equal(b->predicted_ns, rows * 5 * MS + (rows == 4 ? 2 * MS : 0));
 }
 
-/* Stages say what they took; none took longer than the Step did, or a mere nothing of it. */
-static void test_times_that_cannot_be(void **state)
+/* Two stages serve, and have a request. */
+static void open_with_request(void)
 {
-    (void)state;
-    static const uint64_t said[] = {UINT64_MAX, 1}, counted[] = {100 * MS, 100 * MS >> 16};
-    struct fixture *r = &f;
     open_even();
     f.n_stages = 2;
     join(1);
     join(2);
     say_speed(1, MS, 0, 0);
     say_speed(2, MS, 0, 0);
-    ready_begin(r);
-    ready_submit(r, 1, 7, 4, 8, PRIORITY_NORMAL);
+    ready_begin(&f);
+    ready_submit(&f, 1, 7, 4, 8, PRIORITY_NORMAL);
+}
+
+/* Stages say what they took; none took longer than the Step did, or a mere nothing of it. */
+static void test_times_that_cannot_be(void **state)
+{
+    (void)state;
+    static const uint64_t said[] = {UINT64_MAX, 1}, counted[] = {100 * MS, 100 * MS >> 16};
+    struct fixture *r = &f;
+    open_with_request();
     for (int i = 0; i < 2; i++) {
         uint64_t before = status(0)->workers[0].compute_ns;
         assert_int_equal(ready_compose(r), 1);
@@ -258,14 +264,7 @@ static void test_late(void **state)
 {
     (void)state;
     struct fixture *r = &f;
-    open_even();
-    f.n_stages = 2;
-    join(1);
-    join(2);
-    say_speed(1, MS, 0, 0);
-    say_speed(2, MS, 0, 0);
-    ready_begin(r);
-    ready_submit(r, 1, 7, 4, 8, PRIORITY_NORMAL);
+    open_with_request();
     for (int late = 0; late < 2; late++) {
         assert_int_equal(ready_compose(r), 1);
         f.now_ns += late ? 30000 * MS : 100 * MS;
