@@ -38,6 +38,15 @@ static void test_request_is_copied(void **state)
     assert_int_equal(server.bias_id, 7);
 }
 
+static char *text_of(size_t n)
+{
+    char *text = malloc(n + 1);
+    assert_non_null(text);
+    memset(text, 'a', n);
+    text[n] = 0;
+    return text;
+}
+
 static void test_requests_that_no_server_takes(void **state)
 {
     struct seen s = {.n = 0};
@@ -49,9 +58,7 @@ static void test_requests_that_no_server_takes(void **state)
     q.n_stops = CLIENT_STOPS_MAX + 1;
     assert_int_equal(client_start(*state, &q, &s.call, on_reply, on_end, &s, &em), ERR_LIMIT);
     assert_string_equal(em.text, "more than 16 stop texts");
-    char *prompt = malloc(LIMIT_CLIENT_BYTES + 1);
-    memset(prompt, 'a', LIMIT_CLIENT_BYTES);
-    prompt[LIMIT_CLIENT_BYTES] = 0;
+    char *prompt = text_of(LIMIT_CLIENT_BYTES);
     q = request;
     q.prompt = prompt;
     assert_int_equal(client_start(*state, &q, &s.call, on_reply, on_end, &s, &em), ERR_LIMIT);
@@ -68,9 +75,7 @@ static void test_requests_that_this_server_does_not_take(void **state)
     static struct seen large, small, again;
     struct errmsg em = {0};
     struct client_end end = {0};
-    char *prompt = malloc(LIMIT_CLIENT_LEAST + 1);
-    memset(prompt, 'a', LIMIT_CLIENT_LEAST);
-    prompt[LIMIT_CLIENT_LEAST] = 0;
+    char *prompt = text_of(LIMIT_CLIENT_LEAST);
     struct client_request q = request;
     q.prompt = prompt;
     server.takes = LIMIT_CLIENT_LEAST;
@@ -102,9 +107,7 @@ static void test_large_requests(void **state)
 {
     static struct seen s;
     struct errmsg em = {0};
-    char *prompt = malloc(LIMIT_CLIENT_LEAST + 1);
-    memset(prompt, 'a', LIMIT_CLIENT_LEAST);
-    prompt[LIMIT_CLIENT_LEAST] = 0;
+    char *prompt = text_of(LIMIT_CLIENT_LEAST);
     struct client_request q = request;
     q.prompt = prompt;
     for (uint32_t i = 0; i < 2; i++) {
