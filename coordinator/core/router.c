@@ -215,7 +215,7 @@ static void send_to(struct core *c, struct request *r, const struct route_ask *a
 static bool bound(const struct core *c, struct request *r)
 {
     uint32_t ctx = r->open_ended ? room__open_ctx(c, r->n_tokens) : UINT32_MAX;
-    if (r->n_prompt + r->max_new <= ctx) return false;
+    if (r->n_prompt + r->max_new <= ctx || ctx <= r->n_tokens) return false;
     r->max_new = ctx - r->n_prompt;
     return true;
 }
