@@ -15,7 +15,10 @@
 #define TICK_NS (50 * NS_PER_MS)
 #define SETTLE_NS (400 * NS_PER_S) /* at the most: a world ends when all in it has */
 #define QUIET_NS (1 * NS_PER_S)    /* after the last fault, before that is looked for */
+#define TURN_NS (1 * NS_PER_MS)
+#define STALL_NS (200 * NS_PER_MS) /* a turn later than this did not run for that long */
 #define WINDOW_SEED 0x77696e646f77u
+#define TURN_SEED 0x7475726eu
 
 void world__fail(struct world *w, const char *format, ...)
 {
@@ -257,7 +260,7 @@ void world__new_core(struct world *w)
 static void tick(struct world *w)
 {
     uint64_t late = w->now_ns - w->next_tick_ns;
-    struct event e = {.type = EV_TICK, .tick = {late > 200 * NS_PER_MS ? late : 0}};
+    struct event e = {.type = EV_TICK, .tick = {late > STALL_NS ? late : 0}};
     world__core(w, &e);
     w->next_tick_ns = w->now_ns + TICK_NS;
     if (w->now_ns < w->end_ns) (void)world__schedule(w, TICK_NS, HAPPEN_TICK);
@@ -355,8 +358,20 @@ static void from_worker(struct world *w, const struct occurrence *o)
     if (o->from->type == FROM_GOODBYE) w->gone[w->n_gone++ % WORLD_GONE] = o->from->instance;
 }
 
+/* In half of the worlds a turn of the coordinator takes what comes within a moment before it
+ * composes, as the shell does; in the others each event is a turn. */
+static bool turn_goes_on(struct world *w)
+{
+    const struct occurrence *o = w->heap;
+    if (!w->in_turns || w->n_heap == 0 || !to_core(o->what) || of_earlier_core(w, o)) return false;
+    return o->at_ns < w->now_ns + TURN_NS && rng_below(&w->turn_rng, 4);
+}
+
 static void happen_to_core(struct world *w, struct occurrence *o)
 {
+    struct event late = {.type = EV_LATE};
+    if (!w->late && w->now_ns > w->next_tick_ns + STALL_NS) world__core(w, &late);
+    w->late = w->now_ns > w->next_tick_ns + STALL_NS && o->what != HAPPEN_TICK;
     struct event link = {.type = o->up ? EV_LINK_UP : EV_LINK_LOST, .link = {o->epoch}};
     struct event compose = {.type = EV_COMPOSE};
     switch (o->what) {
@@ -372,7 +387,7 @@ static void happen_to_core(struct world *w, struct occurrence *o)
     case HAPPEN_DRAFT: draft__answer(w, o); break;
     default: break;
     }
-    world__core(w, &compose);
+    if (!turn_goes_on(w)) world__core(w, &compose);
     if (o->what == HAPPEN_TICK && w->now_ns > w->faults_end_ns + QUIET_NS) client__witness(w);
 }
 
@@ -567,6 +582,8 @@ bool sim_run(uint64_t seed, bool drafts, bool windows, struct sim_report *ret_re
     w->embed_rng.s = seed ^ 0xe3bedd;
     w->report = ret_report;
     w->window_rng.s = seed ^ WINDOW_SEED;
+    w->turn_rng.s = seed ^ TURN_SEED;
+    w->in_turns = rng_below(&w->turn_rng, 2);
     open_world(w, drafts, windows);
     while (w->n_heap && !w->failed && !w->done) {
         struct occurrence o = next(w);

@@ -242,6 +242,7 @@ struct world {
     struct rng draft_rng;  /* of its own, so that worlds without drafts draw what they always did */
     struct rng embed_rng;  /* likewise, of which requests want embeddings */
     struct rng window_rng; /* likewise */
+    struct rng turn_rng;   /* likewise */
     struct sim_report *report;
     struct core *core;
     struct core_config cfg;
@@ -268,6 +269,8 @@ struct world {
     uint64_t draft_most_ns; /* that an answer takes */
     bool unverified;        /* no worker can tell which guesses are right */
     int cripple;            /* worker that is broken for good, -1: none */
+    bool in_turns;          /* the core composes after several events at a time */
+    bool late;              /* it was told that it did not run, since the last tick */
     bool faultless;         /* nothing breaks in this world: no generation may be lost */
     bool slow;              /* faultless, but for a worker that is slow and computes */
     bool long_load;         /* loading takes minutes, and moves */
