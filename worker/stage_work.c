@@ -58,6 +58,7 @@ struct stage_work {
      * the run's own pages, whichever request wrote them. */
     int32_t *page_tokens;
     struct logprobs *logprobs;
+    atomic_ullong *moves; /* of its options */
 };
 
 void stage_work_path(const char *models, const char *model_path, char *ret, size_t size)
@@ -126,6 +127,7 @@ int stage_work_open(const struct stage_work_options *o, struct stage_work **ret,
     if (rc < 0) return rc;
     struct stage_work *w = mem_zalloc(sizeof *w);
     w->assign = *o->assign;
+    w->moves = o->moves;
     rc = open_engine(w, o, model, em);
     w->assign.tensor_hashes = NULL; /* the caller's */
     if (rc == 0) rc = open_tables(w, model, em);
@@ -355,9 +357,10 @@ static void choose(struct stage_work *w, const struct msg_run *r, uint32_t row,
                                         .said_arg = &h,
                                         .constraint = s->constraint};
         struct chooser_choice c;
+        if (w->moves) atomic_fetch_add_explicit(w->moves, 1, memory_order_relaxed);
         int rc = chooser_choose(w->chooser, &ask, &c);
         if (rc < 0) {
-            ret->error = rc == ERR_NOTFOUND ? CHOOSER_NONE_ALLOWED : CHOOSER_NOT_FINITE;
+            ret->error = chooser_why(rc);
             break; /* the tokens of the rows before count */
         }
         tokens[ret->n_tokens++] = s->token = c.token;

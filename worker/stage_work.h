@@ -19,7 +19,8 @@ struct stage_work_options {
                          * of the assignment */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_total); /* false: give up */
     void *progress_arg;
-    atomic_ullong *moves; /* goes up with each layer computed; borrowed until the close. Or NULL */
+    atomic_ullong *moves; /* goes up with each layer computed and each token chosen; borrowed until
+                             the close. Or NULL */
 };
 
 struct stage_work;

@@ -15,6 +15,8 @@ struct chooser {
     struct masks *masks;                 /* NULL: nothing is constrained */
 };
 
+#define TOO_DEAR (-3) /* beside SAMPLE_NOT_FINITE and SAMPLE_NONE_ALLOWED */
+
 /* Tokens of one choice that are looked at one by one; then all are. */
 #define TRIES_MAX 8u
 
@@ -84,19 +86,24 @@ struct allowance {
     const struct grammar_state *state;
     const uint64_t *mask; /* NULL: not asked for yet */
     uint32_t tries;
+    uint64_t work; /* that these took */
+    bool is_dear;  /* which are allowed takes too long to find */
 };
 
 static const uint64_t *allow_all(void *arg)
 {
     struct allowance *a = arg;
-    if (!a->mask) a->mask = masks_all(a->masks, a->grammar, a->state);
+    if (!a->mask) a->mask = masks_all(a->masks, a->grammar, a->state, &a->is_dear);
     return a->mask;
 }
 
 static bool allow_one(void *arg, int32_t id)
 {
     struct allowance *a = arg;
-    if (!a->mask && a->tries++ < TRIES_MAX) return masks_allow(a->masks, a->grammar, a->state, id);
+    a->is_dear |= a->work > MASKS_WORK;
+    if (a->is_dear) return false;
+    if (!a->mask && a->tries++ < TRIES_MAX)
+        return masks_allow(a->masks, a->grammar, a->state, id, &a->work);
     return allow_all(a)[id / 64] >> id % 64 & 1;
 }
 
@@ -108,12 +115,14 @@ static int32_t choose(struct chooser *c, const struct chooser_ask *a)
     const struct grammar_state *state = NULL;
     if (a->constraint)
         state = constraint_seek(a->constraint, c->masks, a->boundary, a->pos, a->said, a->said_arg);
+    if (state && constraint_is_dear(a->constraint)) return TOO_DEAR;
     if (!state || grammar_is_dead(state))
         return sample_choose(a->sampling, a->sample, a->pos, logits, c->vocab, c->candidates);
-    struct allowance x = {c->masks, &a->constraint->grammar, state, NULL, 0};
+    struct allowance x = {c->masks, &a->constraint->grammar, state, NULL, 0, 0, false};
     const struct sample_allowed allowed = {allow_one, allow_all, &x};
-    return sample_choose_allowed(a->sampling, a->sample, a->pos, logits, c->vocab, &allowed,
-                                 c->candidates);
+    int32_t token = sample_choose_allowed(a->sampling, a->sample, a->pos, logits, c->vocab,
+                                          &allowed, c->candidates);
+    return x.is_dear && token != SAMPLE_NOT_FINITE ? TOO_DEAR : token;
 }
 
 int chooser_choose(struct chooser *c, const struct chooser_ask *a, struct chooser_choice *ret)
@@ -121,12 +130,22 @@ int chooser_choose(struct chooser *c, const struct chooser_ask *a, struct choose
     CHECK(!a->constraint || c->masks);
     ret->token = choose(c, a);
     if (ret->token == SAMPLE_NONE_ALLOWED) return ERR_NOTFOUND;
+    if (ret->token == TOO_DEAR) return ERR_LIMIT;
     if (ret->token < 0) return ERR_FORMAT;
     if (!a->sampling->logprobs) return 0;
     /* The model's own: of the row as it came. */
     ret->n_top = chooser_n_top(c, a->sampling);
     ret->logprob = sample_logprobs(a->logits, c->vocab, ret->token, ret->n_top, ret->top);
     return 0;
+}
+
+const char *chooser_why(int rc)
+{
+    switch (rc) {
+    case ERR_NOTFOUND: return "the vocabulary has no token that the answer's form allows here";
+    case ERR_LIMIT: return "which tokens the answer's form allows here takes too long to find";
+    default: return "the model gave logits that are not finite";
+    }
 }
 
 struct masks_counts chooser_counts(const struct chooser *c)

@@ -12,10 +12,6 @@
 #include "common/text/masks.h"
 #include "common/text/sample.h"
 
-/* Why chooser_choose chose nothing, for a request's end. */
-#define CHOOSER_NOT_FINITE "the model gave logits that are not finite"
-#define CHOOSER_NONE_ALLOWED "the vocabulary has no token that the answer's form allows here"
-
 struct chooser;
 struct constraint; /* constraint.h */
 
@@ -51,8 +47,11 @@ struct chooser_choice {
     struct sample_candidate top[SAMPLING_TOP_MAX];
 };
 
-/* ERR_FORMAT: a logit is not finite; ERR_NOTFOUND: no token is allowed. Allocates nothing. */
+/* ERR_FORMAT: a logit is not finite; ERR_NOTFOUND: no token is allowed; ERR_LIMIT: which are takes
+ * too long to find. Allocates nothing. */
 int chooser_choose(struct chooser *c, const struct chooser_ask *a, struct chooser_choice *ret);
+/* The words for what it returned below 0, for a request's end. */
+const char *chooser_why(int rc);
 /* How many alternatives to each token are told: what was asked for, at most the vocabulary. */
 uint32_t chooser_n_top(const struct chooser *c, const struct sampling *s);
 /* What constraints cost so far. */

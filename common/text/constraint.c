@@ -9,6 +9,7 @@ static void copy_state(struct constraint_at *to, const struct constraint_at *fro
     to->n = from->n;
     to->state.n_words = from->state.n_words;
     to->state.may_end = from->state.may_end;
+    to->state.work = from->state.work;
     memcpy(to->state.words, from->state.words, from->state.n_words * sizeof *from->state.words);
 }
 
@@ -21,27 +22,30 @@ static void begin(struct constraint *c)
 
 int constraint_open(struct constraint *c, const void *grammar, size_t bytes, struct errmsg *em)
 {
-    struct grammar g;
-    int rc = grammar_open(grammar, bytes, &g, em);
-    if (rc < 0) return rc;
-    memcpy(c->bytes, grammar, bytes);
-    rc = grammar_open(c->bytes, bytes, &c->grammar, em);
-    CHECK(rc == 0);
-    begin(c);
-    return 0;
+    memcpy(c->bytes, grammar, bytes < sizeof c->bytes ? bytes : sizeof c->bytes);
+    int rc = grammar_open(c->bytes, bytes, &c->grammar, em);
+    if (rc == 0) begin(c);
+    return rc;
 }
 
-/* Goes on by tokens, which are noted where they are behind c->old. */
+/* Goes on by a token. `work` is what is beyond the tokens' share so far. */
+static void go_on(struct constraint *c, const struct masks *m, struct grammar_state *s,
+                  int32_t token)
+{
+    (void)masks_step(m, &c->grammar, s, token);
+    s->work = s->work > CONSTRAINT_WORK ? s->work - CONSTRAINT_WORK : 0;
+}
+
+/* Goes on by a token, which is noted where it is behind c->old. */
 static void step(struct constraint *c, const struct masks *m, int32_t token)
 {
     if (c->now.n - c->old.n == 2 * CONSTRAINT_BACK) {
-        for (uint32_t i = 0; i < CONSTRAINT_BACK; i++)
-            (void)masks_step(m, &c->grammar, &c->old.state, c->told[i]);
+        for (uint32_t i = 0; i < CONSTRAINT_BACK; i++) go_on(c, m, &c->old.state, c->told[i]);
         c->old.n += CONSTRAINT_BACK;
         memmove(c->told, c->told + CONSTRAINT_BACK, CONSTRAINT_BACK * sizeof *c->told);
     }
     c->told[c->now.n - c->old.n] = token;
-    (void)masks_step(m, &c->grammar, &c->now.state, token);
+    go_on(c, m, &c->now.state, token);
     c->now.n++;
 }
 
@@ -70,15 +74,20 @@ const struct grammar_state *constraint_seek(struct constraint *c, const struct m
     uint32_t same = unchanged(c, boundary, most, said, arg);
     if (same < noted) { /* from the old state on, by the tokens that are still right */
         copy_state(&c->now, &c->old);
-        for (uint32_t i = 0; i < same; i++)
-            (void)masks_step(m, &c->grammar, &c->now.state, c->told[i]);
+        for (uint32_t i = 0; i < same; i++) go_on(c, m, &c->now.state, c->told[i]);
         c->now.n = c->old.n + same;
     }
-    while (c->now.n < n) {
+    while (c->now.n < n && !constraint_is_dear(c)) {
         uint32_t some = 0;
         const int32_t *ids = said(arg, boundary + c->now.n, &some);
         CHECK(some > 0);
-        for (uint32_t k = 0; k < some && c->now.n < n; k++) step(c, m, ids[k]);
+        for (uint32_t k = 0; k < some && c->now.n < n && !constraint_is_dear(c); k++)
+            step(c, m, ids[k]);
     }
     return &c->now.state;
+}
+
+bool constraint_is_dear(const struct constraint *c)
+{
+    return c->now.state.work > (uint64_t)CONSTRAINT_BACK * CONSTRAINT_WORK;
 }

@@ -10,6 +10,9 @@
 #include "common/text/masks.h"
 
 #define CONSTRAINT_BACK 128u
+/* Operations of the grammar's code that a token may take for long, and CONSTRAINT_BACK times that
+ * now and then. A replay reads a whole answer anew while others wait. */
+#define CONSTRAINT_WORK 8192u
 
 /* The sequence's tokens from position `pos` on, as many as lie side by side: *ret_n, at least 1. */
 typedef const int32_t *(*constraint_said_fn)(const void *arg, uint32_t pos, uint32_t *ret_n);
@@ -36,5 +39,8 @@ int constraint_open(struct constraint *c, const void *grammar, size_t bytes, str
 const struct grammar_state *constraint_seek(struct constraint *c, const struct masks *m,
                                             uint32_t boundary, uint32_t pos,
                                             constraint_said_fn said, const void *arg);
+/* Whether reading the answer up to there took more than it may, and was given up: the same whenever
+ * it is read. */
+bool constraint_is_dear(const struct constraint *c);
 
 #endif

@@ -87,19 +87,19 @@ static void mark(bool *begins, uint32_t low, uint32_t high)
     begins[low] = begins[high + 1] = true;
 }
 
-/* Where a byte is not as the one before to the operation at p. */
-static void mark_op(const struct grammar *g, const uint8_t *p, bool *begins)
+/* Where a byte is in the set and the one before is not, or the other way round. */
+static void mark_set(const uint8_t *set, bool *begins)
+{
+    for (uint32_t b = 1; b < 256; b++)
+        if ((set[b / 8] >> b % 8 & 1) != (set[(b - 1) / 8] >> (b - 1) % 8 & 1)) begins[b] = true;
+}
+
+/* Where a byte is not as the one before to the operation at p; sets are marked once for all. */
+static void mark_op(const uint8_t *p, bool *begins)
 {
     switch (*p) {
     case GRAMMAR_BYTE: mark(begins, p[1], p[1]); break;
     case GRAMMAR_RANGE: mark(begins, p[1], p[2]); break;
-    case GRAMMAR_SET:
-        for (uint32_t b = 1; b < 256; b++) {
-            const uint8_t *set = g->sets + p[1] * GRAMMAR_SET_BYTES;
-            if ((set[b / 8] >> b % 8 & 1) != (set[(b - 1) / 8] >> (b - 1) % 8 & 1))
-                begins[b] = true;
-        }
-        break;
     case GRAMMAR_PEEK:
         for (uint32_t i = 0; i < p[1]; i++) mark(begins, p[2 + 4 * i], p[3 + 4 * i]);
         break;
@@ -112,8 +112,9 @@ static void find_classes(struct grammar *g)
 {
     bool begins[257] = {false};
     uint8_t n = 0;
+    for (uint32_t i = 0; i < g->n_sets; i++) mark_set(g->sets + i * GRAMMAR_SET_BYTES, begins);
     for (uint32_t at = 0; at < g->n_code; at += op_bytes(g->code + at, g->n_code - at))
-        mark_op(g, g->code + at, begins);
+        mark_op(g->code + at, begins);
     for (uint32_t b = 0; b < 256; b++) {
         if (b && begins[b]) n++;
         g->class[b] = n;
@@ -154,8 +155,10 @@ struct run {
     const struct grammar *g;
     struct grammar_state *out;
     uint32_t fuel, nesting, depth;
-    int byte; /* to be taken; -1: none */
+    uint32_t looks; /* at ranges of PEEKs */
+    int byte;       /* to be taken; -1: none */
     uint32_t stack[GRAMMAR_DEPTH_MAX];
+    uint16_t by_hash[2 * GRAMMAR_STATE_WORDS]; /* to the output's positions, plus 1; 0: none */
 };
 
 static void add(struct run *r, uint32_t pc)
@@ -163,9 +166,14 @@ static void add(struct run *r, uint32_t pc)
     struct grammar_state *s = r->out;
     uint32_t head = pc << 8 | r->depth, n = 1 + r->depth;
     size_t bytes = r->depth * sizeof *r->stack;
-    for (uint32_t i = 0; i < s->n_words; i += 1 + (s->words[i] & 0xff))
-        if (s->words[i] == head && memcmp(s->words + i + 1, r->stack, bytes) == 0) return;
+    uint32_t slot =
+        (uint32_t)hash_bytes(r->stack, bytes, r->g->hash.lo ^ head) % (2 * GRAMMAR_STATE_WORDS);
+    for (; r->by_hash[slot]; slot = (slot + 1) % (2 * GRAMMAR_STATE_WORDS)) {
+        const uint32_t *w = s->words + r->by_hash[slot] - 1;
+        if (*w == head && memcmp(w + 1, r->stack, bytes) == 0) return;
+    }
     if (n > GRAMMAR_STATE_WORDS - s->n_words) return;
+    r->by_hash[slot] = (uint16_t)(s->n_words + 1);
     s->words[s->n_words] = head;
     memcpy(s->words + s->n_words + 1, r->stack, bytes);
     s->n_words = (uint16_t)(s->n_words + n);
@@ -278,6 +286,7 @@ static void settle(struct run *r, uint32_t pc)
         case GRAMMAR_RET: ret(r); break;
         case GRAMMAR_LOOP: loop(r, pc); break;
         case GRAMMAR_PEEK:
+            r->looks += p[1];
             if (r->byte < 0)
                 add(r, pc);
             else if (peek(p, r->byte, &pc))
@@ -301,6 +310,7 @@ void grammar_start(const struct grammar *g, struct grammar_state *ret_state)
     struct run r = {.g = g, .out = ret_state, .fuel = FUEL, .byte = -1};
     clear(ret_state);
     settle(&r, 0);
+    ret_state->work = FUEL - r.fuel;
 }
 
 bool grammar_step(const struct grammar *g, const struct grammar_state *from, uint8_t byte,
@@ -311,13 +321,15 @@ bool grammar_step(const struct grammar *g, const struct grammar_state *from, uin
     r.g = g;
     r.out = ret_state;
     r.fuel = FUEL;
-    r.nesting = 0;
+    r.nesting = r.looks = 0;
     r.byte = byte;
+    memset(r.by_hash, 0, sizeof r.by_hash);
     for (uint32_t i = 0; i < from->n_words; i += 1 + r.depth) {
         r.depth = from->words[i] & 0xff;
         memcpy(r.stack, from->words + i + 1, r.depth * sizeof *r.stack);
         settle(&r, from->words[i] >> 8);
     }
+    ret_state->work = from->work + (FUEL - r.fuel) + r.looks / 16;
     return !grammar_is_dead(ret_state);
 }
 

@@ -71,7 +71,8 @@ int grammar_open(const void *data, size_t bytes, struct grammar *ret, struct err
  * is left still leads to answers of the grammar. Plain memory: copy it freely. */
 struct grammar_state {
     uint16_t n_words;
-    bool may_end; /* the answer may end here */
+    bool may_end;  /* the answer may end here */
+    uint64_t work; /* operations of the steps that led here; tells no two states apart */
     uint32_t words[GRAMMAR_STATE_WORDS];
 };
 

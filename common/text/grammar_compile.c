@@ -16,6 +16,7 @@
 #define NEVER 0xffffu /* the need of what has no answer */
 #define PASSES_MAX                                                                                 \
     512u /* of an analysis; rules that are built before those that use them need few */
+#define VISITS_MAX (4u << 20) /* of nodes, of all passes */
 #define GROWS_PASSES 16u  /* what nests deeper with each of so many is taken to nest without end */
 #define BRANCHES_MAX 512u /* of one choice that PEEK decides */
 #define NESTING_MAX 2000u /* of nodes */
@@ -135,7 +136,7 @@ static int analyse(struct compiler *c)
 {
     struct grammar_tree *t = c->t;
     for (gnode i = 0; i < t->n; i++) t->nodes[i].need = NEVER;
-    for (uint32_t pass = 0; pass < PASSES_MAX; pass++) {
+    for (uint32_t pass = 0; pass < PASSES_MAX && (uint64_t)pass * t->n < VISITS_MAX; pass++) {
         bool changed = false;
         for (gnode i = 1; i < t->n; i++) {
             struct grammar_node x = of_node(t, i), *old = &t->nodes[i];

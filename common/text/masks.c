@@ -27,6 +27,7 @@
 struct entry {
     struct hash128 key; /* all zero: none */
     uint64_t used;      /* when */
+    uint64_t work;      /* that the mask took; above MASKS_WORK: it was given up */
 };
 
 /* From a state by a byte. */
@@ -77,6 +78,7 @@ struct masks {
     struct met states[STATES];
     uint16_t by_hash[2 * STATES]; /* to states, plus 1 */
     uint32_t n_states, words_used;
+    uint64_t work; /* that the walk took so far */
     uint32_t *words;
     struct step *steps;
     uint16_t path[LONGEST + 1]; /* the state behind each byte of the token at hand */
@@ -234,14 +236,17 @@ void masks_close(struct masks *m)
 
 /* ---- one token ---- */
 
-/* The state behind the token's bytes, in m->from. */
+/* Whether the token's bytes lead on; adds the operations that this took. */
 static bool try_bytes(struct masks *m, const struct grammar *g, const struct grammar_state *s,
-                      int32_t token)
+                      int32_t token, uint64_t *add_work)
 {
     struct vocab_string p = piece(m, token);
     struct grammar_state *a = &m->to, *b = &m->from;
     for (size_t i = 0; i < p.len; i++) {
-        if (!grammar_step(g, i ? b : s, (uint8_t)p.data[i], a)) return false;
+        const struct grammar_state *from = i ? b : s;
+        bool on = grammar_step(g, from, (uint8_t)p.data[i], a);
+        *add_work += a->work - from->work;
+        if (!on) return false;
         struct grammar_state *swap = a;
         a = b;
         b = swap;
@@ -250,18 +255,18 @@ static bool try_bytes(struct masks *m, const struct grammar *g, const struct gra
 }
 
 static bool allowed(struct masks *m, const struct grammar *g, const struct grammar_state *s,
-                    int32_t token)
+                    int32_t token, uint64_t *add_work)
 {
     if (token < 0 || (uint32_t)token >= m->n) return false;
     if (m->kind[token] == KIND_END) return s->may_end;
-    return m->kind[token] == KIND_TEXT && try_bytes(m, g, s, token);
+    return m->kind[token] == KIND_TEXT && try_bytes(m, g, s, token, add_work);
 }
 
 bool masks_allow(struct masks *m, const struct grammar *g, const struct grammar_state *s,
-                 int32_t token)
+                 int32_t token, uint64_t *add_work)
 {
     m->counts.tested++;
-    return allowed(m, g, s, token);
+    return allowed(m, g, s, token, add_work);
 }
 
 bool masks_step(const struct masks *m, const struct grammar *g, struct grammar_state *s,
@@ -274,7 +279,10 @@ bool masks_step(const struct masks *m, const struct grammar *g, struct grammar_s
         text = grammar_step(g, s, (uint8_t)p.data[i], &next);
         *s = next;
     }
-    if (!text) *s = (struct grammar_state){.n_words = 0};
+    if (!text) {
+        s->n_words = 0;
+        s->may_end = false;
+    }
     return text;
 }
 
@@ -313,6 +321,7 @@ static void load(const struct masks *m, uint16_t number_, struct grammar_state *
     const struct met *x = &m->states[number_];
     ret->n_words = x->n_words;
     ret->may_end = x->may_end;
+    ret->work = 0;
     memcpy(ret->words, m->words + x->at, x->n_words * sizeof *ret->words);
 }
 
@@ -328,7 +337,9 @@ static bool step(struct masks *m, const struct grammar *g, uint16_t from, uint8_
     }
     load(m, from, &m->from);
     *ret_to = DEAD;
-    if (grammar_step(g, &m->from, byte, &m->to)) {
+    bool on = grammar_step(g, &m->from, byte, &m->to);
+    m->work += m->to.work;
+    if (on) {
         *ret_to = number(m, &m->to);
         if (*ret_to == DEAD) {
             forget(m);
@@ -345,6 +356,7 @@ static size_t walk(struct masks *m, const struct grammar *g, struct vocab_string
 {
     for (size_t i = from; i < p.len; i++) {
         uint16_t to;
+        if (m->work > MASKS_WORK) return 0;
         if (!step(m, g, m->path[i], (uint8_t)p.data[i], &to)) {
             m->path[0] = number(m, &m->first);
             /* A token's own states have room at all times: LONGEST < STATES, unless they are huge.
@@ -363,7 +375,8 @@ static size_t walk(struct masks *m, const struct grammar *g, struct vocab_string
     return p.len;
 }
 
-/* Of the first list tokens of up to `free` characters are allowed, whatever else is. */
+/* Of the first list tokens of up to `free` characters are allowed, whatever else is. What it
+ * took is in m->work; beyond MASKS_WORK it is given up. */
 static void make(struct masks *m, const struct list *l, const struct grammar *g,
                  const struct grammar_state *s, uint32_t free, uint64_t *mask)
 {
@@ -372,7 +385,7 @@ static void make(struct masks *m, const struct list *l, const struct grammar *g,
     forget(m);
     m->first = *s;
     m->path[0] = number(m, s);
-    for (uint32_t i = 0; i < l->n; i++) {
+    for (uint32_t i = 0; i < l->n && m->work <= MASKS_WORK; i++) {
         if (l->shared[i] < shared) shared = l->shared[i];
         if (free && m->characters[i] <= free) {
             set(mask, l->tokens[i]);
@@ -411,11 +424,11 @@ static uint32_t place(struct masks *m, struct hash128 key, bool *ret_known)
     return oldest;
 }
 
-/* The mask of one list's tokens. */
+/* The mask of one list's tokens. Adds what it takes, also where it is known already. */
 static const uint64_t *mask_of(struct masks *m, const struct list *l, const struct grammar *g,
-                               const struct grammar_state *s)
+                               const struct grammar_state *s, uint64_t *add_work)
 {
-    struct grammar_state blurred = {.n_words = s->n_words, .may_end = s->may_end};
+    struct grammar_state blurred = {.n_words = s->n_words}; /* whether it may end is no matter */
     memcpy(blurred.words, s->words, s->n_words * sizeof *s->words);
     grammar_blur(g, &blurred, l->longest);
     struct hash128 key = hash128_bytes(blurred.words, blurred.n_words * sizeof *blurred.words,
@@ -425,20 +438,26 @@ static const uint64_t *mask_of(struct masks *m, const struct list *l, const stru
     bool known;
     uint32_t at = place(m, key, &known);
     uint64_t *mask = m->all + (size_t)at * m->n_words;
+    m->work = 0;
     if (!known) make_list(m, l, g, &blurred, mask);
-    m->entries[at] = (struct entry){key, ++m->clock};
+    uint64_t work = known ? m->entries[at].work : m->work;
+    m->entries[at] = (struct entry){key, ++m->clock, work};
+    *add_work += work;
     m->counts.kept += known;
     m->counts.made += !known;
     return mask;
 }
 
-const uint64_t *masks_all(struct masks *m, const struct grammar *g, const struct grammar_state *s)
+const uint64_t *masks_all(struct masks *m, const struct grammar *g, const struct grammar_state *s,
+                          bool *ret_is_dear)
 {
+    uint64_t work = 0;
     memset(m->both, 0, m->n_words * sizeof *m->both);
-    for (const struct list *l = m->lists; l < m->lists + LISTS; l++) {
-        const uint64_t *one = l->n ? mask_of(m, l, g, s) : NULL;
+    for (const struct list *l = m->lists; l < m->lists + LISTS && work <= MASKS_WORK; l++) {
+        const uint64_t *one = l->n ? mask_of(m, l, g, s, &work) : NULL;
         for (uint32_t i = 0; i < m->n_words && one; i++) m->both[i] |= one[i];
     }
+    *ret_is_dear = work > MASKS_WORK;
     for (uint32_t i = 0; i < m->n_ends && s->may_end; i++) set(m->both, m->ends[i]);
     return m->both;
 }

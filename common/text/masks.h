@@ -10,6 +10,10 @@
 #include "common/text/grammar.h"
 #include "common/text/vocab.h"
 
+/* Operations of a grammar's code that it may take to find which tokens come next. Forms as users
+ * write them take some thousands, 300 alternatives at once that begin alike 200,000. */
+#define MASKS_WORK (512u << 10)
+
 struct masks;
 
 struct masks_counts {
@@ -24,11 +28,15 @@ int masks_open(const struct vocab *v, uint32_t n, struct masks **ret, struct err
 /* May be NULL. */
 void masks_close(struct masks *m);
 
-/* Whether one token may come next: its bytes lead on, or it ends an answer that may end. */
+/* Whether one token may come next: its bytes lead on, or it ends an answer that may end. Adds the
+ * operations that this took. */
 bool masks_allow(struct masks *m, const struct grammar *g, const struct grammar_state *s,
-                 int32_t token);
-/* The same of all tokens, (n + 63) / 64 words; valid until the next call. */
-const uint64_t *masks_all(struct masks *m, const struct grammar *g, const struct grammar_state *s);
+                 int32_t token, uint64_t *add_work);
+/* The same of all tokens, (n + 63) / 64 words; valid until the next call. *ret_is_dear: the
+ * grammar goes on in so many ways at once that this takes more than MASKS_WORK, so that it is not
+ * known; the same for the same state, whatever was asked before. */
+const uint64_t *masks_all(struct masks *m, const struct grammar *g, const struct grammar_state *s,
+                          bool *ret_is_dear);
 /* Goes on by a token. False: it is not allowed, or ends the answer; *s is dead then. */
 bool masks_step(const struct masks *m, const struct grammar *g, struct grammar_state *s,
                 int32_t token);

@@ -27,6 +27,13 @@ gnode schema__unsupported(struct schema *s, const char *keyword, const char *why
     return GRAMMAR_NONE;
 }
 
+bool schema__is_over(struct schema *s)
+{
+    if (s->rc == 0 && grammar_is_full(s->t))
+        s->rc = err_set(s->em, ERR_LIMIT, "it has too many parts");
+    return s->rc < 0;
+}
+
 gnode schema__wrong(struct schema *s, const char *keyword, const char *must)
 {
     if (s->rc == 0)
@@ -152,6 +159,7 @@ static gnode texts_from(struct schema *s, const struct buf *x, const gnode *behi
         if (k >= x[n - 1].len || x[n - 1].data[k] != x[0].data[k]) common = k;
     gnode head = grammar_text(s->t, x[0].data + d, common - d), all = GRAMMAR_NONE;
     if (n == 1) return behind ? grammar_seq(s->t, head, behind[0]) : head;
+    if (schema__is_over(s)) return GRAMMAR_NONE;
     if (s->nesting++ >= 1000) return schema__unsupported(s, "enum", "of such texts");
     if (x[0].len == common) { /* one ends here */
         all = behind ? behind[0] : grammar_text(s->t, "", 0);
@@ -480,11 +488,20 @@ static gnode reference(struct schema *s, const struct json *j)
 
 /* ---- combinations ---- */
 
-static const struct json *follow(const struct schema *s, const struct json *j)
+/* Values of both kinds are compared with each other, so their number is bounded, however they are
+ * written. */
+static bool may_compare(struct schema *s, uint64_t work)
+{
+    s->compared += work;
+    return s->compared <= COMPARED_MAX;
+}
+
+static const struct json *follow(struct schema *s, const struct json *j)
 {
     const char *text;
     size_t n;
     for (int i = 0; i < 16 && json_as_string(json_get(j, "$ref"), &text, &n); i++) {
+        if (!may_compare(s, 1 + n / 16)) break;
         const struct json *to = resolve(s, text);
         if (!to) break;
         j = to;
@@ -507,14 +524,6 @@ static const struct json *restricted_at(const struct json *j, const struct json 
     return list ? json_at(list, i) : json_get(j, "const");
 }
 
-/* Values of both kinds are compared with each other, so their number is bounded, however they are
- * written. */
-static bool may_compare(struct schema *s, uint64_t work)
-{
-    s->compared += work;
-    return s->compared <= COMPARED_MAX;
-}
-
 static bool same(struct schema *s, const struct json *a, const struct json *b);
 
 static bool same_members(struct schema *s, const struct json *a, const struct json *b)
@@ -524,7 +533,8 @@ static bool same_members(struct schema *s, const struct json *a, const struct js
     const struct json *v;
     if (json_n_members(a) != json_n_members(b)) return false;
     for (void *at = NULL; json_next(a, &at, &key, &n, &v);)
-        if (!json_get(b, key) || !same(s, v, json_get(b, key))) return false;
+        if (may_compare(s, n / 64) && (!json_get(b, key) || !same(s, v, json_get(b, key))))
+            return false;
     return true;
 }
 
@@ -655,7 +665,7 @@ gnode schema__node(struct schema *s, const char *key, const struct json *j)
     size_t len = strlen(s->path);
     bool yes;
     gnode is = GRAMMAR_NONE;
-    if (s->rc < 0) return is;
+    if (schema__is_over(s)) return is;
     if (key[0]) (void)snprintf(s->path + len, sizeof s->path - len, "/%s", key);
     if (s->nesting++ == SCHEMA_NESTING_MAX)
         (void)schema__unsupported(s, key, "deeper than 64 levels");

@@ -28,6 +28,8 @@ struct schema {
     int rc;
 };
 
+/* Whether an error ended it, or the tree is full, which is one. */
+bool schema__is_over(struct schema *s);
 /* Both return GRAMMAR_NONE. The first error counts. */
 gnode schema__unsupported(struct schema *s, const char *keyword, const char *why);
 gnode schema__wrong(struct schema *s, const char *keyword, const char *must);

@@ -225,6 +225,7 @@ static gnode other_rest(struct schema *s, const struct property *p, size_t n, si
 {
     struct grammar_chars others = {.n = 0};
     gnode quote = schema__text(s, "\""), all = GRAMMAR_NONE;
+    if (schema__is_over(s)) return GRAMMAR_NONE;
     if (s->nesting++ >= 500)
         return schema__unsupported(s, "additionalProperties", "with such names");
     size_t i = n && p[0].bytes == d ? 1 : 0;

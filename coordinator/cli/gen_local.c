@@ -8,8 +8,8 @@
 #include "common/text/chooser.h"
 #include "common/text/constraint.h"
 #include "common/text/detok.h"
-#include "coordinator/chat.h"
 #include "common/text/format.h"
+#include "coordinator/chat.h"
 #include "coordinator/cli/whole.h"
 #include "coordinator/conversation.h"
 
@@ -137,8 +137,7 @@ static int run_rows(struct gen_local *l, uint32_t first, const int32_t *tokens, 
                                     .constraint = l->constraint};
     struct chooser_choice c;
     rc = chooser_choose(l->chooser, &ask, &c);
-    if (rc < 0)
-        return err_set(em, rc, rc == ERR_NOTFOUND ? CHOOSER_NONE_ALLOWED : CHOOSER_NOT_FINITE);
+    if (rc < 0) return err_set(em, rc, "%s", chooser_why(rc));
     *ret_token = c.token;
     bool kept = !vocab_is_eog(l->file.vocab, c.token) || l->o->ignore_eos;
     if (l->sampling.logprobs && kept) note_logprobs(l, &c);

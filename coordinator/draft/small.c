@@ -416,8 +416,8 @@ static int choose(struct small *m, struct small_seq *s, const struct small_ask *
                                     .constraint = s->constraint};
     struct chooser_choice c;
     int rc = chooser_choose(m->chooser, &ask, &c);
-    if (rc == ERR_NOTFOUND) return rc;
-    if (rc < 0) return err_set(em, rc, "draft: %s", CHOOSER_NOT_FINITE);
+    if (rc == ERR_NOTFOUND || rc == ERR_LIMIT) return ERR_NOTFOUND;
+    if (rc < 0) return err_set(em, rc, "draft: %s", chooser_why(rc));
     *ret = c.token;
     return 0;
 }

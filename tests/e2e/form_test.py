@@ -125,6 +125,15 @@ class Form(unittest.TestCase):
         self.assertEqual(r.returncode, 2)
         self.assertIn(b"--json-schema /dev/null", r.stderr)
 
+    def test_dear(self):
+        """A form that goes on in too many ways at once ends its own request, and nobody waits for it."""
+        grammar = "root ::= (" + " | ".join('"\\x%02x" y' % c for c in range(1, 127)) + ")*\ny ::= " + "w " * 14 + '\nw ::= "q"? | "r"?\n'
+        for kw in (dict(temperature=0), dict(top_k=40, seed=1), dict(seed=2)):
+            e = self.chat(status=500, grammar=grammar, **kw)["error"]
+            self.assertIn("takes too long to find", e["message"])
+        self.assertEqual(self.c.status()["replicas"][0]["epoch"], 1)
+        self.assertIn(self.chat(grammar='root ::= "yes" | "no"', seed=1)["choices"][0]["message"]["content"], ("yes", "no"))
+
     def test_forced_tools(self):
         weather = {"type": "function", "function": {"name": "weather", "parameters": {
             "type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},

@@ -84,7 +84,7 @@ static int answer(struct run *r, uint32_t tokens, struct errmsg *em)
         if (rc == 0) rc = step(&r->draft, r, done, em);
         if (rc < 0) return rc;
         int32_t said = choose(r, r->target.logits), guessed = choose(r, r->draft.logits);
-        if (said < 0 || guessed < 0) return err_set(em, ERR_FORMAT, CHOOSER_NOT_FINITE);
+        if (said < 0 || guessed < 0) return err_set(em, ERR_FORMAT, "%s", chooser_why(ERR_FORMAT));
         double tv = r->sampling.temp > 0 ? variation(r, vocab) : said == guessed ? 0.0 : 1.0;
         r->alike += said == guessed;
         r->best += 1 - tv;

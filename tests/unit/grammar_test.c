@@ -391,6 +391,8 @@ static void test_masks(void **state)
     assert_int_equal(masks_open(v, TOKENS + 10, &other, &em), 0);
     struct constraint *c = mem_alloc(sizeof *c), *fresh = mem_alloc(sizeof *fresh);
     uint32_t ends_seen = 0, chosen = 0;
+    bool is_dear;
+    uint64_t work = 0;
     for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++) {
         struct buf code = compiled(formats[f]);
         for (uint32_t round = 0; round < 4; round++) {
@@ -398,10 +400,11 @@ static void test_masks(void **state)
             assert_int_equal(constraint_open(c, code.data, code.len, &em), 0);
             while (pos < 700) {
                 const struct grammar_state *s = constraint_seek(c, m, boundary, pos, said, NULL);
-                const uint64_t *mask = masks_all(m, &c->grammar, s);
+                const uint64_t *mask = masks_all(m, &c->grammar, s, &is_dear);
+                assert_false(is_dear);
                 uint32_t n = 0, list[TOKENS + 10];
                 for (uint32_t i = 0; i < TOKENS + 10; i++) {
-                    bool one = masks_allow(other, &c->grammar, s, (int32_t)i);
+                    bool one = masks_allow(other, &c->grammar, s, (int32_t)i, &work);
                     if (in(mask, i) != one) fail_msg("format %zu, token %u: %d", f, i, one);
                     if (one) list[n++] = i;
                 }
@@ -429,6 +432,7 @@ static void test_masks(void **state)
                     assert_int_equal(x->n_words, y->n_words);
                     assert_memory_equal(x->words, y->words, x->n_words * sizeof *x->words);
                     assert_int_equal(x->may_end, y->may_end);
+                    assert_int_equal(x->work, y->work);
                 }
             }
         }
@@ -441,6 +445,57 @@ static void test_masks(void **state)
     mem_free(fresh);
     masks_close(m);
     masks_close(other);
+    vocab_close(v);
+}
+
+/* Whatever character comes, what follows it may be nothing in 2^14 ways. */
+static struct buf dear_grammar(void)
+{
+    char text[8192] = "{\"type\":\"grammar\",\"grammar\":\"root ::= (";
+    for (uint32_t c = 1; c < 127; c++)
+        (void)snprintf(text + strlen(text), sizeof text - strlen(text), "%s\\\"\\\\x%02x\\\" y",
+                       c > 1 ? " | " : "", c);
+    (void)strcat(text, ")*\\ny ::= w w w w w w w w w w w w w w\\n"
+                       "w ::= \\\"q\\\"? | \\\"r\\\"?\"}");
+    return compiled(text);
+}
+
+/* A grammar that takes too much work is told apart, whoever asks, and whatever was asked before. */
+static void test_dear(void **state)
+{
+    (void)state;
+    struct errmsg em = {0};
+    struct vocab *v = open_vocab();
+    struct masks *m;
+    assert_int_equal(masks_open(v, TOKENS, &m, &em), 0);
+    struct buf code = dear_grammar();
+    struct constraint *c = mem_alloc(sizeof *c);
+    assert_int_equal(constraint_open(c, code.data, code.len, &em), 0);
+    for (int i = 0; i < 900; i++) told[i] = '!';
+    bool is_dear = false;
+    const struct grammar_state *s = constraint_seek(c, m, 0, 1, said, NULL);
+    for (int i = 0; i < 2; i++) {
+        (void)masks_all(m, &c->grammar, s, &is_dear);
+        assert_true(is_dear);
+    }
+    uint64_t work = 0;
+    assert_true(masks_allow(m, &c->grammar, s, '!', &work));
+    assert_in_range(work, 1000, 100000);
+    assert_false(constraint_is_dear(c)); /* a few tokens may take more than their share */
+    uint32_t n = 1;
+    for (; n < 900 && !constraint_is_dear(c); n++)
+        (void)constraint_seek(c, m, 0, n + 1, said, NULL);
+    assert_in_range(n, 10, 400);
+    assert_int_equal(constraint_open(c, code.data, code.len, &em), 0);
+    (void)constraint_seek(c, m, 0, n - 1, said, NULL);
+    assert_false(constraint_is_dear(c));
+    uint64_t before = c->now.state.work;
+    (void)constraint_seek(c, m, 0, 900, said, NULL);
+    assert_true(constraint_is_dear(c));
+    assert_in_range(c->now.state.work - before, 1, 100000); /* what comes behind is not read */
+    mem_free(c);
+    buf_close(&code);
+    masks_close(m);
     vocab_close(v);
 }
 
@@ -480,6 +535,7 @@ int main(void)
         cmocka_unit_test(test_random_trees), cmocka_unit_test(test_wrong_code),
         cmocka_unit_test(test_hostile_code), cmocka_unit_test(test_many_positions),
         cmocka_unit_test(test_masks),        cmocka_unit_test(test_seek_back),
+        cmocka_unit_test(test_dear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
