@@ -529,6 +529,8 @@ void room__drop_pages(struct replica *r);
  * the request; those with less than half of the longest do not count. Replicas that serve come
  * before others. */
 uint32_t room__open_ctx(const struct core *c, uint32_t n);
+/* Whether a replica that serves has room for more than n tokens of a sequence. */
+bool room__some_serve(const struct core *c, uint32_t n);
 
 /* sched.c */
 void sched__compose(struct core *c, struct replica *rep);

@@ -278,6 +278,15 @@ static uint32_t longest(const struct core *c, bool serving)
     return most;
 }
 
+/* Whether a replica that is wanted has no pool yet: who knows how large it will be. */
+static bool lacks_pool(const struct core *c)
+{
+    uint32_t n = c->cfg.n_wanted ? c->cfg.n_wanted : c->cfg.n_replicas;
+    for (uint32_t i = 0; i < n; i++)
+        if (c->replicas[i].n_pages == 0) return true;
+    return false;
+}
+
 void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
 {
     CHECK(r->n_running == 0); /* nobody holds a page of the old pool */
@@ -297,13 +306,17 @@ void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
     r->n_pages = n_pages;
     uint64_t positions = (uint64_t)n_pages * c->cfg.page;
     r->ctx = n_pages == 0 || positions > c->cfg.ctx ? c->cfg.ctx : (uint32_t)positions;
-    c->ctx = longest(c, false);
-    if (c->ctx == 0) c->ctx = c->cfg.ctx; /* until there is a pool */
+    c->ctx = lacks_pool(c) ? c->cfg.ctx : longest(c, false);
+}
+
+bool room__some_serve(const struct core *c, uint32_t n)
+{
+    return longest(c, true) > n;
 }
 
 uint32_t room__open_ctx(const struct core *c, uint32_t n)
 {
-    bool serving = longest(c, true) > n;
+    bool serving = room__some_serve(c, n);
     uint32_t most = longest(c, serving), least = most;
     if (most <= n) return c->ctx;
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {

@@ -214,8 +214,9 @@ static void send_to(struct core *c, struct request *r, const struct route_ask *a
  * have become ready, it is bounded by those that serve now. False: it is already. */
 static bool bound(const struct core *c, struct request *r)
 {
-    uint32_t ctx = r->open_ended ? room__open_ctx(c, r->n_tokens) : UINT32_MAX;
-    if (r->n_prompt + r->max_new <= ctx || ctx <= r->n_tokens) return false;
+    if (!r->open_ended || !room__some_serve(c, r->n_tokens)) return false;
+    uint32_t ctx = room__open_ctx(c, r->n_tokens);
+    if (r->n_prompt + r->max_new <= ctx) return false;
     r->max_new = ctx - r->n_prompt;
     return true;
 }

@@ -576,6 +576,42 @@ static void test_uneven_pools(void **state)
     core_close(f.core);
 }
 
+/* As long as a replica that is wanted has no pool, nobody knows that a request is too long for all:
+ * it waits for that one. */
+static void test_a_pool_to_come(void **state)
+{
+    (void)state;
+    struct core_config k = room_config();
+    k.n_replicas = 2;
+    k.n_stages = 1;
+    k.pages_least = 10;
+    k.ctx = 4096;
+    struct fixture f = {.core = core_open(&k), .now_ns = 1000 * MS};
+    (void)tell(&f, 1, true, 1, 3 * GIB - 200 * MIB, 0, 0);
+    const struct msg_assign *a = NULL;
+    for (int i = 0; i < 40 && !(a = assigned(&f)); i++) { /* it is seen whether more come */
+        f.now_ns += 250 * MS;
+        (void)tell(&f, 1, false, 1, 3 * GIB - 200 * MIB, 0, 0);
+        (void)feed(&f, (struct event){.type = EV_TICK});
+    }
+    assert_non_null(a);
+    uint32_t small = a->n_pages * PAGE;
+    serve(&f, 1);
+    (void)submit(&f, 1, small + PAGE, 1);
+    assert_null(ended(&f, 1));
+    assert_int_equal(where(&f, 1), CORE_NO_REPLICA);
+    (void)tell(&f, 2, true, 2, 3 * GIB, 0, 0);
+    a = assigned(&f);
+    assert_non_null(a);
+    assert_true(a->n_pages * PAGE > small + PAGE);
+    serve(&f, 2);
+    assert_int_equal(where(&f, 1), 1);
+    (void)submit(&f, 2, 4 * small, 1); /* now it is known */
+    assert_non_null(ended(&f, 2));
+    assert_int_equal(ended(&f, 2)->end.status, STATUS_INVALID_ARGUMENT);
+    core_close(f.core);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -586,6 +622,6 @@ int main(void)
         cmocka_unit_test(test_refused),         cmocka_unit_test(test_fixed),
         cmocka_unit_test(test_next_generation), cmocka_unit_test(test_next_coordinator),
         cmocka_unit_test(test_two_replicas),    cmocka_unit_test(test_tables),
-        cmocka_unit_test(test_uneven_pools)};
+        cmocka_unit_test(test_uneven_pools),    cmocka_unit_test(test_a_pool_to_come)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
