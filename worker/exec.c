@@ -219,6 +219,15 @@ static unsigned threads_of(const struct exec *e, uint32_t most)
     return most && most < e->o.threads ? most : e->o.threads;
 }
 
+/* Whether a newer assignment of the same coordinator waits behind this one. */
+static bool is_over(struct exec *e, struct epoch epoch)
+{
+    (void)pthread_mutex_lock(&e->lock);
+    struct epoch newest = e->shared.newest;
+    (void)pthread_mutex_unlock(&e->lock);
+    return newest.incarnation == epoch.incarnation && newest.generation > epoch.generation;
+}
+
 static int load(struct exec *e, struct errmsg *em)
 {
     if (e->o.off_machine && !e->assign.plaintext && !net_is_secure(e->net))
@@ -229,6 +238,8 @@ static int load(struct exec *e, struct errmsg *em)
         stage_work_reset(e->work);
         return 0;
     }
+    set_loading(e, true); /* what is freed may be large: an assignment may come meanwhile */
+    if (is_over(e, e->gate.epoch)) atomic_store(&e->give_up, true);
     close_work(e);
     struct stage_work_options o = {.assign = &e->assign,
                                    .threads = threads_of(e, e->assign.threads),
@@ -238,7 +249,6 @@ static int load(struct exec *e, struct errmsg *em)
                                    .progress_arg = e,
                                    .moves = &e->moves};
     struct stage_work *work = NULL;
-    set_loading(e, true);
     int rc = stage_work_open(&o, &work, em);
     set_loading(e, false);
     set_work(e, work);
@@ -337,15 +347,6 @@ static void take_calibrate(struct exec *e, const struct msg_calibrate *ask)
     m.speed = e->speed;
     (void)snprintf(m.text, sizeof m.text, "%s", em.text);
     tell(e, &m);
-}
-
-/* Whether a newer assignment of the same coordinator waits behind this one. */
-static bool is_over(struct exec *e, struct epoch epoch)
-{
-    (void)pthread_mutex_lock(&e->lock);
-    struct epoch newest = e->shared.newest;
-    (void)pthread_mutex_unlock(&e->lock);
-    return newest.incarnation == epoch.incarnation && newest.generation > epoch.generation;
 }
 
 static void take_command(struct exec *e)

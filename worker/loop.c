@@ -319,6 +319,7 @@ static int introduce(struct loop *l, struct errmsg *em)
         return err_set(em, ERR_IO, "no random numbers");
     char host[32] = "worker";
     (void)gethostname(host, sizeof host - 1);
+    if (l->o->name && !l->o->name[0]) return err_set(em, ERR_CONF, "--name: is empty");
     if (l->o->name && strlen(l->o->name) >= sizeof l->hello.name)
         return err_set(em, ERR_CONF, "--name: longer than %u bytes", LIMIT_NAME_BYTES - 1);
     if (l->o->name)

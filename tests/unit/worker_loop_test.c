@@ -358,6 +358,10 @@ static void test_refused(void **state)
     script.version = 9;
     assert_int_equal(run(&o, &em), ERR_CONF);
     assert_non_null(strstr(em.text, "version 9, this worker 2"));
+    (void)setup(state);
+    o.name = "";
+    assert_int_equal(run(&o, &em), ERR_CONF);
+    assert_non_null(strstr(em.text, "--name: is empty"));
 }
 
 /* A worker that is told to leave ends in order, at once and with success. */
