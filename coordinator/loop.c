@@ -463,6 +463,10 @@ static int share_files(struct shell *s, uint32_t *ret_workers, struct errmsg *em
     uint32_t http = c->http ? c->http_connections : 0;
     bool room = max >= fixed + most + c->connections + http;
     uint64_t workers = room ? most : least, left = max - fixed - workers;
+    if (workers < most)
+        log_info("open files are limited to %" PRIu64 ": at most %" PRIu64
+                 " connections of workers at once, not %" PRIu64,
+                 max, workers, most);
     share_clients(s, left, http, max);
     *ret_workers = (uint32_t)workers;
     return 0;

@@ -20,7 +20,7 @@
 
 #define CONNS_GROUPS 16u /* listening sockets */
 #define CONNS_LOOK_MS 10
-#define CONNS_FD_MAX 8192u /* file descriptors; a connection with a higher one is refused */
+#define CONNS_FD_MAX 65536u /* file descriptors; a connection with a higher one is refused */
 
 /* Of one listening socket. */
 struct conns_limits {

@@ -407,7 +407,7 @@ void planner__begin(struct core *c)
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         struct replica *r = &c->replicas[i];
         if (r->generation) continue;
-        if (is_wanted(c, r)) count_missing(c, r, spare ? n_there(c, r) : 0);
+        if (is_wanted(c, r)) count_missing(c, r, spare < r->stages_wanted ? spare : n_there(c, r));
         bool enough = spare >= r->n_stages && has_enough(c, r, lost) && !settling(c);
         if (!enough && (lost || !is_given_up(c, r))) continue;
         begin(c, r, spare);

@@ -33,7 +33,8 @@ MUTANTS = [
     dict(name="spec-live-goes-on-behind-dead", file="worker/stage_work.c",
          old="        if (!is_live(s, r, r->n_rows - r->n_logits + i)) break;",
          new="        if (!is_live(s, r, r->n_rows - r->n_logits + i)) continue;", tests="worker_test",
-         why="rows behind one that is not live are looked at"),
+         why="rows behind one that is not live are looked at",
+         survives="the token chosen last belongs to a row before it, so that none behind it continues that one"),
     # Ends and limits.
     dict(name="spec-rows-behind-an-end", file=CORE + "speculate.c",
          old="    if (request__is_end(c, token) && !r->ignore_eos) return false; /* nothing comes behind it */\n", new="",
