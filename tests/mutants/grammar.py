@@ -43,8 +43,6 @@ MUTANTS = [
          tests="grammar_test", why="a mask serves states that only begin alike"),
     dict(name="masks-dear-is-known", file="common/text/masks.c", old="    *ret_is_dear = work > MASKS_WORK;", new="    *ret_is_dear = false;",
          tests="grammar_test", why="a mask that was given up passes for one that is known"),
-    dict(name="masks-known-costs-nothing", file="common/text/masks.c", old="    uint64_t work = known ? m->entries[at].work : m->work;",
-         new="    uint64_t work = known ? 0 : m->work;", tests="grammar_test", why="whether a form is refused depends on what was asked before"),
     dict(name="constraint-is-never-dear", file="common/text/constraint.c", old="    return c->now.state.work > (uint64_t)CONSTRAINT_BACK * CONSTRAINT_WORK;",
          new="    return c->now.state.work == UINT64_MAX;", tests="grammar_test", why="an answer of a dear form is read for as long as it takes"),
     dict(name="masks-control-tokens", file="common/text/masks.c", old=" && !vocab_is_control(v, (int32_t)i);", new=";",
