@@ -12,7 +12,7 @@
 
 /* Operations of a grammar's code that it may take to find which tokens come next. Forms as users
  * write them take some thousands, 300 alternatives at once that begin alike 200,000. */
-#define MASKS_WORK (512u << 10)
+#define MASKS_WORK (1u << 20)
 
 struct masks;
 

@@ -10,7 +10,7 @@
 
 #define REFS_MAX 1024u
 #define VALUES_MAX 4096u        /* of an enum */
-#define COMPARED_MAX (1u << 20) /* looks at values and names, to tell schemas of `oneOf` apart */
+#define COMPARED_MAX (2u << 20) /* looks at values and names, to tell schemas of `oneOf` apart */
 
 /* ---- errors ---- */
 

@@ -529,6 +529,9 @@ void room__drop_pages(struct replica *r);
  * the request; those with less than half of the longest do not count. Replicas that serve come
  * before others. */
 uint32_t room__open_ctx(const struct core *c, uint32_t n);
+/* The longest context of a pool that there is, serving or not, where it holds more than n tokens;
+ * else what may still come. */
+uint32_t room__known_ctx(const struct core *c, uint32_t n);
 /* Whether a replica that serves has room for more than n tokens of a sequence. */
 bool room__some_serve(const struct core *c, uint32_t n);
 

@@ -407,7 +407,8 @@ void planner__begin(struct core *c)
     for (uint32_t i = 0; i < c->cfg.n_replicas; i++) {
         struct replica *r = &c->replicas[i];
         if (r->generation) continue;
-        if (is_wanted(c, r)) count_missing(c, r, spare < r->stages_wanted ? spare : n_there(c, r));
+        bool count = spare && (r->named || spare >= r->stages_wanted); /* else they are too few */
+        if (is_wanted(c, r)) count_missing(c, r, count ? n_there(c, r) : spare);
         bool enough = spare >= r->n_stages && has_enough(c, r, lost) && !settling(c);
         if (!enough && (lost || !is_given_up(c, r))) continue;
         begin(c, r, spare);

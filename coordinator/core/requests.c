@@ -95,7 +95,7 @@ void request__submit(struct core *c, const struct event *e)
         refuse(c, id, STATUS_RESOURCE_EXHAUSTED, why);
         return;
     }
-    bool open_ended = max_new > c->ctx - n_prompt;
+    bool open_ended = max_new > room__known_ctx(c, n_prompt + n_received) - n_prompt;
     if (open_ended) max_new = room__open_ctx(c, n_prompt + n_received) - n_prompt;
     size_t room = (size_t)n_prompt + (max_new > n_received ? max_new : n_received);
     int32_t *tokens = mem_try(room * sizeof *tokens);

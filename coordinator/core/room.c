@@ -202,13 +202,15 @@ static uint32_t choose(const struct core *c, const struct room *spare, const str
     return n < least ? 0 : (uint32_t)n;
 }
 
-/* What no longer fits ends, and what may still grow ends sooner. */
+/* What no longer fits ends, and what may still grow ends sooner: where it asked for more than any
+ * pool has that is known, by whoever serves when it is sent. */
 static void fit_requests(struct core *c)
 {
     uint32_t ctx = c->ctx;
     for (uint32_t i = c->n_queued; i-- > 0;) {
         struct request *r = &c->requests[c->queued[i]];
         if (r->n_prompt + r->max_new > ctx && r->n_prompt < ctx) r->max_new = ctx - r->n_prompt;
+        r->open_ended |= r->n_prompt + r->max_new > room__known_ctx(c, r->n_tokens);
         if (r->n_tokens >= ctx)
             request__end(c, r, STATUS_RESOURCE_EXHAUSTED, FINISH_NONE,
                          core__text(c,
@@ -278,6 +280,13 @@ static uint32_t longest(const struct core *c, bool serving)
     return most;
 }
 
+/* The positions of a sequence in a pool of so many pages; 0: nobody knows how many. */
+static uint32_t ctx_of_pages(const struct core *c, uint32_t n_pages)
+{
+    uint64_t positions = (uint64_t)n_pages * c->cfg.page;
+    return n_pages == 0 || positions > c->cfg.ctx ? c->cfg.ctx : (uint32_t)positions;
+}
+
 /* Whether a replica that is wanted has no pool yet: who knows how large it will be. */
 static bool lacks_pool(const struct core *c)
 {
@@ -304,9 +313,14 @@ void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
     r->pages = pages_open(&pages);
     r->twice = mem_zalloc((n_pages + 1) * sizeof *r->twice);
     r->n_pages = n_pages;
-    uint64_t positions = (uint64_t)n_pages * c->cfg.page;
-    r->ctx = n_pages == 0 || positions > c->cfg.ctx ? c->cfg.ctx : (uint32_t)positions;
-    c->ctx = lacks_pool(c) ? c->cfg.ctx : longest(c, false);
+    r->ctx = ctx_of_pages(c, n_pages);
+    c->ctx = lacks_pool(c) ? ctx_of_pages(c, c->cfg.n_pages) : longest(c, false);
+}
+
+uint32_t room__known_ctx(const struct core *c, uint32_t n)
+{
+    uint32_t known = longest(c, false);
+    return known > n ? known : c->ctx;
 }
 
 bool room__some_serve(const struct core *c, uint32_t n)

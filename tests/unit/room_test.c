@@ -600,6 +600,8 @@ static void test_a_pool_to_come(void **state)
     (void)submit(&f, 1, small + PAGE, 1);
     assert_null(ended(&f, 1));
     assert_int_equal(where(&f, 1), CORE_NO_REPLICA);
+    (void)submit(&f, 3, 10, small); /* its answer is cut, and waits for nobody */
+    assert_int_equal(where(&f, 3), 0);
     (void)tell(&f, 2, true, 2, 3 * GIB, 0, 0);
     a = assigned(&f);
     assert_non_null(a);
