@@ -304,11 +304,12 @@ struct core {
     uint32_t n_erratic;       /* generations whose workers had computed another digest before */
     struct replica *replicas; /* cfg.n_replicas */
     bool *full;               /* of each: as many Steps are in flight as there may be */
-    uint32_t ctx;             /* positions of the longest sequence that a pool allows */
-    struct index *index;      /* which of them holds which prefix */
-    uint32_t generations;     /* begun, of all replicas: no two have one number, since a worker that
-                                 served one replica takes only newer generations of another */
-    uint64_t settled_ns;      /* until then the first plan waits for all workers; 0: none was due */
+    uint32_t ctx;         /* positions of the longest sequence that a pool allows, or may allow */
+    uint32_t pool_ctx;    /* of the pools that there are; 0: none yet */
+    struct index *index;  /* which of them holds which prefix */
+    uint32_t generations; /* begun, of all replicas: no two have one number, since a worker that
+                             served one replica takes only newer generations of another */
+    uint64_t settled_ns;  /* until then the first plan waits for all workers; 0: none was due */
     struct request *requests; /* max_live slots */
     uint32_t *free_slots, n_free_slots;
     uint32_t *queued, n_queued; /* slots of those that wait for a replica, by arrival */

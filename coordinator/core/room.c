@@ -314,13 +314,13 @@ void room__set_pages(struct core *c, struct replica *r, uint32_t n_pages)
     r->twice = mem_zalloc((n_pages + 1) * sizeof *r->twice);
     r->n_pages = n_pages;
     r->ctx = ctx_of_pages(c, n_pages);
-    c->ctx = lacks_pool(c) ? ctx_of_pages(c, c->cfg.n_pages) : longest(c, false);
+    c->pool_ctx = longest(c, false);
+    c->ctx = lacks_pool(c) ? ctx_of_pages(c, c->cfg.n_pages) : c->pool_ctx;
 }
 
 uint32_t room__known_ctx(const struct core *c, uint32_t n)
 {
-    uint32_t known = longest(c, false);
-    return known > n ? known : c->ctx;
+    return c->pool_ctx > n ? c->pool_ctx : c->ctx;
 }
 
 bool room__some_serve(const struct core *c, uint32_t n)

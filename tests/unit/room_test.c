@@ -535,18 +535,25 @@ static uint32_t where(const struct fixture *f, uint64_t id)
     return CORE_NO_REPLICA;
 }
 
+/* Two replicas of one worker each, whose pools are what its machine has room for. */
+static struct core_config uneven_config(void)
+{
+    struct core_config k = room_config();
+    k.n_replicas = 2;
+    k.n_stages = 1;
+    k.pages_least = 10;
+    k.ctx = 4096;
+    return k;
+}
+
 /* Where machines differ, so do the contexts of replicas. An answer that may be as long as its
  * context holds goes to any of them, also while another one is not there yet, or no longer; one
  * with a limit only where it fits, and what fits nowhere is refused at once. */
 static void test_uneven_pools(void **state)
 {
     (void)state;
-    struct core_config k = room_config();
-    k.n_replicas = 2;
+    struct core_config k = uneven_config();
     k.n_wanted = 1;
-    k.n_stages = 1;
-    k.pages_least = 10;
-    k.ctx = 4096;
     struct fixture f = {.core = core_open(&k), .now_ns = 1000 * MS};
     (void)tell(&f, 1, true, 1, 3 * GIB, 0, 0);
     uint32_t large = assigned(&f)->n_pages * PAGE;
@@ -581,11 +588,7 @@ static void test_uneven_pools(void **state)
 static void test_a_pool_to_come(void **state)
 {
     (void)state;
-    struct core_config k = room_config();
-    k.n_replicas = 2;
-    k.n_stages = 1;
-    k.pages_least = 10;
-    k.ctx = 4096;
+    struct core_config k = uneven_config();
     struct fixture f = {.core = core_open(&k), .now_ns = 1000 * MS};
     (void)tell(&f, 1, true, 1, 3 * GIB - 200 * MIB, 0, 0);
     const struct msg_assign *a = NULL;
