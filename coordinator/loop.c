@@ -40,6 +40,9 @@
 #define WORKER_PEERS_LEAST 8u /* beside those that the file asks for */
 #define RESULT_PEERS 8u       /* of a replica: its last stage, and those of earlier generations */
 #define CLIENT_PEERS_LEAST 16u
+/* Results of a stage that wait here, which a flood may make as large as results can be. The others
+ * wait at the stage. */
+#define RESULTS_WAITING 4
 
 static atomic_uint signals; /* SIGTERM and SIGINT that came */
 static atomic_bool hangup;  /* SIGHUP came: the keys are to be read again */
@@ -499,6 +502,7 @@ static int bind_all(struct shell *s, char *ret_worker, char *ret_results, struct
     const struct listener results = {.net = s->net,
                                      .kind = NET_PULL,
                                      .limits = {.hwm = (int)LIMIT_WINDOW + 2,
+                                                .recv_hwm = RESULTS_WAITING,
                                                 .frame_max = LIMIT_RESULT_BYTES,
                                                 .peers_max = RESULT_PEERS * setup_max_replicas(c)},
                                      .port = c->result_port,

@@ -21,6 +21,9 @@
 #define BIND_TRIES 50 /* and BIND_PAUSE_MS between them */
 #define BIND_PAUSE_MS 20
 #define DATA_PEERS_MAX 4 /* one is the stage before; strangers shall not keep it out */
+/* Steps that wait here: one to go on with while the next comes. The others wait at the stage
+ * before, since a flood may make each as large as a Step of this epoch can be. */
+#define STEPS_WAITING 2
 #define PROGRESS_NS (200 * NS_PER_MS)
 /* An idle thread wakes this often, so that the coordinator can tell it from one that hangs. */
 #define IDLE_TURN_MS 100
@@ -129,6 +132,7 @@ static int bind_in(struct exec *e, char *ret_endpoint, size_t size, struct errms
     int64_t frame =
         (int64_t)e->assign.rows_max * stage_work_width(e->work) * (int64_t)sizeof(float);
     struct net_limits limits = {.hwm = (int)e->assign.window + 2,
+                                .recv_hwm = STEPS_WAITING,
                                 .frame_max = frame > LIMIT_STEP_BYTES ? frame : LIMIT_STEP_BYTES,
                                 .message_max = header_max(&e->assign) + (uint64_t)frame,
                                 .peers_max = DATA_PEERS_MAX};

@@ -1,6 +1,6 @@
 """Random and mutated messages to every socket of a running cluster, of the sanitized build where there is one: calls that
 break a rule get a status, other bytes are dropped and counted, and the cluster still gives the right answer."""
-import collections, itertools, json, os, random, re, socket, subprocess, sys, threading, time, unittest
+import collections, itertools, json, os, random, re, socket, struct, subprocess, sys, threading, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 BIN = os.environ["FLOTILLA_BIN"]
@@ -11,29 +11,35 @@ from raw_http import Connection, get, post
 SECONDS = 600 if LONG else 10
 
 
+def ports_of(c):
+    """The ports for clients, workers, and results, then those on which workers take Steps."""
+    listing = subprocess.run(["ss", "-ltnpH"], stdout=subprocess.PIPE, text=True).stdout
+    pids = {w["pid"] for w in c.workers()}
+    children = {int(p) for p in subprocess.run(["pgrep", "-P", str(c.up.pid)], stdout=subprocess.PIPE, text=True).stdout.split()} - pids
+    data, other = set(), set()
+    for line in listing.splitlines():
+        pid = re.search(r"pid=(\d+)", line)
+        port = int(line.split()[3].rsplit(":", 1)[1])
+        if pid and int(pid.group(1)) in pids:
+            data.add(port)
+        elif pid and int(pid.group(1)) in children:
+            other.add(port)
+    client, worker, http = (int(at.rsplit(":", 1)[1]) for at in (c.address, c.join, c.http))
+    metrics = int(re.search(r"metrics at http://\S+:(\d+)/", c.text()).group(1))
+    results = other - {client, worker, http, metrics}
+    if (len(data), len(results)) != (len(pids), 1):
+        raise AssertionError(listing)
+    return [client, worker, *results, *data]
+
+
 class Noise(unittest.TestCase):
     def test_every_socket(self):
         want = local("Once upon a time", tokens=6)["tokens"]
         with Cluster(workers=2, threads=1, kv_tokens=2048, max_requests=64) as c:
-            listing = subprocess.run(["ss", "-ltnpH"], stdout=subprocess.PIPE, text=True).stdout
+            client, worker, results, *data = ports_of(c)
             pids = {w["pid"] for w in c.workers()}
-            children = {int(p) for p in subprocess.run(["pgrep", "-P", str(c.up.pid)], stdout=subprocess.PIPE,
-                                                       text=True).stdout.split()} - pids
-            data, other = set(), set()
-            for line in listing.splitlines():
-                pid = re.search(r"pid=(\d+)", line)
-                port = int(line.split()[3].rsplit(":", 1)[1])
-                if pid and int(pid.group(1)) in pids:
-                    data.add(port)
-                elif pid and int(pid.group(1)) in children:
-                    other.add(port)
-            client = int(c.address.rsplit(":", 1)[1])
-            worker = int(c.join.rsplit(":", 1)[1])
-            http = int(re.search(r"metrics at http://\S+:(\d+)/", c.text()).group(1))
-            results = other - {client, worker, http, int(c.http.rsplit(":", 1)[1])}
-            self.assertEqual((len(data), len(results)), (2, 1), listing)
             at = "tcp://127.0.0.1:"
-            words = [f"client={at}{client}", f"worker={at}{worker}", *(f"push={at}{p}" for p in data | results)]
+            words = [f"client={at}{client}", f"worker={at}{worker}", *(f"push={at}{p}" for p in [results, *data])]
             r = subprocess.run([os.path.join(BIN, "noise_probe"), str(SECONDS), "3", *words], stdout=subprocess.PIPE, text=True,
                                timeout=SECONDS + 120)
             self.assertEqual(r.returncode, 0, r.stdout)
@@ -47,6 +53,26 @@ class Noise(unittest.TestCase):
             self.assertEqual(s["replicas"][0]["epoch"], 1, c.text()[-2000:])
             self.assertEqual({w["pid"] for w in c.workers()}, pids)
             self.assertEqual(c.generate("Once upon a time", tokens=6)["tokens"], want)
+
+
+    def test_messages_without_end(self):
+        """Of a message that never ends no socket takes 64 MiB, and the cluster goes on."""
+        with Cluster(workers=1, threads=1, kv_tokens=2048) as c:
+            for port, kind, frame in zip(ports_of(c), ("DEALER", "DEALER", "PUSH", "PUSH"), (1 << 20, 60 << 10, 1 << 20, 1 << 20)):
+                sent = 0
+                with socket.create_connection(("127.0.0.1", port)) as s, self.subTest(kind=kind, port=port):
+                    s.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16 + 1 + 31))
+                    ready = b"\5READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind.encode()
+                    s.sendall(b"\4" + bytes([len(ready)]) + ready)
+                    with self.assertRaises(OSError):
+                        while sent < 256 << 20:
+                            s.sendall(b"\3" + struct.pack(">Q", frame) + bytes(frame))
+                            sent += frame
+                            time.sleep(0.01)  # as long as the accounts of a connection may be behind
+                    self.assertGreater(sent, 0)  # it was let in
+                    self.assertLess(sent, 64 << 20)
+            self.assertEqual(c.generate("Once upon a time", tokens=6)["tokens"], local("Once upon a time", tokens=6)["tokens"])
+            self.assertEqual(c.status()["replicas"][0]["epoch"], 1)
 
 
 class SlowReader(Connection):
