@@ -46,11 +46,13 @@
 
 static atomic_uint signals; /* SIGTERM and SIGINT that came */
 static atomic_bool hangup;  /* SIGHUP came: the keys are to be read again */
+static atomic_bool hashing; /* the model is read, perhaps from a disk that does not answer */
 
 static void on_signal(int number)
 {
     (void)number;
     atomic_fetch_add(&signals, 1);
+    if (atomic_load(&hashing)) process_end_within(END_S);
 }
 
 static void on_hangup(int number)
@@ -692,7 +694,10 @@ static bool goes_on(struct shell *s)
 
 static bool on_hashing(void *arg, uint64_t done, uint64_t total)
 {
-    return progress_update(arg, done, total) && atomic_load(&signals) == 0;
+    char line[PROGRESS_LINE_BYTES];
+    progress_line(arg, clock_ns(), done, total, line);
+    if (*line) log_info("%s", line);
+    return atomic_load(&signals) == 0;
 }
 
 /* Before any worker can be told what the model is. */
@@ -703,7 +708,9 @@ static int open_manifest(struct shell *s, const char *folder, struct errmsg *em)
                                  .folder = folder,
                                  .progress = on_hashing,
                                  .progress_arg = &progress};
+    atomic_store(&hashing, true);
     int rc = manifest_open(&o, &s->manifest, em);
+    atomic_store(&hashing, false);
     if (rc == 0 && s->manifest.notice[0]) log_info("%s", s->manifest.notice);
     return rc;
 }

@@ -1,6 +1,7 @@
 #include "common/io/http.h"
 
 #include "common/base/addr.h"
+#include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/io/lookup.h"
 
@@ -17,12 +18,13 @@
 #define ACCEPTED (HTTP_CONNECTIONS + 8)
 #define REQUEST_BYTES 8192u /* of a connection's memory: request line, headers, reply headers */
 
-/* A connection that is open, the newest first. It is silent until its request's headers are whole,
- * and again after the reply. */
+/* A connection that is open, the newest first. It is silent but for HTTP_IDLE_S from when it has
+ * asked: a request with a body, which nobody waits for, asks nothing before its end. */
 struct conn {
     struct conn *newer, *older;
     int fd;
-    bool asked, cut;
+    bool cut;
+    uint64_t asked_ns; /* when its request was whole; 0: it has none, or has its reply */
 };
 
 struct http {
@@ -46,11 +48,17 @@ static enum MHD_Result reply(struct MHD_Connection *c, unsigned status, const ch
     return rc;
 }
 
+static bool is_silent(const struct conn *k, uint64_t now_ns)
+{
+    return !k->asked_ns || now_ns >= k->asked_ns + HTTP_IDLE_S * NS_PER_S;
+}
+
 /* Connections that stay silent must not keep out one that asks: the longest silent one goes. */
 static void cut_silent(struct http *h)
 {
     struct conn *k = h->oldest;
-    while (k && (k->asked || k->cut)) k = k->newer;
+    uint64_t now_ns = clock_ns();
+    while (k && (k->cut || !is_silent(k, now_ns))) k = k->newer;
     if (!k) return;
     (void)shutdown(k->fd, SHUT_RDWR); /* the server reads the end and closes it */
     k->cut = true;
@@ -94,7 +102,7 @@ static void on_completed(void *arg, struct MHD_Connection *c, void **state,
     (void)arg;
     (void)state;
     (void)code;
-    if (k) k->asked = false;
+    if (k) k->asked_ns = 0;
 }
 
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const char *url,
@@ -106,8 +114,6 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
     (void)version;
     (void)data;
     if (!*state) { /* the headers are whole; a body, if any, follows and is dropped */
-        struct conn *k = conn_of(c);
-        if (k) k->asked = true;
         *state = &seen;
         return MHD_YES;
     }
@@ -115,6 +121,8 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
         *n = 0;
         return MHD_YES;
     }
+    struct conn *k = conn_of(c);
+    if (k) k->asked_ns = clock_ns();
     struct buf text = {0};
     bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0,
          found = strcmp(url, h->path) == 0;

@@ -269,19 +269,20 @@ static struct request *most_urgent(const struct core *c, const struct replica *r
     return best;
 }
 
-/* The most urgent one that asked for a better class than r, which waits; there is none where r did
- * not rise by waiting. It must be able to take its place from one that runs. */
+/* The most urgent one that asked for a better class than r, which waits, and that may take its
+ * place from one that runs; there is none where r did not rise by waiting. */
 static struct request *overtaker(const struct core *c, const struct replica *rep,
                                  const struct request *r)
 {
     struct request *best = NULL;
     if (aged(c, r) == r->asked || rep->n_running == 0) return NULL;
+    const struct request *victim = at(c, rep->running, rep->n_running - 1);
     for (uint32_t i = 0; i < rep->n_queued; i++) {
         struct request *x = at(c, rep->queued, i);
-        if (x->asked < r->asked && (!best || before(aged(c, x), x, aged(c, best), best))) best = x;
+        if (x->asked >= r->asked || !before(x->asked, x, victim->class, victim)) continue;
+        if (!best || before(aged(c, x), x, aged(c, best), best)) best = x;
     }
-    const struct request *victim = at(c, rep->running, rep->n_running - 1);
-    return best && before(best->asked, best, victim->class, victim) ? best : NULL;
+    return best;
 }
 
 /* The request that is admitted next, with room made for it; or NULL. Requests on trial run in a

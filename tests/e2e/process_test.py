@@ -118,6 +118,21 @@ class ProcessTest(unittest.TestCase):
         up.communicate(timeout=30)
         self.assertEqual(up.returncode, 0)
 
+    def test_term_while_the_model_is_hashed(self):
+        """A disk that does not answer does not keep a coordinator that is to stop."""
+        silent = {**os.environ, "LD_PRELOAD": os.path.join(os.path.dirname(program("")), "..", "lib", "libsilent_disk.so")}
+        with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, "a.yaml"), "w") as config:
+            config.write(f"model: {json.dumps(MODEL)}\nworkers: 1\nports: {{clients: 0, workers: 0, results: 0, metrics: 0, http: 0}}\n")
+            config.flush()
+            waits = os.path.join(folder, "waits")
+            p = subprocess.Popen([program("flotilla-coordinator"), "--config", config.name], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 env={**silent, "SILENT_READS": waits, "XDG_CACHE_HOME": folder})
+            self.addCleanup(p.kill)
+            until("the model is read", 60, lambda: os.path.exists(waits))
+            p.terminate()
+            out, _ = p.communicate(timeout=30)
+            self.assertEqual((p.returncode, out), (0, b""))  # it never listened
+
     def test_worker_that_cannot_serve(self):
         r = run("up", "--model", MODEL, "--isa", "nosuch")
         self.assertEqual(r.returncode, 1)

@@ -291,6 +291,26 @@ static void test_priority_is_not_inverted(void **state)
                 !ready_runs(f, 5)); /* the next of all */
 }
 
+/* One that rose and may preempt nobody does not hide one that may, though it would be next. */
+static void test_the_risen_hide_nobody(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_step s;
+    struct msg_run r[8];
+    open_two_places(f);
+    for (uint64_t id = 1; id <= 2; id++) (void)feed(f, request(id, 3, 60, PRIORITY_NORMAL));
+    (void)feed(f, request(3, 3, 4, PRIORITY_LOW));
+    assert_true(turn(f, &s, r));
+    f->now_ns += 10000 * MS;
+    (void)feed(f, request(4, 3, 4, PRIORITY_NORMAL));
+    assert_true(turn(f, &s, r));
+    f->now_ns += 11000 * MS;
+    (void)feed(f, request(5, 3, 4, PRIORITY_HIGH)); /* now 3 and 4 have risen to high */
+    assert_true(turn(f, &s, r));
+    assert_true(ready_runs(f, 1) && !ready_runs(f, 2) && !ready_runs(f, 3) && !ready_runs(f, 4) &&
+                ready_runs(f, 5));
+}
+
 /* A running request has the class to which it rose, so that those who come later do not preempt
  * it. */
 static void test_a_risen_class_lasts(void **state)
@@ -568,6 +588,7 @@ int main(void)
         TEST(test_tenants_share_nothing),
         TEST(test_replay),
         TEST(test_priority_is_not_inverted),
+        TEST(test_the_risen_hide_nobody),
         TEST(test_a_risen_class_lasts),
         TEST(test_waiting_before_a_preemption_counts),
         TEST(test_room_to_write_on),
