@@ -221,7 +221,7 @@ static void note_silent(struct shell *s, const struct action *a)
     s->silent[i] = (struct no_draft){a->draft.request, a->draft.serial, a->draft.first_pos};
 }
 
-void shell__event(struct shell *s, struct event *e)
+bool shell__event(struct shell *s, struct event *e)
 {
     uint64_t stops[LIMIT_STEP_LOGITS]; /* a result has at most so many tokens */
     size_t n_stops = 0;
@@ -265,6 +265,7 @@ void shell__event(struct shell *s, struct event *e)
                              .draft = {x.request, x.serial, .first_pos = x.first_pos}};
         shell__event(s, &none);
     }
+    return actions.awaited;
 }
 
 /* ---- messages ---- */
@@ -281,8 +282,8 @@ static void take_results(struct shell *s)
         struct event e = {.type = EV_RESULT, .key = m.key, .result = &r};
         if (rc < 0)
             s->dropped++;
-        else
-            shell__event(s, &e);
+        else if (shell__event(s, &e))
+            net_prove(&m);
     }
 }
 

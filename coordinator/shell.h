@@ -94,7 +94,7 @@ struct shell {
 };
 
 /* loop.c: runs an event through the core and carries out its actions. */
-void shell__event(struct shell *s, struct event *e);
+bool shell__event(struct shell *s, struct event *e);
 /* Logs, not too often, that a peer ("client" or "worker") speaks another protocol version. */
 void shell__tell_version(struct shell *s, const char *who, const char *peer, uint32_t version);
 

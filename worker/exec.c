@@ -443,6 +443,7 @@ static void take_data(struct exec *e)
     if (rc == 0 && body.bytes != s.frame_bytes) rc = ERR_PROTO;
     enum gate_verdict v = rc == 0 ? gate_step(&e->gate, s.epoch, s.number) : GATE_STALE;
     if (v == GATE_TAKE) {
+        net_prove(&msg);
         run_step(e, &s, body.data, body.bytes);
     } else if (v == GATE_GAP) {
         char text[128];

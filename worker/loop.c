@@ -360,15 +360,23 @@ static int read_addresses(struct loop *l, struct errmsg *em)
     struct addr advertise;
     if (addr_parse_port(l->o->coordinator, &l->coordinator, em) < 0)
         return err_wrap(em, ERR_CONF, "--coordinator");
-    bool local = addr_is_loopback(l->coordinator.host), v6 = l->coordinator.kind == ADDR_V6;
+    enum addr_kind kind = l->coordinator.kind;
+    bool local = addr_is_loopback(l->coordinator.host);
     const char *listen = l->o->listen ? l->o->listen
-                         : local      ? (v6 ? "[::1]" : "127.0.0.1")
-                                      : (v6 ? "[::]" : "0.0.0.0");
-    if (net_listen_address(listen, l->listen, sizeof l->listen, em) < 0)
-        return err_wrap(em, ERR_CONF, "--listen");
+                         : local      ? (kind == ADDR_V6 ? "[::1]" : "127.0.0.1")
+                                      : (kind == ADDR_V4 ? "0.0.0.0" : "[::]");
+    int rc = net_listen_address(listen, l->listen, sizeof l->listen, em);
+    /* A name may have addresses of both kinds: [::] serves both, but some machines lack IPv6. */
+    if (rc < 0 && !l->o->listen && kind == ADDR_NAME)
+        rc = net_listen_address("0.0.0.0", l->listen, sizeof l->listen, em);
+    if (rc < 0) return err_wrap(em, ERR_CONF, "--listen");
     if (!l->o->advertise) return 0;
     if (addr_parse_port(l->o->advertise, &advertise, em) < 0)
         return err_wrap(em, ERR_CONF, "--advertise");
+    if (addr_is_any(advertise.host))
+        return err_set(em, ERR_CONF,
+                       "--advertise: '%s' is every address: other workers need one that leads here",
+                       l->o->advertise);
     addr_format(&advertise, l->advertise, sizeof l->advertise);
     return 0;
 }

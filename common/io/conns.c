@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,6 +23,12 @@
  * are looked at this often. */
 #define SWEEP_NS NS_PER_S
 #define FIRED_MAX 64
+/* An empty frame has two bytes on the wire and 64 in libzmq. What the heap may have grown since a
+ * connection began to have something waiting: */
+#define HEAP_BYTES (UINT64_C(64) << 20)
+#define HEAP_A_BYTE 8u /* and for each byte that all connections have waiting */
+/* With less than this waiting at all connections they cannot have grown it. */
+#define HEAP_LOOK_BYTES (UINT64_C(256) << 10)
 /* ZMTP commands (handshake, ping) are counted by the kernel and never handed over: */
 #define COMMAND_BYTES 4096u
 #define COMMAND_BYTES_A_SECOND 64u
@@ -35,6 +42,7 @@ struct conn {
     uint32_t group;
     uint64_t cookie; /* the kernel's name of the connection, never used twice */
     uint64_t since_ns, active_ns, base, consumed, waiting;
+    uint64_t heap; /* bytes that the heap had when something began to wait; 0: not known yet */
 };
 
 struct conns {
@@ -42,10 +50,12 @@ struct conns {
     int fd_end; /* above the highest descriptor that was ever used */
     uint64_t looked_ns, swept_ns;
     bool any_hot;
+    bool to_trim; /* the heap has what a flood gave back */
     struct conns_limits limits[CONNS_GROUPS];
     uint32_t count[CONNS_GROUPS]; /* connections that are not cut */
     struct conn conns[CONNS_FD_MAX];
     _Atomic uint64_t delivered[CONNS_FD_MAX];
+    _Atomic uint64_t proved[CONNS_FD_MAX];  /* the cookie of a connection that has, or 0 */
     _Atomic uint64_t refused[CONNS_FD_MAX]; /* the cookie of a connection to be cut, or 0 */
     atomic_bool any_refused;
     pthread_mutex_t lock; /* guards `owners` */
@@ -111,6 +121,14 @@ static void cut(struct conns *c, int fd)
     (void)shutdown(fd, SHUT_RDWR);
 }
 
+static bool has_spoken(struct conns *c, int fd)
+{
+    struct conn *x = &c->conns[fd];
+    if (c->limits[x->group].proves) return x->cookie && atomic_load(&c->proved[fd]) == x->cookie;
+    if (!x->spoke) x->spoke = atomic_load(&c->delivered[fd]) != x->base;
+    return x->spoke;
+}
+
 static void make_room(struct conns *c, uint32_t group, int newest, uint64_t now_ns)
 {
     uint64_t quiet_ns = c->limits[group].quiet_ns;
@@ -118,9 +136,9 @@ static void make_room(struct conns *c, uint32_t group, int newest, uint64_t now_
     for (int fd = 0; fd < c->fd_end; fd++) {
         struct conn *x = &c->conns[fd];
         if (!x->used || x->cut || x->group != group || fd == newest) continue;
-        if (!x->spoke) x->spoke = atomic_load(&c->delivered[fd]) != x->base;
-        if (!x->spoke && (silent < 0 || x->since_ns < c->conns[silent].since_ns)) silent = fd;
-        if (x->spoke && quiet_ns && now_ns >= x->active_ns + quiet_ns &&
+        bool spoke = has_spoken(c, fd);
+        if (!spoke && (silent < 0 || x->since_ns < c->conns[silent].since_ns)) silent = fd;
+        if (spoke && quiet_ns && now_ns >= x->active_ns + quiet_ns &&
             (quiet < 0 || x->active_ns < c->conns[quiet].active_ns))
             quiet = fd;
     }
@@ -199,6 +217,11 @@ void conns_delivered(struct conns *c, int fd, size_t frame_bytes)
     atomic_fetch_add(&c->delivered[fd], frame_bytes + (frame_bytes > 255 ? 9 : 2));
 }
 
+void conns_prove(struct conns *c, int fd)
+{
+    if (fd >= 0 && fd < (int)CONNS_FD_MAX) atomic_store(&c->proved[fd], cookie_of(fd));
+}
+
 void conns_refuse(struct conns *c, int fd)
 {
     if (fd < 0 || fd >= (int)CONNS_FD_MAX) return;
@@ -265,6 +288,7 @@ static void look(struct conns *c, int fd, uint64_t now_ns)
     uint64_t handed = delivered - x->base;
     uint64_t waiting = consumed.least > handed ? consumed.least - handed : 0;
     x->waiting = waiting > commands ? waiting - commands : 0;
+    if (!x->waiting) x->heap = 0;
     if (x->waiting > l->bytes)
         cut(c, fd);
     else if (!x->hot)
@@ -288,6 +312,30 @@ static void hold_total(struct conns *c, uint32_t group)
     }
 }
 
+/* Shuts down the connection with most of those beside which the heap has grown too much. It looks
+ * at the heap only while much waits, since that takes the locks of malloc. */
+static void hold_heap(struct conns *c)
+{
+    uint64_t sum = 0;
+    int largest = -1;
+    for (int fd = 0; fd < c->fd_end; fd++) sum += c->conns[fd].waiting;
+    if (sum < HEAP_LOOK_BYTES) return;
+    struct mallinfo2 info = mallinfo2();
+    uint64_t heap = info.uordblks + info.hblkhd;
+    for (int fd = 0; fd < c->fd_end; fd++) {
+        struct conn *x = &c->conns[fd];
+        if (!x->waiting) continue;
+        if (!x->heap) x->heap = heap;
+        if (heap > x->heap + HEAP_BYTES + HEAP_A_BYTE * sum &&
+            (largest < 0 || x->waiting > c->conns[largest].waiting))
+            largest = fd;
+    }
+    if (largest < 0) return;
+    cut(c, largest);
+    c->to_trim = true;
+    for (int fd = 0; fd < c->fd_end; fd++) c->conns[fd].heap = 0;
+}
+
 long conns_turn(struct conns *c, uint64_t now_ns)
 {
     cut_refused(c);
@@ -308,6 +356,10 @@ long conns_turn(struct conns *c, uint64_t now_ns)
     c->any_hot = false;
     bool sweep = now_ns >= c->swept_ns + SWEEP_NS, any = false;
     if (sweep) c->swept_ns = now_ns;
+    if (sweep && c->to_trim) {
+        (void)malloc_trim(0); /* libzmq has freed it by now: it hears of the end at once */
+        c->to_trim = false;
+    }
     uint32_t groups = 0; /* a bit for each in which something was looked at */
     for (int fd = 0; fd < c->fd_end; fd++) {
         const struct conn *x = &c->conns[fd];
@@ -319,6 +371,7 @@ long conns_turn(struct conns *c, uint64_t now_ns)
     }
     for (uint32_t g = 0; g < CONNS_GROUPS; g++)
         if (groups >> g & 1) hold_total(c, g);
+    if (groups) hold_heap(c);
     if (c->any_hot) return CONNS_LOOK_MS;
     return any ? (long)((c->swept_ns + SWEEP_NS - now_ns) / NS_PER_MS) + 1 : -1;
 }

@@ -4,10 +4,11 @@
  * libzmq hands a message over when it is whole, and counts messages, so the parts of one that never
  * ends pile up without limit. The kernel counts the bytes of each connection (TCP_INFO), the
  * receiver those that it was handed; the difference lies in libzmq. A connection beyond its limit
- * is shut down; libzmq then drops the unfinished message.
+ * is shut down; libzmq then drops the unfinished message. Frames of few bytes, which take libzmq
+ * many times what they have, show only in the size of the heap.
  *
- * One thread owns it (net.c's guard); conns_delivered, conns_owned and conns_refuse may be called
- * from any. */
+ * One thread owns it (net.c's guard); conns_delivered, conns_owned, conns_prove and conns_refuse
+ * may be called from any. */
 #ifndef FLOTILLA_IO_CONNS_H
 #define FLOTILLA_IO_CONNS_H
 
@@ -28,6 +29,7 @@ struct conns_limits {
                              else the one that is quiet for longest, at least quiet_ns, or else is
                              refused itself */
     uint64_t quiet_ns;    /* 0: one that has spoken is never pushed out */
+    bool proves;          /* to speak is to prove (conns_prove): other words do not count */
     uint64_t bytes;       /* of a connection that were not handed over */
     uint64_t total_bytes; /* of all its connections: the one with most goes first */
 };
@@ -49,6 +51,9 @@ void conns_accepted(struct conns *c, int fd, uint32_t group, uint64_t now_ns);
 void conns_lost(struct conns *c, int fd);
 /* A frame of so many bytes that came by fd was handed over. */
 void conns_delivered(struct conns *c, int fd, size_t frame_bytes);
+
+/* The connection that fd names now has said what only the right peer can. */
+void conns_prove(struct conns *c, int fd);
 
 /* The connection that fd names now is to be shut down, by the next conns_turn. */
 void conns_refuse(struct conns *c, int fd);

@@ -41,6 +41,7 @@
 #define KEEPALIVE_TRIES 3
 #define MONITOR_EVENTS 4096 /* that may wait to be read; beyond, the I/O thread blocks */
 #define SKIPPED_A_CALL 64   /* messages of keys that are not admitted any more */
+#define DROPPED_A_CALL 4096 /* frames, which takes 0.3 ms */
 #define QUIET_NS (10 * NS_PER_S)
 #define TOTAL_FACTOR 4u /* times one peer's limit that all peers of a socket may have waiting */
 
@@ -75,6 +76,7 @@ struct net_sock {
     struct net *net;
     struct net_limits limits;
     bool guarded;             /* its peers are held within limits */
+    bool dropping;            /* the rest of a message with too many frames is to be received */
     struct net_rule rule;     /* whom it admits */
     struct key expected;      /* at the other end */
     bool has_domain;          /* it listens with keys, */
@@ -397,6 +399,7 @@ static struct conns_limits peer_limits(const struct net_sock *s)
     uint64_t bytes = (queued + 2) * message;
     return (struct conns_limits){.count = l->peers_max ? l->peers_max : NET_PEERS_DEFAULT,
                                  .quiet_ns = s->kind == NET_ROUTER ? QUIET_NS : 0,
+                                 .proves = s->kind == NET_PULL,
                                  .bytes = bytes,
                                  .total_bytes = TOTAL_FACTOR * bytes};
 }
@@ -596,53 +599,86 @@ static zmq_msg_t *raw(struct net_msg *m, unsigned i)
     return (zmq_msg_t *)(void *)m->frames[i].raw;
 }
 
-/* A whole message. *ret_fd: the connection that its last frame came by. */
-static int receive(struct net_sock *s, struct net_msg *m, int *ret_fd)
+static int receive_frame(struct net_sock *s, zmq_msg_t *ret, int *ret_fd, bool *ret_more)
 {
-    *m = (struct net_msg){.roles = s->has_domain ? 0 : KEY_ANY};
-    bool more = true;
-    while (more) {
-        zmq_msg_t extra, *to = m->n < NET_FRAMES_MAX ? raw(m, m->n) : &extra;
-        (void)zmq_msg_init(to);
-        int rc;
-        while ((rc = zmq_msg_recv(to, s->zmq, ZMQ_DONTWAIT)) < 0 && errno == EINTR) continue;
-        if (rc < 0) {
-            (void)zmq_msg_close(to);
-            net_msg_close(m);
-            return errno == EAGAIN ? ERR_AGAIN : ERR_IO;
-        }
-        more = zmq_msg_more(to);
-        *ret_fd = s->guarded ? zmq_msg_get(to, ZMQ_SRCFD) : -1;
-        if (s->guarded)
-            conns_delivered(s->net->guard.conns, *ret_fd,
-                            zmq_msg_size(to) + (s->has_domain ? CURVE_BYTES : 0));
-        if (s->has_domain && !m->roles) set_key_of(s, m, to);
-        if (m->n < NET_FRAMES_MAX) {
-            /* A ROUTER's own first frame does not carry it, those from the wire do. */
-            const char *peer = m->peer[0] ? NULL : zmq_msg_gets(to, "Peer-Address");
-            if (peer) set_peer(m, peer);
-            m->n++;
-        } else {
-            m->truncated = true;
-            (void)zmq_msg_close(to);
-        }
+    int rc;
+    (void)zmq_msg_init(ret);
+    while ((rc = zmq_msg_recv(ret, s->zmq, ZMQ_DONTWAIT)) < 0 && errno == EINTR) continue;
+    if (rc < 0) {
+        rc = errno == EAGAIN ? ERR_AGAIN : ERR_IO;
+        (void)zmq_msg_close(ret);
+        return rc;
     }
-    if (s->guarded && s->has_domain) conns_owned(s->net->guard.conns, *ret_fd, &m->key);
+    *ret_more = zmq_msg_more(ret);
+    *ret_fd = s->guarded ? zmq_msg_get(ret, ZMQ_SRCFD) : -1;
+    if (s->guarded)
+        conns_delivered(s->net->guard.conns, *ret_fd,
+                        zmq_msg_size(ret) + (s->has_domain ? CURVE_BYTES : 0));
+    return 0;
+}
+
+/* Receives what is left of a message with too many frames, or a part of it: there may be millions,
+ * since an empty one has two bytes. ERR_AGAIN: more is left. */
+static int drop_rest(struct net_sock *s)
+{
+    for (int i = 0; i < DROPPED_A_CALL && s->dropping; i++) {
+        zmq_msg_t extra;
+        int fd, rc = receive_frame(s, &extra, &fd, &s->dropping);
+        if (rc < 0) return rc;
+        (void)zmq_msg_close(&extra);
+    }
+    return s->dropping ? ERR_AGAIN : 0;
+}
+
+static void refuse_conn(struct net_sock *s, int fd)
+{
+    conns_refuse(s->net->guard.conns, fd);
+    (void)eventfd_write(s->net->guard.wake, 1);
+}
+
+/* A whole message. */
+static int receive(struct net_sock *s, struct net_msg *m)
+{
+    *m = (struct net_msg){
+        .roles = s->has_domain ? 0 : KEY_ANY, .from = s->guarded ? s : NULL, .fd = -1};
+    int rc = s->dropping ? drop_rest(s) : 0;
+    bool more = true;
+    while (rc == 0 && more && m->n < NET_FRAMES_MAX) {
+        zmq_msg_t *frame = raw(m, m->n);
+        rc = receive_frame(s, frame, &m->fd, &more);
+        if (rc < 0) break;
+        if (s->has_domain && !m->roles) set_key_of(s, m, frame);
+        /* A ROUTER's own first frame does not carry it, those from the wire do. */
+        const char *peer = m->peer[0] ? NULL : zmq_msg_gets(frame, "Peer-Address");
+        if (peer) set_peer(m, peer);
+        m->n++;
+    }
+    if (rc < 0) {
+        net_msg_close(m);
+        return rc;
+    }
+    m->truncated = s->dropping = more;
+    if (more && s->guarded) refuse_conn(s, m->fd);
+    if (s->guarded && s->has_domain) conns_owned(s->net->guard.conns, m->fd, &m->key);
     return 0;
 }
 
 int net_recv(struct net_sock *s, struct net_msg *m)
 {
     for (int i = 0; i < SKIPPED_A_CALL; i++) {
-        int fd, rc = receive(s, m, &fd);
+        int rc = receive(s, m);
         if (rc < 0 || m->roles) return rc;
         /* Its key was admitted once, and is not any more. */
         zap_refuse(s->net->zap, NET_REFUSED_KEY, m->peer, &m->key);
-        conns_refuse(s->net->guard.conns, fd);
-        (void)eventfd_write(s->net->guard.wake, 1);
+        refuse_conn(s, m->fd);
         net_msg_close(m);
     }
     return ERR_AGAIN;
+}
+
+void net_prove(const struct net_msg *m)
+{
+    if (m->from) conns_prove(m->from->net->guard.conns, m->fd);
 }
 
 struct net_frame net_msg_frame(const struct net_msg *m, unsigned idx)

@@ -128,15 +128,22 @@ struct net_msg {
     char peer[64];  /* public: the host it came from, as in an endpoint; empty on inproc */
     struct key key; /* public: of its connection; not set where the context has none */
     uint32_t roles; /* public: what that key may do; KEY_ANY where the context has none */
-    bool truncated; /* public: it had more frames than NET_FRAMES_MAX, which were dropped */
+    bool truncated; /* public: it had more frames than NET_FRAMES_MAX, which are dropped */
     struct {
         _Alignas(8) uint8_t raw[64];
-    } frames[NET_FRAMES_MAX]; /* private */
+    } frames[NET_FRAMES_MAX]; /* private, like the next two */
+    struct net_sock *from;    /* a guarded one, else NULL */
+    int fd;                   /* of its connection */
 };
 
-/* ERR_AGAIN: none waits. Messages of keys that are not admitted any more are skipped. On success
- * the message is released with net_msg_close. */
+/* ERR_AGAIN: none waits, or one with very many frames is being dropped, some of them at each call.
+ * Messages of keys that are not admitted any more are skipped. The connection of one with too many
+ * frames is shut down. On success the message is released with net_msg_close. */
 int net_recv(struct net_sock *s, struct net_msg *m);
+/* The message, which need not be open any more, is such as only the right peer of a data link can
+ * send: its connection is not pushed out for a new one. Those of a PULL that never sent such a
+ * message are. */
+void net_prove(const struct net_msg *m);
 struct net_frame net_msg_frame(const struct net_msg *m, unsigned idx);
 void net_msg_close(struct net_msg *m);
 

@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/utf8.h"
 #include "common/engine/engine.h"
 #include "coordinator/core/route.h"
 #include "proto/limits.h"
@@ -430,6 +431,19 @@ static int run(struct up *u, struct errmsg *em)
     return rc == 0 ? CMD_OK : rc == ERR_CONF ? CMD_USAGE : CMD_FAILED;
 }
 
+/* Whether it can stand in quotes in the cluster file. */
+static bool is_one_line(const char *text)
+{
+    size_t n = strlen(text);
+    for (size_t at = 0; at < n;) {
+        int32_t c;
+        size_t used = utf8_char(text + at, n - at, &c);
+        if (used == 0 || c < ' ' || c == 0x7f) return false;
+        at += used;
+    }
+    return true;
+}
+
 static int check(struct up *u, struct errmsg *em)
 {
     enum kv_type kv;
@@ -441,6 +455,8 @@ static int check(struct up *u, struct errmsg *em)
     if (u->policy && !route_policy_parse(u->policy, &policy))
         return err_set(em, ERR_CONF, "--policy: '%s' is unknown (%s)", u->policy,
                        route_policies_text(names));
+    if (u->draft && !is_one_line(u->draft))
+        return err_set(em, ERR_CONF, "--draft: a path in UTF-8 without control characters");
     u->n_workers = u->workers * u->replicas;
     if (u->n_workers > WORKERS_MOST)
         return err_set(em, ERR_CONF,

@@ -66,13 +66,22 @@ void up_file_number(struct up_file *f, const char *key, uint32_t value)
 
 static int check_one(const char *item, struct errmsg *em)
 {
+    /* up itself goes by them. */
+    static const char *const options[] = {"model", "workers", "replicas"};
     const char *equals = strchr(item, '=');
     size_t n = strspn(item, "abcdefghijklmnopqrstuvwxyz0123456789_.");
     if (!equals || equals == item || n != (size_t)(equals - item) || strpbrk(equals, "\r\n"))
         return err_set(em, ERR_CONF, "--set: '%s' is not KEY=VALUE on one line", item);
     struct entry e = split(item);
-    if (!e.section_len && e.name_len == 5 && memcmp(e.name, "model", 5) == 0)
-        return err_set(em, ERR_CONF, "--set: the model is given with --model");
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        if (!e.section_len && (size_t)e.name_len == strlen(options[i]) &&
+            memcmp(e.name, options[i], (size_t)e.name_len) == 0)
+            return err_set(em, ERR_CONF, "--set: '%s' is given with --%s", options[i], options[i]);
+    const char *value = e.value + strspn(e.value, " \t");
+    if (*value == '{' || (*value && strchr("!&*", *value) && strchr(value, '{')))
+        return err_set(
+            em, ERR_CONF,
+            "--set: '%s': the keys of a section are set one by one, as SECTION.KEY=VALUE", item);
     if (e.section_len == 4 && memcmp(e.section, "keys", 4) == 0)
         return err_set(em, ERR_CONF,
                        "--set: a cluster with keys is not for up, whose programs stay on this "

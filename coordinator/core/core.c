@@ -270,12 +270,14 @@ struct actions core_step(struct core *c, const struct event *e)
     c->now_ns = e->now_ns;
     c->n_actions = 0;
     arena_reset(&c->arena);
+    bool awaited = false;
     switch (e->type) {
     case EV_FROM_WORKER: replica__from_worker(c, e->from.msg, e->from.address, &e->key); break;
     case EV_LINK_UP: replica__link(c, e->link.epoch, true); break;
     case EV_LINK_LOST: replica__link(c, e->link.epoch, false); break;
     case EV_RESULT:
-        if (flight__result(c, e->result, &e->key)) request__results(c, e->result);
+        awaited = flight__result(c, e->result, &e->key);
+        if (awaited) request__results(c, e->result);
         break;
     case EV_SUBMIT: request__submit(c, e); break;
     case EV_DRAFT: spec__answer(c, e); break;
@@ -300,7 +302,7 @@ struct actions core_step(struct core *c, const struct event *e)
         compose(c);
         break;
     }
-    return (struct actions){c->actions, c->n_actions};
+    return (struct actions){c->actions, c->n_actions, awaited};
 }
 
 static const char *const state_names[] = {"waiting", "loading", "linking",

@@ -1,6 +1,6 @@
 """Random and mutated messages to every socket of a running cluster, of the sanitized build where there is one: calls that
 break a rule get a status, other bytes are dropped and counted, and the cluster still gives the right answer."""
-import collections, itertools, json, os, random, re, socket, struct, subprocess, sys, threading, time, unittest
+import collections, contextlib, itertools, json, os, random, re, signal, socket, struct, subprocess, sys, threading, time, unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "lib"))
 BIN = os.environ["FLOTILLA_BIN"]
@@ -32,6 +32,13 @@ def ports_of(c):
     return [client, worker, *results, *data]
 
 
+def greet(s, kind):
+    """The handshake of ZMTP, of a peer that reads nothing."""
+    s.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16 + 1 + 31))
+    ready = b"\5READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind.encode()
+    s.sendall(b"\4" + bytes([len(ready)]) + ready)
+
+
 class Noise(unittest.TestCase):
     def test_every_socket(self):
         want = local("Once upon a time", tokens=6)["tokens"]
@@ -61,9 +68,7 @@ class Noise(unittest.TestCase):
             for port, kind, frame in zip(ports_of(c), ("DEALER", "DEALER", "PUSH", "PUSH"), (1 << 20, 60 << 10, 1 << 20, 1 << 20)):
                 sent = 0
                 with socket.create_connection(("127.0.0.1", port)) as s, self.subTest(kind=kind, port=port):
-                    s.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16 + 1 + 31))
-                    ready = b"\5READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind.encode()
-                    s.sendall(b"\4" + bytes([len(ready)]) + ready)
+                    greet(s, kind)
                     with self.assertRaises(OSError):
                         while sent < 256 << 20:
                             s.sendall(b"\3" + struct.pack(">Q", frame) + bytes(frame))
@@ -73,6 +78,28 @@ class Noise(unittest.TestCase):
                     self.assertLess(sent, 64 << 20)
             self.assertEqual(c.generate("Once upon a time", tokens=6)["tokens"], local("Once upon a time", tokens=6)["tokens"])
             self.assertEqual(c.status()["replicas"][0]["epoch"], 1)
+
+
+    def test_strangers_at_the_results(self):
+        """Strangers who talk and stay, more than there is room for, keep no stage's results out, now or in the next generation."""
+        with Cluster(workers=1, threads=1, kv_tokens=2048, no_restart=False) as c, contextlib.ExitStack() as strangers:
+            want = c.generate("Once upon a time", tokens=6)["tokens"]
+            _, _, results, _ = ports_of(c)
+
+            def come():
+                for _ in range(12):
+                    s = strangers.enter_context(socket.create_connection(("127.0.0.1", results)))
+                    with contextlib.suppress(OSError):
+                        greet(s, "PUSH")
+                        s.sendall(b"\0\1x")
+                    time.sleep(0.1)  # it is heard before the next one comes
+            come()
+            self.assertEqual(c.generate("Once upon a time", tokens=6)["tokens"], want)
+            self.assertEqual(c.status()["replicas"][0]["epoch"], 1, c.text()[-2000:])
+            os.kill(c.workers()[0]["pid"], signal.SIGKILL)
+            come()  # and take the place that became free
+            c.wait(lambda s: s["ready"] and s["replicas"][0]["epoch"] > 1, 60)
+            self.assertEqual(c.generate("Once upon a time", tokens=6)["tokens"], want)
 
 
 class SlowReader(Connection):

@@ -80,13 +80,13 @@ static void act(struct actions *a, struct instance *to, enum to_worker type)
     actions[0] = (struct action){.type = ACT_TO_WORKER, .to_worker = {*to, &to_worker}};
     actions[1] = (struct action){.type = ACT_LINK_OPEN,
                                  .link = {.epoch = {7, 0, 1}, .endpoint = "tcp://127.0.0.1:9"}};
-    *a = (struct actions){actions, type == TO_CONNECT ? 2 : 1};
+    *a = (struct actions){.items = actions, .n = type == TO_CONNECT ? 2 : 1};
     *to = (struct instance){0, 0};
 }
 
 struct actions core_step(struct core *c, const struct event *e)
 {
-    struct actions a = {NULL, 0};
+    struct actions a = {0};
     (void)c;
     switch (e->type) {
     case EV_TICK:

@@ -119,7 +119,7 @@ static void test_pauses(void **state)
 static void test_slow_loads(void **state)
 {
     struct fixture *f = *state;
-    struct actions a = {NULL, 0};
+    struct actions a = {0};
     (void)hello(f, 1, "a");
     f->epoch = first(hello(f, 2, "b"), ACT_TO_WORKER)->to_worker.msg->epoch;
     (void)from(f, 1, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
@@ -383,7 +383,7 @@ static void test_lost_time_counts_for_nobody(void **state)
     f->now_ns += 30000 * MS;
     struct event stalled = {.type = EV_TICK, .tick = {30000 * MS}};
     assert_null(first(feed(f, stalled), ACT_LINK_CLOSE));
-    struct actions a = {NULL, 0};
+    struct actions a = {0};
     uint64_t ms = 0;
     for (; ms < 5000 && !first(a, ACT_LINK_CLOSE); ms += 100) { /* what stands still from now on */
         speak(f, 1, number, number - 1);

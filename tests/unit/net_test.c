@@ -282,6 +282,97 @@ static void test_connections_are_counted(void **state)
     (void)close(spoken);
 }
 
+/* A message of a million empty frames is dropped bit by bit, and its connection is closed; the next
+ * peer's message comes. */
+static void test_many_frames(void **state)
+{
+    enum { FRAMES = 1000000, PUT = 100000 };
+    static unsigned char empty[2 * PUT];
+    struct net_msg m;
+    (void)state;
+    for (size_t i = 0; i < sizeof empty; i += 2) empty[i] = 1; /* more follow; no bytes */
+    listen_as(NET_ROUTER,
+              (struct net_limits){
+                  .hwm = 4, .recv_hwm = 1, .frame_max = (int64_t)FRAME, .message_max = 4 * FRAMES},
+              "tcp://127.0.0.1:*");
+    int fd = raw_connect(endpoint), next = raw_connect(endpoint);
+    greet(fd, "DEALER");
+    greet(next, "DEALER");
+    for (int i = 0; i < FRAMES / PUT; i++) assert_true(put(fd, empty, sizeof empty));
+    assert_true(put_frame(fd, 5, false));
+    assert_true(receive(&m, 30000));
+    assert_true(m.truncated);
+    net_msg_close(&m);
+    assert_true(put_frame(next, 7, false));
+    int calls = 0;
+    uint64_t until_ns = clock_ns() + 30 * NS_PER_S;
+    while (net_recv(server, &m) < 0 && clock_ns() < until_ns) {
+        struct net_poll p = {.sock = server};
+        (void)net_poll(&p, 1, 1000);
+        calls += p.readable;
+    }
+    assert_int_equal(net_msg_frame(&m, 1).bytes, 7);
+    net_msg_close(&m);
+    assert_true(calls > 10); /* none of them took it all */
+    assert_true(is_closed(fd, true));
+    (void)close(fd);
+    (void)close(next);
+}
+
+/* Frames without bytes take 32 times in memory what they have on the wire: an endless message of
+ * them ends long before the limit of bytes. */
+static void test_endless_empty_frames(void **state)
+{
+    enum { PUT = 32768 };
+    static unsigned char empty[2 * PUT];
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); /* their heaps have no size */
+#endif
+    for (size_t i = 0; i < sizeof empty; i += 2) empty[i] = 1; /* more follow; no bytes */
+    listen_as(NET_PULL,
+              (struct net_limits){
+                  .hwm = 4, .frame_max = (int64_t)FRAME, .message_max = UINT64_C(1) << 30},
+              "tcp://127.0.0.1:*");
+    int fd = raw_connect(endpoint);
+    greet(fd, "PUSH");
+    size_t sent = 0;
+    while (sent < (size_t)64 << 20 && put(fd, empty, sizeof empty)) sent += sizeof empty;
+    assert_true(sent < (size_t)32 << 20); /* some of it lies in the kernel */
+    assert_true(is_closed(fd, true));
+    (void)close(fd);
+}
+
+/* Only who proved to be the right peer of a data link keeps its place: words alone do not count. */
+static void test_strangers_who_talk(void **state)
+{
+    enum { N = 8 };
+    int strangers[N];
+    struct net_msg m;
+    (void)state;
+    listen_as(NET_PULL, (struct net_limits){.hwm = 4, .frame_max = (int64_t)FRAME, .peers_max = N},
+              "tcp://127.0.0.1:*");
+    int right = raw_connect(endpoint);
+    greet(right, "PUSH");
+    assert_true(put_frame(right, 5, false));
+    assert_true(receive(&m, 30000));
+    net_prove(&m);
+    net_msg_close(&m);
+    for (int i = 0; i < N; i++) { /* one more than there is room for */
+        strangers[i] = raw_connect(endpoint);
+        greet(strangers[i], "PUSH");
+        if (i == N - 1) break;
+        assert_true(put_frame(strangers[i], 5, false));
+        assert_true(receive(&m, 30000));
+        net_msg_close(&m);
+    }
+    assert_true(is_closed(strangers[0], true));
+    assert_false(is_closed(strangers[N - 1], false));
+    assert_false(is_closed(right, false));
+    for (int i = 0; i < N; i++) (void)close(strangers[i]);
+    (void)close(right);
+}
+
 /* Connections of one socket, with the clock in the test's hands. */
 struct pair {
     int peer, accepted;
@@ -593,6 +684,9 @@ int main(void)
         cmocka_unit_test_teardown(test_many_sockets, teardown),
         cmocka_unit_test_teardown(test_unfinished_message, teardown),
         cmocka_unit_test_teardown(test_unfinished_message_that_waits, teardown),
+        cmocka_unit_test_teardown(test_many_frames, teardown),
+        cmocka_unit_test_teardown(test_endless_empty_frames, teardown),
+        cmocka_unit_test_teardown(test_strangers_who_talk, teardown),
         cmocka_unit_test_teardown(test_honest_peer_is_never_cut, teardown),
         cmocka_unit_test_teardown(test_connections_are_counted, teardown),
         cmocka_unit_test(test_accounts),
