@@ -3,6 +3,7 @@
 #include "common/base/mem.h"
 #include "common/text/json.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -194,6 +195,17 @@ static int render(const struct conversation_model *m, const struct json *chat,
     return rc < 0 ? explain(rc, em) : 0;
 }
 
+/* What can never fit the context is not handed to the tokeniser. */
+static int check_size(const struct conversation_model *m, const struct template_prompt *p,
+                      struct errmsg *em)
+{
+    if (!m->ctx || p->bytes / m->token_bytes <= m->ctx) return 0;
+    return err_set(em, ERR_LIMIT,
+                   "field 'messages': a prompt of %zu bytes does not fit the context of %" PRIu32
+                   " tokens: the longest token has %" PRIu32 " bytes",
+                   p->bytes, m->ctx, m->token_bytes);
+}
+
 /* Some templates begin the reasoning for the model. */
 static bool ends_in_thought(const struct template_prompt *p)
 {
@@ -214,6 +226,7 @@ int conversation_encode(const struct conversation_model *m, const char *json, si
     if (rc < 0) return err_wrap(em, ERR_RANGE, "field 'chat_json'");
     rc = read_messages(chat, &messages, em);
     if (rc == 0) rc = render(m, chat, messages, &prompt, em);
+    if (rc == 0) rc = check_size(m, &prompt, em);
     if (rc == 0) rc = vocab_encode_runs(m->vocab, prompt.text, prompt.runs, prompt.n_runs, ret, em);
     if (rc == 0) *ret_open_thought = ends_in_thought(&prompt);
     if (rc == 0 && ret_prompt) {

@@ -12,6 +12,8 @@ struct conversation_model {
     const struct vocab *vocab;
     const struct chat *chat; /* NULL: it has no templates, */
     const char *why;         /* and why */
+    uint32_t ctx;            /* tokens of a prompt at most; 0: any number */
+    uint32_t token_bytes;    /* of the longest token, where ctx is given */
 };
 
 /* Appends the prompt's ids to `ret`. ret_prompt: NULL, or where the rendered text goes, which the

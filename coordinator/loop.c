@@ -528,7 +528,10 @@ static int open_templates(const struct config *c, const struct model_file *m, st
 /* A model whose templates cannot be used is served all the same; chats are told why. */
 static int open_chat(struct shell *s, struct errmsg *em)
 {
-    s->talk = (struct conversation_model){.vocab = s->model->vocab, .why = s->no_chat.text};
+    s->talk = (struct conversation_model){.vocab = s->model->vocab,
+                                          .why = s->no_chat.text,
+                                          .ctx = s->ctx,
+                                          .token_bytes = s->token_bytes};
     int rc = open_templates(s->config, s->model, &s->chat, &s->no_chat);
     if (rc == 0 && s->chat.plain) {
         s->talk.chat = &s->chat;

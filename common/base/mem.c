@@ -89,6 +89,12 @@ void mem_warm(void)
     mem_free(p);
 }
 
+size_t mem_heap(void)
+{
+    struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+}
+
 void mem_trim(void)
 {
     (void)malloc_trim(0);

@@ -34,6 +34,10 @@ void mem_free(void *p);
 #define MEM_WARM_BYTES ((size_t)64 << 10)
 void mem_warm(void);
 
+/* Bytes that are allocated, by libraries too; 0 under a sanitizer. It takes the locks of all
+ * threads' heaps. */
+size_t mem_heap(void);
+
 /* Gives what was freed back to the system, as far as it is whole pages: after work that took much
  * for a while. Slow. */
 void mem_trim(void);

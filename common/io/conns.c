@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
-#include <malloc.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -320,8 +319,7 @@ static void hold_heap(struct conns *c)
     int largest = -1;
     for (int fd = 0; fd < c->fd_end; fd++) sum += c->conns[fd].waiting;
     if (sum < HEAP_LOOK_BYTES) return;
-    struct mallinfo2 info = mallinfo2();
-    uint64_t heap = info.uordblks + info.hblkhd;
+    uint64_t heap = mem_heap();
     for (int fd = 0; fd < c->fd_end; fd++) {
         struct conn *x = &c->conns[fd];
         if (!x->waiting) continue;
@@ -357,7 +355,7 @@ long conns_turn(struct conns *c, uint64_t now_ns)
     bool sweep = now_ns >= c->swept_ns + SWEEP_NS, any = false;
     if (sweep) c->swept_ns = now_ns;
     if (sweep && c->to_trim) {
-        (void)malloc_trim(0); /* libzmq has freed it by now: it hears of the end at once */
+        mem_trim(); /* libzmq has freed it by now: it hears of the end at once */
         c->to_trim = false;
     }
     uint32_t groups = 0; /* a bit for each in which something was looked at */

@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/io/http.h"
+#include "common/io/net.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -285,6 +286,7 @@ static void on_connection(void *arg, struct MHD_Connection *c, void **state,
         *k = (struct conn){.h = h, .c = c, .older = h->newest, .fd = i ? i->connect_fd : -1};
         set_state(k, CONN_IDLE);
         (void)setsockopt(k->fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
+        net_keepalive(k->fd);
         *(h->newest ? &h->newest->newer : &h->oldest) = k;
         h->newest = k;
         *state = k;

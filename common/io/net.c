@@ -11,6 +11,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <linux/tcp.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -41,7 +42,7 @@
 #define KEEPALIVE_TRIES 3
 #define MONITOR_EVENTS 4096 /* that may wait to be read; beyond, the I/O thread blocks */
 #define SKIPPED_A_CALL 64   /* messages of keys that are not admitted any more */
-#define DROPPED_A_CALL 4096 /* frames, which takes 0.3 ms */
+#define DROPPED_A_CALL 4096 /* frames, of a message with too many */
 #define QUIET_NS (10 * NS_PER_S)
 #define TOTAL_FACTOR 4u /* times one peer's limit that all peers of a socket may have waiting */
 
@@ -157,6 +158,19 @@ void net_allow(struct net *n, const struct key_list *keys)
 bool net_refusal(struct net *n, struct net_refusal *ret)
 {
     return n->zap && zap_refusal(n->zap, ret);
+}
+
+void net_keepalive(int fd)
+{
+    const struct {
+        int level, name, value;
+    } options[] = {{SOL_SOCKET, SO_KEEPALIVE, 1},
+                   {IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S},
+                   {IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_EACH_S},
+                   {IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_TRIES}};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        (void)setsockopt(fd, options[i].level, options[i].name, &options[i].value,
+                         sizeof options[i].value);
 }
 
 static bool set_int(void *s, int option, int value)

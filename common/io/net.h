@@ -62,6 +62,10 @@ struct net_refusal {
 /* The next kind of refused connections that net_refusal has not told of. False: there are none. */
 bool net_refusal(struct net *n, struct net_refusal *ret);
 
+/* The system looks whether the peer of this TCP connection is still there, as it does for those of
+ * this module, so that one that is gone without a word is noticed. */
+void net_keepalive(int fd);
+
 /* ---- sockets ---- */
 
 enum net_kind {

@@ -197,6 +197,10 @@ class Chat(Models, unittest.TestCase):
         """On the demo model: shapes of messages, and how many tokens their prompts have."""
         call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         with Cluster(workers=2, threads=1, kv_tokens=8192) as c:
+            # What can never fit is not handed to the tokeniser.
+            r = self.chat(c, "a" * 3000000, status=400)
+            self.assertRegex(r["error"]["message"], r"a prompt of 3\d* bytes does not fit the context of \d+ tokens: the longest token")
+
             def raw(text):
                 return post(c.http, CHAT, ('{"max_tokens": 3, "temperature": 0, %s}' % text).encode())
             for text, param in (('"messages": []', "messages"), ('"x": 1', "x"), ('"messages": null', "messages"), ('"messages": "hi"', "messages"),

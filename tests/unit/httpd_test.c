@@ -275,6 +275,33 @@ static void test_gone_in_a_body(void **state)
     assert_int_equal(s->n_requests, 0);
 }
 
+/* The system looks after each connection, so that a client that is gone without a word is noticed
+ * while its answer is computed. */
+static void test_keepalive(void **state)
+{
+    struct server *s = *state;
+    struct sockaddr_in mine, other;
+    socklen_t n = sizeof mine;
+    int fd = dial(s), accepted = -1, on = 0;
+    assert_int_equal(getsockname(fd, (struct sockaddr *)(void *)&mine, &n), 0);
+    uint64_t give_up = clock_ns() + 10 * NS_PER_S;
+    while (!httpd_connections(s->h) && clock_ns() < give_up) {
+        struct pollfd p = {.fd = httpd_fd(s->h), .events = POLLIN};
+        (void)poll(&p, 1, 20);
+        httpd_turn(s->h);
+    }
+    for (int k = 3; k < 1024 && accepted < 0; k++) {
+        n = sizeof other;
+        if (getpeername(k, (struct sockaddr *)(void *)&other, &n) == 0 &&
+            other.sin_port == mine.sin_port)
+            accepted = k;
+    }
+    n = sizeof on;
+    assert_int_equal(getsockopt(accepted, SOL_SOCKET, SO_KEEPALIVE, &on, &n), 0);
+    assert_true(on);
+    (void)close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +310,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_large_bodies, setup, teardown),
         cmocka_unit_test_setup_teardown(test_unwanted_bodies, setup, teardown),
         cmocka_unit_test_setup_teardown(test_gone_in_a_body, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_keepalive, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
