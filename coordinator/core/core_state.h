@@ -65,6 +65,7 @@ struct worker {
     bool knows;              /* it has spoken of that generation: its Assign arrived */
     bool suspect;            /* its data link broke, and it has said nothing since */
     bool leaves;             /* as ordered: it is not planned with */
+    bool namesake;           /* it came by the name of another that lives, and has not served yet */
     uint64_t told_ns;        /* when it was last told to leave; 0: it was not */
     uint32_t record;         /* index of its name's record */
     uint32_t doubt; /* record of the other end of its link that broke at doubted_ns, or NO_WORKER */
@@ -177,6 +178,7 @@ struct replica {
     uint64_t began_ns;        /* when the present or last generation began; 0: none has */
     uint64_t retry_ns;        /* no generation is begun before this time */
     uint64_t pause_ns;        /* between failed beginnings; doubles */
+    uint32_t failed;          /* such beginnings in a row */
     uint64_t served_ns;       /* up to when its workers' service was counted */
     uint64_t since_ns;        /* the state was entered, or something moved in it */
     uint64_t drained_ns;      /* while draining: when it ends at the latest */

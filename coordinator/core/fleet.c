@@ -165,8 +165,10 @@ static bool settle_doubt(struct core *c, struct worker *w, const char *why)
 void fleet__ready(struct core *c, struct replica *r)
 {
     r->served_ns = c->now_ns;
-    for (uint32_t i = 0; i < r->n_stages; i++)
+    for (uint32_t i = 0; i < r->n_stages; i++) {
         c->records[replica__at(c, r, i)->record].proven = true;
+        replica__at(c, r, i)->namesake = false;
+    }
 }
 
 void fleet__served(struct core *c, struct replica *r)
@@ -216,15 +218,26 @@ static bool proven(const struct core *c, const char *name)
     return false;
 }
 
+/* Whether another process that is alive has its name. */
+static bool has_namesake(const struct core *c, const struct worker *w)
+{
+    for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+        const struct worker *x = &c->workers[i];
+        if (x != w && x->used && !x->suspect && x->record == w->record) return true;
+    }
+    return false;
+}
+
 /* A free entry; or that of the stranger unheard for longest, for a name that has served, or where
- * it has missed its heartbeats. A worker that has a stage or has served keeps its own. */
+ * it has missed its heartbeats. A worker that has a stage or has served keeps its own, but not one
+ * that only came by its name while another had it. */
 static struct worker *entry_for(struct core *c, const char *name)
 {
     struct worker *victim = NULL;
     for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
         struct worker *w = &c->workers[i];
         if (!w->used) return w;
-        if (c->records[w->record].proven || w->replica) continue;
+        if ((c->records[w->record].proven && !w->namesake) || w->replica) continue;
         if (!victim || w->heard_ns < victim->heard_ns) victim = w;
     }
     if (victim && c->now_ns - victim->heard_ns < UNHEARD_NS && !proven(c, name)) return NULL;
@@ -307,6 +320,7 @@ struct worker *fleet__hello(struct core *c, const struct msg_from_worker *m, con
     w->used = true;
     w->suspect = false;
     w->heard_ns = c->now_ns;
+    if (!known) w->namesake = has_namesake(c, w);
     c->records[w->record].seen_ns = c->now_ns;
     (void)snprintf(w->address, sizeof w->address, "%s", address);
     if (!known) core__note(c, "worker %s joined from %s", w->hello.name, w->address);
@@ -338,6 +352,7 @@ void fleet__heartbeat(struct core *c, struct worker *w, const struct msg_from_wo
         w->moved_ns = c->now_ns;
     }
     note_waiting(c, w, h->cpu_wait_ns);
+    if (w->namesake) w->namesake = has_namesake(c, w);
     w->memory = m->memory;
     if (!w->replica || !m->has_epoch || !epoch_eq(m->epoch, replica__epoch(c, w->replica))) return;
     if (h->step_done != w->heartbeat.step_done) w->passed_ns = c->now_ns;
@@ -403,12 +418,14 @@ void fleet__tick(struct core *c, uint64_t lost_ns)
 /* ---- the plan ---- */
 
 /* By faults; of equals, those come last that joined since the replica's last generation began and
- * hold nothing: one of them may be what ended it, started again under another name. */
+ * hold nothing: one of them may be what ended it, started again under another name; with each
+ * generation that fails to begin that is more likely. A name that another process had is worth less
+ * than none. */
 uint32_t fleet__rank(const struct core *c, const struct replica *r, const struct worker *w)
 {
     const struct record *x = &c->records[w->record];
     bool new = r->began_ns && w->joined_ns > r->began_ns && !w->hello.holds;
-    return 2 * (x->faults + !x->proven) + new;
+    return 2 * (x->faults + !x->proven + 2u * w->namesake) + (new ? 1 + 2 * r->failed : 0);
 }
 
 bool fleet__may_serve(const struct core *c, const struct worker *w)

@@ -478,6 +478,26 @@ static void test_a_nameless_crash_loop_gives_way(void **state)
     drop_fleet(f);
 }
 
+/* Also where the only spare has failed once: with each failure it is the likelier one. */
+static void test_a_nameless_crash_loop_gives_way_to_a_blemish(void **state)
+{
+    (void)state;
+    struct fleet *f = make_fleet(fleet_config());
+    join(f, 1, FINE);
+    join(f, 3, CANNOT_LOAD);
+    while (f->m[3].assigned == 0) pass(f, 1);
+    pass(f, 20);
+    say(f, 3, (struct msg_from_worker){.type = FROM_GOODBYE});
+    f->m[3].there = false;
+    f->m[2].unnamed = true;
+    join(f, 2, DIES_LOADING);
+    pass(f, 200);
+    join(f, 3, FINE);
+    assert_in_range(ready_in(f, 60000), 0, 20000);
+    assert_serves(f, 1, 3);
+    drop_fleet(f);
+}
+
 static void test_a_worker_that_takes_nothing_gives_way(void **state)
 {
     (void)state;
@@ -876,6 +896,30 @@ static void test_strangers_come_last(void **state)
     drop_fleet(f);
 }
 
+/* Nor do strangers by the names of those that serve: neither do they keep the right one out, nor
+ * are they taken before an honest spare. */
+static void test_namesakes_come_last(void **state)
+{
+    (void)state;
+    struct fleet *f = serving(fleet_config(), FINE);
+    say(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE});
+    f->m[2].there = false;
+    for (uint64_t i = 0; i < 64; i++) act(f, stranger(f, 1000 + i, "w1"));
+    join(f, 2, FINE);
+    pass(f, 500);
+    (void)ready_in(f, 5000);
+    assert_serves(f, 1, 2);
+    assert_int_equal(f->generations, 2);
+    say(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE});
+    f->m[2].there = false;
+    join(f, 3, FINE); /* it has never served, and one by the name of w1 has come after it */
+    act(f, stranger(f, 2000, "w1"));
+    (void)ready_in(f, 5000);
+    assert_serves(f, 1, 3);
+    assert_int_equal(f->generations, 3);
+    drop_fleet(f);
+}
+
 /* A new worker gets the entry of a stranger that has been silent for a while. */
 static void test_a_full_table(void **state)
 {
@@ -898,6 +942,7 @@ int main(void)
         cmocka_unit_test(test_the_ends_of_a_link_alternate),
         cmocka_unit_test(test_a_crash_loop_gives_way),
         cmocka_unit_test(test_a_nameless_crash_loop_gives_way),
+        cmocka_unit_test(test_a_nameless_crash_loop_gives_way_to_a_blemish),
         cmocka_unit_test(test_a_worker_that_takes_nothing_gives_way),
         cmocka_unit_test(test_a_dead_link),
         cmocka_unit_test(test_a_dead_link_charges_nobody),
@@ -917,6 +962,7 @@ int main(void)
         cmocka_unit_test(test_no_worker_is_locked_out),
         cmocka_unit_test(test_an_unreachable_pair_decides_nothing),
         cmocka_unit_test(test_strangers_come_last),
+        cmocka_unit_test(test_namesakes_come_last),
         cmocka_unit_test(test_a_full_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
