@@ -352,8 +352,8 @@ void fleet__heartbeat(struct core *c, struct worker *w, const struct msg_from_wo
         w->moved_ns = c->now_ns;
     }
     note_waiting(c, w, h->cpu_wait_ns);
-    if (w->namesake) w->namesake = has_namesake(c, w);
     w->memory = m->memory;
+    if (w->namesake) w->namesake = has_namesake(c, w);
     if (!w->replica || !m->has_epoch || !epoch_eq(m->epoch, replica__epoch(c, w->replica))) return;
     if (h->step_done != w->heartbeat.step_done) w->passed_ns = c->now_ns;
     w->heartbeat = *h;
