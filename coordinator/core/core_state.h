@@ -174,20 +174,21 @@ struct replica {
     uint32_t stage[LIMIT_STAGES]; /* worker of each stage, NO_WORKER while waiting */
     uint32_t first[LIMIT_STAGES], last[LIMIT_STAGES]; /* layers */
     bool link_up;
-    bool cramped;             /* no generation begins, since its workers have too little memory */
-    uint64_t began_ns;        /* when the present or last generation began; 0: none has */
-    uint64_t retry_ns;        /* no generation is begun before this time */
-    uint64_t pause_ns;        /* between failed beginnings; doubles */
-    uint32_t failed;          /* such beginnings in a row */
-    uint64_t served_ns;       /* up to when its workers' service was counted */
-    uint64_t since_ns;        /* the state was entered, or something moved in it */
-    uint64_t drained_ns;      /* while draining: when it ends at the latest */
-    bool replans;             /* as ordered: it is to be planned anew, or is and is not ready yet */
-    uint64_t replan_limit_ns; /* that its requests have to end then */
-    uint64_t replan_since_ns; /* the last time that it was ordered, or had a generation */
-    uint32_t replan_tries;    /* generations that have begun since it was ordered */
-    uint64_t waits_ns;        /* since when it is without a generation; 0: it was never asked */
-    bool named;               /* the cluster file names its workers */
+    bool cramped;        /* no generation begins, since its workers have too little memory */
+    uint64_t began_ns;   /* when the present or last generation began; 0: none has */
+    uint64_t retry_ns;   /* no generation is begun before this time */
+    uint64_t pause_ns;   /* between failed beginnings; doubles */
+    bool with_new;       /* the present or last generation: a worker was new at its beginning */
+    uint32_t new_failed; /* such generations that failed to begin, in a row */
+    uint64_t served_ns;  /* up to when its workers' service was counted */
+    uint64_t since_ns;   /* the state was entered, or something moved in it */
+    uint64_t drained_ns; /* while draining: when it ends at the latest */
+    bool replans;        /* as ordered: it is to be planned anew, or is and is not ready yet */
+    uint64_t replan_limit_ns;    /* that its requests have to end then */
+    uint64_t replan_since_ns;    /* the last time that it was ordered, or had a generation */
+    uint32_t replan_tries;       /* generations that have begun since it was ordered */
+    uint64_t waits_ns;           /* since when it is without a generation; 0: it was never asked */
+    bool named;                  /* the cluster file names its workers */
     char why[LIMIT_TEXT_BYTES];  /* what it waits for */
     char lost[LIMIT_TEXT_BYTES]; /* what ended the last generation; empty once ready again */
     char told[LIMIT_TEXT_BYTES]; /* what core_status points to */
@@ -429,6 +430,9 @@ void fleet__speed(struct core *c, struct worker *w, const struct msg_from_worker
 bool fleet__may_serve(const struct core *c, const struct worker *w);
 /* How good it is to plan that replica with the worker: the lower, the better. */
 uint32_t fleet__rank(const struct core *c, const struct replica *r, const struct worker *w);
+/* Whether the chain of a generation that is about to begin has a worker that came since the last
+ * one began. */
+bool fleet__any_new(const struct core *c, const struct replica *r);
 /* Its workers are spares again. */
 void fleet__dismiss(struct core *c, struct replica *r);
 /* Which workers are held down; and why, unless that is `told`, which the reader is told anyway. ""

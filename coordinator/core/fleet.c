@@ -417,15 +417,27 @@ void fleet__tick(struct core *c, uint64_t lost_ns)
 
 /* ---- the plan ---- */
 
-/* By faults; of equals, those come last that joined since the replica's last generation began and
- * hold nothing: one of them may be what ended it, started again under another name; with each
- * generation that fails to begin that is more likely. A name that another process had is worth less
- * than none. */
+/* Whether it joined since the replica's last generation began and holds nothing. */
+static bool is_new(const struct replica *r, const struct worker *w)
+{
+    return r->began_ns && w->joined_ns > r->began_ns && !w->hello.holds;
+}
+
+bool fleet__any_new(const struct core *c, const struct replica *r)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < r->n_stages; i++) any |= is_new(r, &c->workers[r->stage[i]]);
+    return any;
+}
+
+/* By faults; of equals, new ones come last: one of them may be what ended the generation, started
+ * again under another name; with each one that fails with such a worker that is more likely. A name
+ * that another process had is worth less than none. */
 uint32_t fleet__rank(const struct core *c, const struct replica *r, const struct worker *w)
 {
     const struct record *x = &c->records[w->record];
-    bool new = r->began_ns && w->joined_ns > r->began_ns && !w->hello.holds;
-    return 2 * (x->faults + !x->proven + 2u * w->namesake) + (new ? 1 + 2 * r->failed : 0);
+    return 2 * (x->faults + !x->proven + 2u * w->namesake) +
+           (is_new(r, w) ? 1 + 2 * r->new_failed : 0);
 }
 
 bool fleet__may_serve(const struct core *c, const struct worker *w)

@@ -13,7 +13,7 @@
 
 #define PAUSE_FIRST_NS (100 * NS_PER_MS)
 #define PAUSE_MOST_NS (10 * NS_PER_S)
-#define FAILED_MOST 16u                /* beginnings in a row that are counted */
+#define FAILED_MOST 16u                /* generations in a row that are counted */
 #define PROBED_PAUSE_NS (2 * NS_PER_S) /* at the most, where only the probe's digest was wrong */
 #define LINK_MOST_NS (5 * NS_PER_S)    /* a link that is not up by then will not be */
 #define HUNG_NS (10 * NS_PER_S)        /* a compute thread without a move does not take an Assign */
@@ -131,7 +131,10 @@ void replica__lose(struct core *c, struct replica *r, bool suspicious, const cha
 {
     if (r->state == REPLICA_WAITING) return;
     core__note_loss(c, "%s ended: %s", generation_of(c, r), why);
-    r->failed = r->state < REPLICA_READY ? r->failed + (r->failed < FAILED_MOST) : 0;
+    if (r->state >= REPLICA_READY)
+        r->new_failed = 0;
+    else if (r->with_new && r->new_failed < FAILED_MOST)
+        r->new_failed++;
     if (r->state >= REPLICA_READY || r->pause_ns == 0)
         r->pause_ns = PAUSE_FIRST_NS;
     else if (r->pause_ns < PAUSE_MOST_NS)
@@ -226,6 +229,7 @@ static void assign(struct core *c, const struct replica *r, uint32_t stage)
 void replica__begin(struct core *c, struct replica *r)
 {
     r->generation = ++c->generations;
+    r->with_new = fleet__any_new(c, r);
     r->began_ns = c->now_ns;
     r->replan_tries += r->replans;
     r->prefilled = 0;
