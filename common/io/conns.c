@@ -25,7 +25,8 @@
 /* An empty frame has two bytes on the wire and 64 in libzmq. What the heap may have grown since a
  * connection began to have something waiting: */
 #define HEAP_BYTES (UINT64_C(64) << 20)
-#define HEAP_A_BYTE 8u /* and for each byte that all connections have waiting */
+#define HEAP_A_BYTE 8u       /* and for each byte that all connections have waiting */
+#define HEAP_MOST_A_BYTE 33u /* more than that it was not this connection that grew it */
 /* With less than this waiting at all connections they cannot have grown it. */
 #define HEAP_LOOK_BYTES (UINT64_C(256) << 10)
 /* ZMTP commands (handshake, ping) are counted by the kernel and never handed over: */
@@ -324,7 +325,9 @@ static void hold_heap(struct conns *c)
         struct conn *x = &c->conns[fd];
         if (!x->waiting) continue;
         if (!x->heap) x->heap = heap;
-        if (heap > x->heap + HEAP_BYTES + HEAP_A_BYTE * sum &&
+        uint64_t grown = heap > x->heap ? heap - x->heap : 0;
+        if (grown > HEAP_BYTES + HEAP_A_BYTE * sum && grown <= HEAP_MOST_A_BYTE * x->waiting &&
+            !(c->limits[x->group].proves && has_spoken(c, fd)) &&
             (largest < 0 || x->waiting > c->conns[largest].waiting))
             largest = fd;
     }
@@ -371,5 +374,5 @@ long conns_turn(struct conns *c, uint64_t now_ns)
         if (groups >> g & 1) hold_total(c, g);
     if (groups) hold_heap(c);
     if (c->any_hot) return CONNS_LOOK_MS;
-    return any ? (long)((c->swept_ns + SWEEP_NS - now_ns) / NS_PER_MS) + 1 : -1;
+    return any || c->to_trim ? (long)((c->swept_ns + SWEEP_NS - now_ns) / NS_PER_MS) + 1 : -1;
 }

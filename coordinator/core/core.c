@@ -276,8 +276,7 @@ struct actions core_step(struct core *c, const struct event *e)
     case EV_LINK_UP: replica__link(c, e->link.epoch, true); break;
     case EV_LINK_LOST: replica__link(c, e->link.epoch, false); break;
     case EV_RESULT:
-        awaited = flight__result(c, e->result, &e->key);
-        if (awaited) request__results(c, e->result);
+        if (flight__result(c, e->result, &e->key, &awaited)) request__results(c, e->result);
         break;
     case EV_SUBMIT: request__submit(c, e); break;
     case EV_DRAFT: spec__answer(c, e); break;

@@ -221,7 +221,7 @@ struct action {
 struct actions {
     const struct action *items;
     size_t n;
-    bool awaited; /* EV_RESULT: it was the one of a Step in flight */
+    bool awaited; /* EV_RESULT: it was the next one of a generation, of a Step or of its probe */
 };
 
 struct core;

@@ -179,7 +179,7 @@ struct replica {
     uint64_t retry_ns;   /* no generation is begun before this time */
     uint64_t pause_ns;   /* between failed beginnings; doubles */
     bool with_new;       /* the present or last generation: a worker was new at its beginning */
-    uint32_t new_failed; /* such generations that failed to begin, in a row */
+    uint32_t new_failed; /* such ones that failed to begin since one that served was lost */
     uint64_t served_ns;  /* up to when its workers' service was counted */
     uint64_t since_ns;   /* the state was entered, or something moved in it */
     uint64_t drained_ns; /* while draining: when it ends at the latest */
@@ -506,8 +506,10 @@ uint32_t planner__n_spares(const struct core *c, const struct replica *r);
 
 /* flight.c */
 /* Takes a result's Step out of flight. False: nothing in it counts for requests: it is a probe's,
- * is not that of the next Step in flight, or is not what was asked for. */
-bool flight__result(struct core *c, const struct msg_result *m, const struct key *key);
+ * is not that of the next Step in flight, or is not what was asked for. *ret_awaited: it is right,
+ * be it a probe's. */
+bool flight__result(struct core *c, const struct msg_result *m, const struct key *key,
+                    bool *ret_awaited);
 /* A Step is on its way: it is the next one by its number, and the window has room for it. */
 void flight__add(struct core *c, struct replica *r, const struct msg_step *step,
                  struct cost_work work);

@@ -276,8 +276,10 @@ static struct replica *whose(struct core *c, const struct msg_result *m)
     return m->number < (f->n ? f->steps[0].number : f->next_number) ? NULL : r;
 }
 
-bool flight__result(struct core *c, const struct msg_result *m, const struct key *key)
+bool flight__result(struct core *c, const struct msg_result *m, const struct key *key,
+                    bool *ret_awaited)
 {
+    *ret_awaited = false;
     struct replica *r = whose(c, m);
     /* A key that is not its last stage's may be a worker's all the same. */
     if (!r || !key_eq(key, &replica__at(c, r, r->n_stages - 1)->key)) {
@@ -302,6 +304,7 @@ bool flight__result(struct core *c, const struct msg_result *m, const struct key
         return false;
     }
     bool probe = r->state == REPLICA_PROBING;
+    *ret_awaited = true;
     if (!step.waited) learn_speed(f, c->now_ns - begun_ns(f, &step), step.work.rows);
     f->moved_ns = c->now_ns;
     struct took took = take_timings(c, r, m, &step);

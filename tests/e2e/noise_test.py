@@ -91,8 +91,8 @@ class Noise(unittest.TestCase):
 
     def test_strangers_at_the_results(self):
         """Strangers who talk and stay, more than there is room for, keep no stage's results out, now or in the next generation."""
+        want = local("Once upon a time", tokens=6)["tokens"]
         with Cluster(workers=1, threads=1, kv_tokens=2048, no_restart=False) as c, contextlib.ExitStack() as strangers:
-            want = c.generate("Once upon a time", tokens=6)["tokens"]
             _, _, results, _ = ports_of(c)
 
             def come():
