@@ -312,8 +312,10 @@ static void hold_total(struct conns *c, uint32_t group)
     }
 }
 
-/* Shuts down the connection with most of those beside which the heap has grown too much. It looks
- * at the heap only while much waits, since that takes the locks of malloc. */
+/* Where the heap has grown too much since a connection began to have something waiting, and its
+ * bytes can be the reason, it is shut down: of several, the one with most; of those that have
+ * proved themselves, none. It looks at the heap only while much waits, since that takes the locks
+ * of malloc. */
 static void hold_heap(struct conns *c)
 {
     uint64_t sum = 0;

@@ -111,6 +111,12 @@ static void join(struct fleet *f, uint32_t who, enum mode mode)
     say(f, who, m);
 }
 
+static void leave(struct fleet *f, uint32_t who)
+{
+    say(f, who, (struct msg_from_worker){.type = FROM_GOODBYE});
+    f->m[who].there = false;
+}
+
 static struct pending *later(struct fleet *f, uint64_t ms)
 {
     assert_true(f->n_pending < 64);
@@ -487,8 +493,7 @@ static void test_a_nameless_crash_loop_gives_way_to_a_blemish(void **state)
     join(f, 3, CANNOT_LOAD);
     while (f->m[3].assigned == 0) pass(f, 1);
     pass(f, 20);
-    say(f, 3, (struct msg_from_worker){.type = FROM_GOODBYE});
-    f->m[3].there = false;
+    leave(f, 3);
     f->m[2].unnamed = true;
     join(f, 2, DIES_LOADING);
     pass(f, 200);
@@ -881,8 +886,7 @@ static void test_strangers_come_last(void **state)
 {
     (void)state;
     struct fleet *f = serving(fleet_config(), FINE);
-    say(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE});
-    f->m[2].there = false;
+    leave(f, 2);
     for (uint64_t i = 0; i < 64; i++) {
         char name[16];
         (void)snprintf(name, sizeof name, "a%" PRIu64, i);
@@ -902,16 +906,14 @@ static void test_namesakes_come_last(void **state)
 {
     (void)state;
     struct fleet *f = serving(fleet_config(), FINE);
-    say(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE});
-    f->m[2].there = false;
+    leave(f, 2);
     for (uint64_t i = 0; i < 64; i++) act(f, stranger(f, 1000 + i, "w1"));
     join(f, 2, FINE);
     pass(f, 500);
     (void)ready_in(f, 5000);
     assert_serves(f, 1, 2);
     assert_int_equal(f->generations, 2);
-    say(f, 2, (struct msg_from_worker){.type = FROM_GOODBYE});
-    f->m[2].there = false;
+    leave(f, 2);
     join(f, 3, FINE); /* it has never served, and one by the name of w1 has come after it */
     act(f, stranger(f, 2000, "w1"));
     (void)ready_in(f, 5000);
