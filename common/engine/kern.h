@@ -71,10 +71,17 @@ static inline enum qtype kv_qtype(enum kv_type type)
     return of[type];
 }
 
-/* Bytes of the keys of one head in a page, and as many of its values. */
+/* Bytes of one position's key of one head, and as many of its value. */
+static inline size_t kv_row_bytes(enum kv_type type, uint32_t head_size)
+{
+    return tile_panel_bytes(kv_qtype(type), head_size) / KV_PAGE;
+}
+
+/* Bytes of the keys of one head in a page, and as many of its values: a multiple of 64. Q8_0 and
+ * Q4_0 of an odd number of blocks leave 32 of them unused. */
 static inline size_t kv_half_bytes(enum kv_type type, uint32_t head_size)
 {
-    return tile_panel_bytes(kv_qtype(type), head_size);
+    return (kv_row_bytes(type, head_size) * KV_PAGE + 63) / 64 * 64;
 }
 
 /* Attention of one query head over part of one span: the largest score, the sum of the weights
@@ -136,6 +143,9 @@ void kern_attn_join(const struct attn_part *parts, size_t stride, uint32_t n_par
  * transformed vectors is that of the vectors, and transforming twice gives the vector back, but for
  * rounding. n is a multiple of 32. Same code at every level. */
 void kern_hadamard(float *x, uint32_t n);
+
+/* x[0..n) += bias[0..n); NULL: there is none. */
+void kern_add_bias(float *x, const float *bias, uint32_t n);
 
 /* A row's norm: RMSNorm, or LayerNorm with or without a bias. */
 struct kern_norm {

@@ -52,6 +52,11 @@ void kern_hadamard(float *x, uint32_t n)
     }
 }
 
+void kern_add_bias(float *x, const float *bias, uint32_t n)
+{
+    for (uint32_t i = 0; bias && i < n; i++) x[i] += bias[i];
+}
+
 void kern_norm_row(const struct kern *k, const struct kern_norm *norm, const float *x, uint32_t n,
                    float *y, struct act *a, uint32_t row)
 {

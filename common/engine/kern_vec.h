@@ -324,7 +324,7 @@ VEC_INLINE void values(const struct kv_view *kv, enum qtype type, int n, int c, 
                        struct attn_part *parts)
 {
     const uint32_t d = kv->head_size, page0 = pos0 / KV_PAGE;
-    const size_t half = kv_half_bytes(kv->type, d), row_bytes = half / KV_PAGE;
+    const size_t half = kv_half_bytes(kv->type, d), row_bytes = kv_row_bytes(kv->type, d);
     const size_t offset = half + row_bytes * at / d;
     const size_t size = !qtype_is_float(type) ? 0 : type == QTYPE_F32 ? 4 : 2;
     vec o[4][VEC_VALUES];

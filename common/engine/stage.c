@@ -148,11 +148,6 @@ static void turn_head(const struct engine *e, float *x, const struct kern_norm *
     (halves ? e->kern->rope_halves : e->kern->rope)(x, cs, d->rope_dims);
 }
 
-static void add_bias(float *x, const float *bias, uint32_t n)
-{
-    for (uint32_t i = 0; bias && i < n; i++) x[i] += bias[i];
-}
-
 /* A head's bias; NULL: the layer has none. */
 static const float *bias_of(const struct engine *e, uint32_t layer, enum arch_vec vec, uint32_t h)
 {
@@ -167,7 +162,7 @@ static void finish_query(const struct engine *e, uint32_t layer, uint32_t h, uin
     const uint32_t block = eng__block(e, layer), hs = d->head_size;
     const struct kern_norm norm = norm_of(e, layer, e->model.layers[layer].vecs[VEC_Q_NORM]);
     float *q = e->qkv + r * e->ld_qkv + (size_t)h * hs;
-    add_bias(q, bias_of(e, layer, VEC_Q_BIAS, h), hs);
+    kern_add_bias(q, bias_of(e, layer, VEC_Q_BIAS, h), hs);
     turn_head(e, q, &norm, d->blocks[block].rope_halves, e->cs[block] + (size_t)r * d->rope_dims);
     for (uint32_t i = 0; i < hs; i++) q[i] *= d->q_scale;
     if (eng__transforms(e)) kern_hadamard(q, hs);
@@ -180,8 +175,8 @@ static void finish_kv(const struct engine *e, uint32_t layer, uint32_t h, uint32
     const uint32_t block = eng__block(e, layer), hs = d->head_size;
     const struct kern_norm norm = norm_of(e, layer, e->model.layers[layer].vecs[VEC_K_NORM]);
     float *k = e->qkv + r * e->ld_qkv + e->ld_q + (size_t)h * hs, *v = k + e->ld_kv;
-    add_bias(k, bias_of(e, layer, VEC_K_BIAS, h), hs);
-    add_bias(v, bias_of(e, layer, VEC_V_BIAS, h), hs);
+    kern_add_bias(k, bias_of(e, layer, VEC_K_BIAS, h), hs);
+    kern_add_bias(v, bias_of(e, layer, VEC_V_BIAS, h), hs);
     turn_head(e, k, &norm, d->blocks[block].rope_halves, e->cs[block] + (size_t)r * d->rope_dims);
     if (eng__transforms(e)) {
         kern_hadamard(k, hs);

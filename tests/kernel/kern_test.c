@@ -610,12 +610,12 @@ static void test_tiles(void **state)
     }
 }
 
-/* A product by hand: W = [[1,2,3],[4,5,6]] as [in][out], so three rows of two in the file's order.
- */
+/* A product by hand: W = [[1,2,3],[4,5,6]] as [in][out], so three rows of two in the file's order,
+ * and a bias. */
 static void test_linear_vector(void **state)
 {
     (void)state;
-    const float rows[3][2] = {{1, 4}, {2, 5}, {3, 6}}, x[2] = {1, 10};
+    const float rows[3][2] = {{1, 4}, {2, 5}, {3, 6}}, x[2] = {1, 10}, bias[3] = {0.5f, -0.5f, 0};
     float packed[2 * 16], out[16];
     assert_true(tile_pack(QTYPE_F32, (const uint8_t *)rows, 3, 2, (uint8_t *)packed));
     struct mat m = {QTYPE_F32, 3, 2, (const uint8_t *)packed, 0};
@@ -623,8 +623,11 @@ static void test_linear_vector(void **state)
     for (unsigned l = 0; l <= n_levels; l++) {
         const struct kern *k = l == n_levels ? &kern_scalar : levels[l];
         k->linear(&m, 0, 1, &none, x, 2, 1, out, 16, NULL);
-        assert_float_equal(out[0], 41, 0);
+        kern_add_bias(out, NULL, 3);
         assert_float_equal(out[1], 52, 0);
+        kern_add_bias(out, bias, 3);
+        assert_float_equal(out[0], 41.5f, 0);
+        assert_float_equal(out[1], 51.5f, 0);
         assert_float_equal(out[2], 63, 0);
     }
 }
@@ -761,10 +764,11 @@ static void test_norm_and_linear(void **state)
     }
 }
 
-/* The product of one Q4_K block with x = 256 ones, at the level k. */
+/* The product of one Q4_K block with x = 256 ones, at the level k, and a bias of 0.5. */
 static float q4_k_product(const struct kern *k, float d, float dmin, const uint8_t *scales,
                           uint8_t nibbles)
 {
+    const float half = 0.5f;
     uint8_t block[144], packed[144 * 16];
     float x[256], out[16];
     uint16_t h = f16_from_f32(d), m = f16_from_f32(dmin);
@@ -781,6 +785,7 @@ static float q4_k_product(const struct kern *k, float d, float dmin, const uint8
     k->linear(&mat, 0, 1, &a.a, x, 256, 1, out, 16, scratch);
     mem_free(scratch);
     free_act(&a);
+    kern_add_bias(out, &half, 1);
     return out[0];
 }
 
@@ -792,9 +797,9 @@ static void test_q4_k_vectors(void **state)
     const uint8_t high[12] = {0xc1, 0xc2, 0xc3, 0xc4, 0, 0, 0, 0, 0x0f, 0x0e, 0x0d, 0x0c};
     for (unsigned l = 0; l <= n_levels; l++) {
         const struct kern *k = l == n_levels ? &kern_scalar : levels[l];
-        assert_float_equal(q4_k_product(k, 1, 0, ones, 0x21), 384, 1e-4);
-        assert_float_equal(q4_k_product(k, 1, 1, mins, 0x21), 128, 1e-4);
-        assert_float_equal(q4_k_product(k, 1, 0, high, 0x11), 8192, 2e-3);
+        assert_float_equal(q4_k_product(k, 1, 0, ones, 0x21), 384.5, 1e-4);
+        assert_float_equal(q4_k_product(k, 1, 1, mins, 0x21), 128.5, 1e-4);
+        assert_float_equal(q4_k_product(k, 1, 0, high, 0x11), 8192.5, 2e-3);
     }
     assert_int_equal(tile_panel_bytes(QTYPE_Q4_K, 4096) * (4096 / 16), 9437184);
 }
