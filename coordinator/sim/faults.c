@@ -149,6 +149,7 @@ static void break_worker(struct world *w, uint32_t who, enum fault f)
     case FAULT_DEAF_UP: s->deaf_up_ns = until; break;
     case FAULT_DEAF_DOWN: s->deaf_down_ns = until; break;
     case FAULT_BLOCK: s->last_out_ns = until; break;
+    case FAULT_BABBLE: stage__babble(w, who); break;
     default: break;
     }
 }

@@ -64,6 +64,25 @@ static void check_undone(struct world *w, const struct world_request *p)
     world__fail(w, "request %" PRIu64 " begins again, but only embeddings run", p->id);
 }
 
+/* Where a Step was composed nobody waits who asked for a better class than everybody has who runs:
+ * all of these would give way. A request that may be what ends generations runs alone. */
+static void check_waiting(struct world *w, uint32_t replica)
+{
+    const struct world_request *first = NULL;
+    enum priority best = PRIORITY_LOW;
+    bool runs = false;
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        const struct world_request *x = &w->requests[i];
+        if (!x->submitted || x->ended || x->with != replica) continue;
+        if (x->lost_in_flight >= TRIAL) return;
+        if (x->running && (!runs || x->admitted < best)) best = x->admitted;
+        runs |= x->running;
+        if (!x->running && (!first || x->class < first->class)) first = x;
+    }
+    if (runs && first && first->class < best)
+        world__fail(w, "request %" PRIu64 " waits behind less urgent ones", first->id);
+}
+
 /* One that the core has, as it is now. */
 static void note(struct world *w, struct world_request *r, const struct core_sequence *s)
 {
@@ -136,6 +155,8 @@ void order__state(struct world *w)
         if (!r->running && r->was_running) check_preempted(w, r);
         if (!r->running && r->was_running && r->embed) check_undone(w, r);
     }
+    for (uint32_t i = 0; i < w->cfg.n_replicas && !w->failed; i++)
+        if (w->replicas[i].steps_now) check_waiting(w, i);
 }
 
 void order__new_generation(struct world *w, uint32_t replica)

@@ -119,6 +119,40 @@ void stage__heartbeat(struct world *w, uint32_t who)
     if (s->stands && s->heartbeat.step_received == 0) tell(w, who, &again);
 }
 
+void stage__babble(struct world *w, uint32_t who)
+{
+    static const enum from_worker types[] = {FROM_HELLO,     FROM_LOAD_PROGRESS, FROM_READY,
+                                             FROM_HEARTBEAT, FROM_SPEED,         FROM_LINKED};
+    static const uint64_t numbers[] = {0, 1, INT32_MAX, UINT32_MAX, INT64_MAX, UINT64_MAX};
+    const struct world_worker *s = &w->workers[who];
+    uint64_t a = numbers[rng_below(&w->rng, 6)], b = numbers[rng_below(&w->rng, 6)];
+    struct msg_from_worker m = {
+        .type = types[rng_below(&w->rng, 6)],
+        .has_epoch = s->gate.epoch.generation != 0,
+        .epoch = s->gate.epoch,
+        .hello = {.threads = (uint32_t)a,
+                  .pid = who,
+                  .holds = true,
+                  .verifies = !w->unverified,
+                  .embeds = true,
+                  .holding = {1, (uint32_t)a, (uint32_t)b}},
+        .memory = {a, b, b, a, a, (uint32_t)b},
+        .bytes_done = a,
+        .bytes_total = b,
+        .heartbeat = {.step_received = a, .step_done = b, .moves = b, .cpu_wait_ns = a},
+        .speed = {.header_digest = w->cfg.header_digest,
+                  .kv_type = w->cfg.kv_type,
+                  .n_layer = 1,
+                  .n_head = 1,
+                  .layer = {{(uint32_t)a, b}},
+                  .head = {{(uint32_t)b, a}},
+                  .layer_bytes = a,
+                  .position_ps = b}};
+    memcpy(m.hello.name, s->name, sizeof m.hello.name);
+    (void)snprintf(m.endpoint, sizeof m.endpoint, "tcp://w%" PRIu32, who);
+    if (!s->stopped) tell(w, who, &m);
+}
+
 /* An orderly end: it says so, and its links close. */
 void stage__goodbye(struct world *w, uint32_t who)
 {

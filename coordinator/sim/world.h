@@ -66,6 +66,7 @@ enum fault {
     FAULT_LIE,         /* the next result is not what was asked for */
     FAULT_ERROR,       /* the next result has an error for one of its runs */
     FAULT_FORGE,
+    FAULT_BABBLE,    /* a stage says what is in order on the wire, and makes no sense */
     FAULT_DAMAGE,    /* a worker computes wrong logits, as its next probe shows */
     FAULT_NEW_CORE,  /* the coordinator is killed and started again */
     FAULT_DRAIN,     /* no fault: an admin has a worker leave, */
@@ -345,6 +346,8 @@ void stage__heartbeat(struct world *w, uint32_t who);
 void stage__start(struct world *w, uint32_t who);
 void stage__kill(struct world *w, uint32_t who);
 void stage__goodbye(struct world *w, uint32_t who);
+/* Something that makes no sense, in its right generation. */
+void stage__babble(struct world *w, uint32_t who);
 
 /* drafts.c: the drafter */
 void draft__plan(struct world *w);

@@ -43,6 +43,9 @@ MUTANTS = [
     dict(name="sim-tenant-dropped", file="coordinator/core/requests.c",
          old="                          .tenant = e->submit.tenant,\n", new="",
          tests="sim_test", why="the tenant does not reach the prefix index"),
+    dict(name="sim-nobody-gives-way", file="coordinator/core/queue.c",
+         old="        if (!before(r->asked, r, victim->class, victim)) return false;\n", new="        if (victim) return false;\n",
+         tests="sim_test", why="an urgent request waits behind less urgent ones"),
     # Ends.
     dict(name="sim-deadline-ignored", file="coordinator/core/requests.c",
          old="    if (c->now_ns >= r->deadline_ns)", new="    if (c->now_ns >= UINT64_MAX)",
