@@ -30,6 +30,7 @@
 #define RESULTS_A_TURN 256
 #define WORKER_MESSAGES_A_TURN 64
 #define DRAIN_MS 200                   /* that the last replies have to leave */
+#define LOST_NS (5 * NS_PER_S)         /* after a loss, workers are expected to serve again */
 #define END_S 2                        /* until the process ends whatever still runs */
 #define ROUTE_KEPT_NS (600 * NS_PER_S) /* of a worker that has served, while it is silent */
 #define VERSION_TOLD_NS (10 * NS_PER_S)
@@ -347,6 +348,7 @@ static void tell_status(struct shell *s)
         log_stdout("ready client=%s%s%s", s->client_endpoint, s->gateway ? " http=" : "",
                    s->gateway ? s->http_url : "");
     s->was_ready = ready;
+    if (ready) s->ready_ns = s->now_ns;
 }
 
 static void wait_for_input(struct shell *s, long wait_ms)
@@ -680,7 +682,8 @@ static void close_all(struct shell *s)
 }
 
 /* On the first signal running answers go on for a while, as far as there are workers to compute
- * them; their clients then go on at the next coordinator. A second one ends at once. */
+ * them, now or within LOST_NS of a loss; their clients then go on at the next coordinator. A second
+ * one ends at once. */
 static bool goes_on(struct shell *s)
 {
     unsigned n = atomic_load(&signals);
@@ -693,7 +696,8 @@ static bool goes_on(struct shell *s)
                  s->config->drain_s);
     }
     bool any = calls__any(s) || (s->gateway && gateway_busy(s->gateway));
-    return n == 1 && clock_ns() < s->drain_until_ns && s->was_ready && any;
+    bool served = s->ready_ns && clock_ns() < s->ready_ns + LOST_NS;
+    return n == 1 && clock_ns() < s->drain_until_ns && served && any;
 }
 
 static bool on_hashing(void *arg, uint64_t done, uint64_t total)

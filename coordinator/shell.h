@@ -81,8 +81,9 @@ struct shell {
     uint64_t dropped;               /* messages that could not be read */
     uint64_t now_ns;                /* the present turn's */
     bool was_ready;
-    bool draining; /* a signal to stop has come: running answers go on, new ones are refused */
-    bool stopping; /* the last replies are being sent */
+    uint64_t ready_ns; /* when a replica served last; 0: none has */
+    bool draining;     /* a signal to stop has come: running answers go on, new ones are refused */
+    bool stopping;     /* the last replies are being sent */
     uint64_t drain_until_ns, version_told_ns;
     uint64_t refused[NET_REFUSED_KINDS]; /* connections of which the log has not told yet */
     uint64_t refused_told_ns[NET_REFUSED_KINDS];

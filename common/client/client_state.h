@@ -21,9 +21,11 @@ struct unary {
     uint32_t version;
     char method[32];
     struct buf body;
-    bool held;  /* until the server has said what it takes */
-    bool sent;  /* on the present connection */
-    bool asked; /* on any connection */
+    bool held;            /* until the server has said what it takes */
+    bool sent;            /* on the present connection */
+    bool asked;           /* on any connection */
+    uint64_t restarts_ns; /* since when the server says that it restarts; 0: it does not */
+    uint64_t again_ns;    /* not to be sent again before */
     client_ask_fn on_end;
     void *arg;
 };

@@ -1,5 +1,6 @@
 /* Calls with one reply. They change nothing at the server, so after a silence they are sent again
- * on a new connection. The answers to pings tell a slow server from a dead one. */
+ * on a new connection, and likewise to a server that restarts. The answers to pings tell a slow
+ * server from a dead one. */
 #include "common/client/client_state.h"
 
 #include "common/base/mem.h"
@@ -29,6 +30,17 @@ static void end_one(struct client *c, struct unary *u, const struct client_end *
     mem_free(u);
 }
 
+/* A server that restarts is asked again until the next one answers, as long as it may take. */
+static bool asks_again(struct unary *u)
+{
+    uint64_t now = clock_ns();
+    if (!u->restarts_ns) u->restarts_ns = now;
+    if (now >= u->restarts_ns + CLIENT_PATIENCE_MS * NS_PER_MS) return false;
+    u->sent = false;
+    u->again_ns = now + CLIENT_PING_NS;
+    return true;
+}
+
 bool unary__take_reply(struct client *c, const struct msg_reply *h, struct net_frame body)
 {
     struct client_end end;
@@ -37,7 +49,7 @@ bool unary__take_reply(struct client *c, const struct msg_reply *h, struct net_f
     if (!u) return false;
     if (client__other_version(h, &end)) {
         end_one(c, u, &end, (struct net_frame){"", 0});
-    } else if (h->end) {
+    } else if (h->end && !(h->restarting && asks_again(u))) {
         end = (struct client_end){.status = h->status, .retry_ms = h->retry_ms};
         memcpy(end.text, h->message, sizeof end.text);
         end_one(c, u, &end, body);
@@ -87,7 +99,7 @@ void unary__look_after(struct client *c, uint64_t now)
         next = u->next;
         if (now >= due_ns(c, u))
             give_up(c, u);
-        else if (!u->sent)
+        else if (!u->sent && now >= u->again_ns)
             try_one(c, u);
     }
 }
@@ -95,15 +107,18 @@ void unary__look_after(struct client *c, uint64_t now)
 uint64_t unary__due_ns(const struct client *c)
 {
     uint64_t due = UINT64_MAX;
-    for (const struct unary *u = c->unaries; u; u = u->next)
-        if (due_ns(c, u) < due) due = due_ns(c, u);
+    for (const struct unary *u = c->unaries; u; u = u->next) {
+        uint64_t next = due_ns(c, u);
+        if (!u->sent && u->again_ns > clock_ns() && u->again_ns < next) next = u->again_ns;
+        if (next < due) due = next;
+    }
     return due;
 }
 
 bool unary__wants_to_send(const struct client *c)
 {
     for (const struct unary *u = c->unaries; u; u = u->next)
-        if (!u->sent && !(u->held && !c->takes)) return true;
+        if (!u->sent && clock_ns() >= u->again_ns && !(u->held && !c->takes)) return true;
     return false;
 }
 

@@ -240,14 +240,14 @@ class Serve(unittest.TestCase):
 
     def test_connection_breaks(self):
         """A client's connection breaks three times: the answer goes on with the very next token."""
-        what = dict(tokens=250, ignore_eos=True, temp=0.9, seed=2)
+        what = dict(tokens=600, ignore_eos=True, temp=0.9, seed=2)
         want = local("Once upon a time", **what)
         with Cluster(workers=2, threads=1, kv_tokens=4096) as c:
             with Relay(int(c.address.rsplit(":", 1)[1])) as relay:
                 g = Generation(f"tcp://127.0.0.1:{relay.port}", "Once upon a time", **what)
                 for _ in range(3):
                     c.wait(lambda s: s["requests"]["running"] == 1, 20)
-                    time.sleep(0.4)
+                    time.sleep(0.2)
                     relay.break_connections()
                 got = g.result()
             self.assertIsNotNone(got, g.error)

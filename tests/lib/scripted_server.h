@@ -89,6 +89,17 @@ static inline void say_embedding(uint32_t sock, uint64_t call)
     reply(sock, MS, &(struct msg_reply){.call = call, .end = true});
 }
 
+static inline void refuse(uint32_t sock, uint64_t call)
+{
+    struct msg_reply r = {.call = call,
+                          .end = true,
+                          .status = STATUS_UNAVAILABLE,
+                          .restarting = true,
+                          .retry_ms = 1000};
+    (void)snprintf(r.message, sizeof r.message, "the coordinator is restarting");
+    reply(sock, MS, &r);
+}
+
 static inline void on_generate(uint32_t sock, const struct msg_call *h, struct net_frame b)
 {
     struct msg_generate g;
@@ -109,13 +120,7 @@ static inline void on_generate(uint32_t sock, const struct msg_call *h, struct n
     server.has_seed = g.has_seed;
     server.asked_seed = g.sampling.seed;
     if (server.refuses) {
-        struct msg_reply r = {.call = h->call,
-                              .end = true,
-                              .status = STATUS_UNAVAILABLE,
-                              .restarting = true,
-                              .retry_ms = 1000};
-        (void)snprintf(r.message, sizeof r.message, "the coordinator is restarting");
-        reply(sock, MS, &r);
+        refuse(sock, h->call);
         return;
     }
     if (g.embed) {
@@ -165,6 +170,10 @@ static inline int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
             &(struct msg_reply){.call = server.cancelled, .end = true, .status = STATUS_CANCELLED});
     } else {
         server.n_unary++;
+        if (server.refuses) {
+            refuse(sock, h.call);
+            return 0;
+        }
         wire_put_models("demo", &body);
         reply(sock, server.unary_delay_ns, &(struct msg_reply){.call = h.call, .end = true});
     }

@@ -419,6 +419,7 @@ static void on_reply(const struct net_frame *f)
     if (h.end) {
         x->status = h.status;
         x->retry_ms = h.retry_ms;
+        x->restarting = h.restarting;
         (void)snprintf(x->message, sizeof x->message, "%s", h.message);
     }
     if (h.call >= WORLD_TOKENIZES) {

@@ -47,6 +47,7 @@ struct seen {
     bool has_stop;
     uint32_t stop; /* the stop text that ended the answer */
     uint32_t retry_ms;
+    bool restarting;
     uint64_t seed;
 };
 

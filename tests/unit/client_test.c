@@ -290,6 +290,33 @@ static void test_restarting_for_ever(void **state)
     assert_in_range(server.n_generates, 20, 70); /* each 500 ms */
 }
 
+static uint64_t back_ns;
+
+static void come_back(void)
+{
+    if (fake.now_ns >= back_ns) server.refuses = false;
+}
+
+/* A call with one reply is asked again until the next coordinator answers; not for ever. */
+static void test_restarting_at_a_question(void **state)
+{
+    const char *name;
+    struct errmsg em = {0};
+    uint64_t since = fake.now_ns;
+    server.refuses = true;
+    assert_int_equal(client_models(*state, &name, &em), ERR_PROTO);
+    assert_non_null(strstr(em.text, "restarting"));
+    assert_in_range((fake.now_ns - since) / MS, CLIENT_PATIENCE_MS, CLIENT_PATIENCE_MS + 1000);
+    assert_in_range(server.n_unary, 50, 62); /* each 500 ms */
+    back_ns = fake.now_ns + 3 * NS_PER_S;
+    fake.on_poll = come_back;
+    server.n_unary = 0;
+    assert_int_equal(client_models(*state, &name, &em), 0);
+    assert_string_equal(name, "demo");
+    assert_in_range((fake.now_ns - back_ns) / MS, 0, 600);
+    assert_in_range(server.n_unary, 6, 8);
+}
+
 static void test_other_version(void **state)
 {
     static struct seen s;
@@ -685,6 +712,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_turn_is_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_restarting, setup, teardown),
         cmocka_unit_test_setup_teardown(test_restarting_for_ever, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_restarting_at_a_question, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_version, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_such_host, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failing_once, setup, teardown),

@@ -237,6 +237,22 @@ static void refused(const char *text, const char *key)
 
 /* The keys that say who serves, and with which layers. */
 /* What is guessed ahead, and how much of it. */
+/* Quantised keys and values need heads of whole blocks: it is said before anything is loaded. */
+static void test_kv_and_head_size(void **state)
+{
+    (void)state;
+    struct config c;
+    struct errmsg em = {0};
+    const struct arch_dims odd = {
+        .n_layers = 4, .n_heads = 4, .n_kv_heads = 4, .head_size = 40, .ctx_train = 64};
+    assert_int_equal(read_text(GIVEN "kv: q8_0\n", &c, &em), 0);
+    assert_int_equal(setup_check(&c, NULL, &odd, "/m.gguf", &em), ERR_CONF);
+    assert_non_null(strstr(em.text, "key 'kv'"));
+    assert_non_null(strstr(em.text, "q8_0"));
+    assert_non_null(strstr(em.text, "40"));
+    config_close(&c);
+}
+
 static void test_drafts(void **state)
 {
     (void)state;
@@ -452,6 +468,7 @@ int main(void)
                                        cmocka_unit_test(test_refused),
                                        cmocka_unit_test(test_elastic_refused),
                                        cmocka_unit_test(test_refused_workers),
+                                       cmocka_unit_test(test_kv_and_head_size),
                                        cmocka_unit_test(test_drafts),
                                        cmocka_unit_test(test_http_refused),
                                        cmocka_unit_test(test_example)};

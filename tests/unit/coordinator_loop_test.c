@@ -356,9 +356,9 @@ bool vocab_is_eog(const struct vocab *v, int32_t id)
 
 /* ---- the network ---- */
 
-static void from_worker(const char *route, uint64_t who, enum from_worker type)
+static void from_version(uint32_t version, const char *route, uint64_t who, enum from_worker type)
 {
-    struct msg_from_worker m = {.version = PROTO_VERSION,
+    struct msg_from_worker m = {.version = version,
                                 .instance = {1, who},
                                 .type = type,
                                 .hello = {.name = "w"},
@@ -367,6 +367,11 @@ static void from_worker(const char *route, uint64_t who, enum from_worker type)
     wire_put_from_worker(&m, &out);
     struct net_frame f[2] = {{route, strlen(route)}, {out.data, out.len}};
     fake_arrive(WORKERS, 0, f, 2);
+}
+
+static void from_worker(const char *route, uint64_t who, enum from_worker type)
+{
+    from_version(PROTO_VERSION, route, who, type);
 }
 
 static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
@@ -548,6 +553,43 @@ static void strangers(void)
     }
 }
 
+static void hello_of_another_version(void)
+{
+    static uint64_t last_ns;
+    if (fake.now_ns < last_ns + 250 * MS && fake.now_ns >= last_ns) return;
+    last_ns = fake.now_ns;
+    from_version(PROTO_VERSION + 1, "a", 1, FROM_HELLO);
+}
+
+/* The log tells of peers of another version, once in ten seconds, with both versions. */
+static void test_another_version_is_logged(void **state)
+{
+    static const char line[] = "a worker from 127.0.0.1 speaks protocol version";
+    struct config c = config();
+    struct errmsg em;
+    char text[4096] = "", both[200];
+    FILE *to = tmpfile();
+    int kept = dup(STDERR_FILENO);
+    (void)state;
+    assert_non_null(to);
+    assert_true(kept >= 0 && dup2(fileno(to), STDERR_FILENO) >= 0);
+    script.on_poll = hello_of_another_version;
+    script.end_ns = fake.now_ns + 15 * NS_PER_S;
+    int rc = run(&c, &em);
+    assert_true(dup2(kept, STDERR_FILENO) >= 0);
+    (void)close(kept);
+    rewind(to);
+    text[fread(text, 1, sizeof text - 1, to)] = 0;
+    (void)fclose(to);
+    assert_int_equal(rc, 0);
+    uint32_t n = 0;
+    for (const char *at = text; (at = strstr(at, line)); at++) n++;
+    assert_int_equal(n, 2);
+    (void)snprintf(both, sizeof both, "%s %u, this coordinator %u: refused", line,
+                   PROTO_VERSION + 1, PROTO_VERSION);
+    assert_non_null(strstr(text, both));
+}
+
 static void test_serving_worker_keeps_its_route(void **state)
 {
     struct config c = config();
@@ -584,16 +626,25 @@ static void test_a_newcomer_has_a_route(void **state)
 
 /* ---- the end ---- */
 
+static uint64_t lost_ns, back_ns; /* when the replica is lost, and ready again */
+
+static void lose_it(void)
+{
+    script.ready = fake.now_ns < lost_ns || fake.now_ns >= back_ns;
+}
+
 static void test_running_answers_go_on(void **state)
 {
     static const struct {
         bool ready, calls;
         uint32_t drain_s;
         uint64_t second_ms, least_ms, most_ms; /* second signal after the first; 0: none */
+        uint64_t lost_ms, back_ms;             /* likewise; 0: it is not lost */
     } cases[] = {
-        {true, true, 10, 0, 9900, 10300},   {true, true, 0, 0, 0, 200},
-        {true, true, 10, 3000, 2900, 3300}, {true, false, 10, 0, 0, 200},
-        {false, true, 10, 0, 0, 200},
+        {true, true, 10, 0, 9900, 10300, 0, 0},      {true, true, 0, 0, 0, 200, 0, 0},
+        {true, true, 10, 3000, 2900, 3300, 0, 0},    {true, false, 10, 0, 0, 200, 0, 0},
+        {false, true, 10, 0, 0, 200, 0, 0},          {true, true, 10, 0, 9900, 10300, 500, 3000},
+        {true, true, 10, 0, 5400, 5800, 500, 60000},
     };
     struct errmsg em;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -605,6 +656,9 @@ static void test_running_answers_go_on(void **state)
         script.signals_ns[0] = first_ns;
         script.signals_ns[1] = cases[i].second_ms ? first_ns + cases[i].second_ms * MS : 0;
         c.drain_s = cases[i].drain_s;
+        lost_ns = first_ns + cases[i].lost_ms * MS;
+        back_ns = first_ns + cases[i].back_ms * MS;
+        if (cases[i].lost_ms) script.on_poll = lose_it;
         assert_int_equal(run(&c, &em), 0);
         assert_in_range(fake.end_within_s, 1, 3);
         assert_in_range((script.stopped_ns - first_ns) / MS, cases[i].least_ms, cases[i].most_ms);
@@ -769,7 +823,9 @@ static void test_addresses(void **state)
     script.end_ns = fake.now_ns;
     c.listen = (char *)(uintptr_t) "0.0.0.0";
     c.client_port = 7070;
+    c.hwm = 7;
     assert_int_equal(run(&c, &em), 0);
+    assert_int_equal(fake_limits(CLIENTS)->hwm, 7);
     assert_string_equal(fake_endpoint(CLIENTS), "tcp://0.0.0.0:7070");
     assert_string_equal(fake_endpoint(WORKERS), "tcp://0.0.0.0:*");
     assert_string_equal(script.client_endpoint, "tcp://10.0.0.5:7070");
@@ -809,6 +865,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_lost_time_reaches_the_core, setup, teardown),
         cmocka_unit_test_setup_teardown(test_heartbeats_are_answered, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_another_version_is_logged, setup, teardown),
         cmocka_unit_test_setup_teardown(test_serving_worker_keeps_its_route, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_newcomer_has_a_route, setup, teardown),
         cmocka_unit_test_setup_teardown(test_running_answers_go_on, setup, teardown),

@@ -1,5 +1,5 @@
 /* How much one client may send, and which requests are refused before they reach the core: sizes,
- * budgets, ranges. */
+ * budgets, ranges, and whatever comes when it is about to end. */
 #include "tests/lib/shell_world.h"
 
 #include "common/base/mem.h"
@@ -306,6 +306,39 @@ static void test_formats(void **state)
     world_close(w);
 }
 
+/* ---- its end ---- */
+
+/* A coordinator that drains goes on with the calls that it has, and sends new ones to the next
+ * coordinator; when it ends, those that are left, whatever they ask for. */
+static void test_draining(void **state)
+{
+    (void)state;
+    struct world *w = world_open("ctx: 128\n");
+    struct msg_generate g = world_ask(3, 100);
+    world_ask_tokens(w, 1, 3, 100);
+    world_run(w, 20);
+    w->s->draining = true;
+    world_ask_tokens(w, 2, 3, 10);
+    world_generate(w, 0, CLIENT, 1, 0, &g); /* joins its own call */
+    uint32_t before = world_seen(w, 1)->n_tokens;
+    world_run(w, 20);
+    world_expect_end(w, 2, STATUS_UNAVAILABLE, "the coordinator is restarting");
+    assert_true(world_seen(w, 2)->restarting);
+    assert_int_equal(world_seen(w, 2)->retry_ms, 1000);
+    assert_false(world_seen(w, 1)->ended);
+    assert_true(world_seen(w, 1)->n_tokens > before);
+    world_tokenize(w, 0, CLIENT, WORLD_TOKENIZES, "bcd");
+    world_turn(w);
+    calls__stop(w->s);
+    const uint64_t left[] = {1, WORLD_TOKENIZES};
+    for (size_t i = 0; i < 2; i++) {
+        world_expect_end(w, left[i], STATUS_UNAVAILABLE, "the coordinator is restarting");
+        assert_true(world_seen(w, left[i])->restarting);
+        assert_int_equal(world_seen(w, left[i])->retry_ms, 1000);
+    }
+    world_close(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -321,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_fields_of_sampling),
         cmocka_unit_test(test_penalty_range),
         cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_draining),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
