@@ -150,7 +150,14 @@ void stage__babble(struct world *w, uint32_t who)
                   .position_ps = b}};
     memcpy(m.hello.name, s->name, sizeof m.hello.name);
     (void)snprintf(m.endpoint, sizeof m.endpoint, "tcp://w%" PRIu32, who);
-    if (!s->stopped) tell(w, who, &m);
+    m.version = PROTO_VERSION;
+    m.instance = s->instance;
+    struct msg_from_worker read;
+    struct buf bytes = {0};
+    wire_put_from_worker(&m, &bytes);
+    bool taken = wire_get_from_worker(bytes.data, bytes.len, &w->arena, &read, NULL) == 0;
+    buf_close(&bytes);
+    if (taken && !s->stopped) tell(w, who, &read); /* the shell drops what it cannot read */
 }
 
 /* An orderly end: it says so, and its links close. */
