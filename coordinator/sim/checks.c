@@ -635,13 +635,14 @@ static void check_waits(struct world *w, bool ready)
 {
     uint64_t wait_ns = w->cfg.replica_wait_ns, went_on = w->stalled_until_ns;
     for (uint32_t i = 0; i < w->n_requests; i++) {
-        const struct world_request *r = &w->requests[i];
+        struct world_request *r = &w->requests[i];
         if (!r->submitted || r->ended) continue;
         uint64_t limit = r->deadline_at_ns, since = waits_since(w, r);
         if (w->now_ns > (limit > went_on ? limit : went_on) + DEADLINE_SLACK_NS)
             world__fail(w, "request %" PRIu64 " lives beyond its deadline", r->id);
+        if (r->with != CORE_NO_REPLICA) r->drained_ns = w->now_ns; /* it drains */
+        if (since < r->drained_ns) since = r->drained_ns;
         if (since + wait_ns < went_on) since = went_on - wait_ns;
-        if (r->with != CORE_NO_REPLICA) continue; /* it drains */
         if (!ready && w->now_ns > since + wait_ns + (wait_ns ? WAIT_SLACK_NS : 0))
             world__fail(w, "request %" PRIu64 " waits longer than replica_wait", r->id);
     }

@@ -191,6 +191,7 @@ struct world_request {
     uint32_t replica;                       /* in which it runs, or ran last, */
     uint32_t with;                          /* in which it runs or waits, or CORE_NO_REPLICA */
     uint64_t core_arrival;                  /* as the core told last */
+    uint64_t drained_ns;                    /* when it was with a replica last, as none was ready */
     uint64_t last_step;                     /* that has rows of it, in this generation; 0: none */
     uint32_t lost;                          /* generations */
     uint32_t lost_in_flight; /* those in whose lost Steps it was, since its last token */
