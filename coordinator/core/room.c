@@ -202,14 +202,13 @@ static uint32_t choose(const struct core *c, const struct room *spare, const str
     return n < least ? 0 : (uint32_t)n;
 }
 
-/* What no longer fits ends, and what may still grow ends sooner: where it asked for more than any
- * pool has that is known, by whoever serves when it is sent. */
+/* What no longer fits ends. What asked for more than any pool has that is known ends sooner, by
+ * whoever serves when it is sent. */
 static void fit_requests(struct core *c)
 {
     uint32_t ctx = c->ctx;
     for (uint32_t i = c->n_queued; i-- > 0;) {
         struct request *r = &c->requests[c->queued[i]];
-        if (r->n_prompt + r->max_new > ctx && r->n_prompt < ctx) r->max_new = ctx - r->n_prompt;
         r->open_ended |= r->n_prompt + r->max_new > room__known_ctx(c, r->n_tokens);
         if (r->n_tokens >= ctx)
             request__end(c, r, STATUS_RESOURCE_EXHAUSTED, FINISH_NONE,

@@ -363,6 +363,12 @@ static void test_stand_in(void **state)
     pass(1000, 2, 4);
     expect_layers(2, 0, 4);
     expect_layers(4, 5, 9);
+    open(named_config());
+    join(2);
+    pass(6000, 2, 2); /* whoever comes now may stand in */
+    join(3);
+    expect_layers(3, 0, 9);
+    assert_false(told[2].assigned);
 }
 
 /* Both stages are ready, and the probe has come back. */

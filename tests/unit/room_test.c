@@ -361,10 +361,9 @@ static void lose(struct fixture *f)
 }
 
 /* The new generation's probe and Steps, until the request ends, which must be with STATUS_OK.
- * Returns how many tokens it got. */
-static uint32_t run_to_end(struct fixture *f, uint64_t id)
+ * n_tokens: how many each has got. */
+static void run_to_end(struct fixture *f, uint64_t id, uint32_t *n_tokens)
 {
-    uint32_t n_tokens = 0;
     for (uint64_t w = 1; w <= 2; w++)
         (void)from(f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
     for (uint64_t w = 1; w <= 2; w++)
@@ -381,14 +380,14 @@ static uint32_t run_to_end(struct fixture *f, uint64_t id)
         }
         if (r.number) (void)feed(f, (struct event){.type = EV_RESULT, .result = &r});
         for (size_t i = 0; i < f->last.n; i++)
-            if (f->last.items[i].type == ACT_TOKENS) n_tokens += f->last.items[i].tokens.n;
+            if (f->last.items[i].type == ACT_TOKENS)
+                n_tokens[f->last.items[i].tokens.request] += f->last.items[i].tokens.n;
         const struct action *end = ended(f, id);
         if (end && end->end.status != STATUS_OK) fail_msg("%s", end->end.text);
-        if (end) return n_tokens;
+        if (end) return;
         (void)feed(f, (struct event){.type = EV_COMPOSE});
     }
     fail_msg("request %u does not end", (unsigned)id);
-    return 0;
 }
 
 /* A pool that the workers hold stays as it is while it fits; when it must be smaller, what can
@@ -402,6 +401,7 @@ static void test_next_generation(void **state)
     assert_int_equal(assigned(&f)->n_pages, 100);
     (void)submit(&f, 1, 700, 20);
     (void)submit(&f, 2, 500, 2000);
+    (void)submit(&f, 3, 300, 1000);
     for (uint64_t w = 1; w <= 2; w++)
         (void)from(&f, w, (struct msg_from_worker){.type = FROM_READY, .endpoint = "tcp://:5"});
     /* Both hold slice and pool; a little less is left than they were planned with, then more. */
@@ -435,7 +435,11 @@ static void test_next_generation(void **state)
     assert_int_equal(end->end.status, STATUS_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(end->end.text, "700 tokens do not fit the context of 640"));
     assert_null(ended(&f, 2)); /* it may still grow, to the new context */
-    assert_int_equal(run_to_end(&f, 2), 640 - 500);
+    uint32_t n_tokens[4] = {0};
+    run_to_end(&f, 2, n_tokens);
+    assert_int_equal(n_tokens[2], 640 - 500);
+    run_to_end(&f, 3, n_tokens);
+    assert_int_equal(n_tokens[3], 640 - 300); /* it asked for what the old one had */
     core_close(f.core);
 }
 
