@@ -374,6 +374,14 @@ static void from_worker(const char *route, uint64_t who, enum from_worker type)
     from_version(PROTO_VERSION, route, who, type);
 }
 
+/* Whether so much time has passed since it was last so, or since another test. */
+static bool again(uint64_t *last_ns, uint64_t after_ns)
+{
+    if (fake.now_ns < *last_ns + after_ns && fake.now_ns >= *last_ns) return false;
+    *last_ns = fake.now_ns;
+    return true;
+}
+
 static int on_send(uint32_t sock, const struct net_frame *f, unsigned n)
 {
     struct msg_to_worker m;
@@ -517,8 +525,7 @@ static void test_lost_time_reaches_the_core(void **state)
 static void beat(void)
 {
     static uint64_t last_ns;
-    if (fake.now_ns < last_ns + 250 * MS && fake.now_ns >= last_ns) return;
-    last_ns = fake.now_ns;
+    if (!again(&last_ns, 250 * MS)) return;
     from_worker("a", 1, FROM_HEARTBEAT);
 }
 
@@ -556,8 +563,7 @@ static void strangers(void)
 static void hello_of_another_version(void)
 {
     static uint64_t last_ns;
-    if (fake.now_ns < last_ns + 250 * MS && fake.now_ns >= last_ns) return;
-    last_ns = fake.now_ns;
+    if (!again(&last_ns, 250 * MS)) return;
     from_version(PROTO_VERSION + 1, "a", 1, FROM_HELLO);
 }
 
@@ -710,8 +716,7 @@ static void hang_up(void)
 {
     static uint64_t last_ns;
     static uint32_t seen; /* keys of the list, in each second */
-    if (fake.now_ns < last_ns + NS_PER_S && fake.now_ns >= last_ns) return;
-    last_ns = fake.now_ns;
+    if (!again(&last_ns, NS_PER_S)) return;
     script.n_keys[seen++ % 3] = (uint32_t)fake.allowed.n;
     if (seen == 2) write_lists("workers: [x]");
     (void)raise(SIGHUP);
@@ -742,8 +747,7 @@ static void test_reload(void **state)
 static void impostor(void)
 {
     static uint64_t last_ns;
-    if (fake.now_ns < last_ns + 250 * MS && fake.now_ns >= last_ns) return;
-    last_ns = fake.now_ns;
+    if (!again(&last_ns, 250 * MS)) return;
     bool first = script.n_from_worker == 0;
     fake.key = (struct key){{first ? 1 : 2}};
     from_worker(first ? "a" : "x", 1, FROM_HEARTBEAT);
