@@ -226,7 +226,7 @@ MUTANTS = [
          tests='zap_test', why='a socket listens in plaintext although its context has a key'),
     dict(name='removed-key-is-heard', file='common/io/net.c',
          old='        if (rc < 0 || m->roles) return rc;\n',
-         new='        if (rc < 0 || m->roles || fd >= 0) return rc;\n',
+         new='        if (rc < 0 || m->roles || m->fd >= 0) return rc;\n',
          tests='zap_test', why='a key that was taken out of the lists still sends over its old connection'),
     dict(name='removed-key-stays', file='common/io/conns.c',
          old='    cut_refused(c);\n',
