@@ -54,7 +54,6 @@ static int run(const char *path, const char *model_path, bool check_only, struct
         return ERR_CONF;
     }
     if (config.model_relative) log_info("the model is %s", config.model);
-    if (model.warning[0]) log_warn("%s", model.warning);
     rc = setup_check(&config, model.weights, &model.dims, model.path, em);
     if (rc == 0) rc = check_template(&config, &model, em);
     if (rc == 0 && check_only)

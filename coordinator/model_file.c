@@ -1,9 +1,9 @@
 #include "coordinator/model_file.h"
 
+#include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/model/vocab_file.h"
 
-#include <stdio.h>
 #include <string.h>
 
 int model_file_open(const char *path, bool with_model, const char *pre, struct model_file *ret,
@@ -15,7 +15,7 @@ int model_file_open(const char *path, bool with_model, const char *pre, struct m
     if (rc < 0) return rc;
     if (with_model) rc = arch_read(f.weights, &f.dims, em);
     if (rc == 0 && with_model && arch_unread(f.weights, &unread) > 0)
-        (void)snprintf(f.warning, sizeof f.warning, "%.500s", unread.text);
+        log_warn("%s: %s", path, unread.text);
     const struct vocab_file_options vocab = {.pre = pre};
     if (rc == 0) rc = vocab_file_open(f.weights, &vocab, &f.vocab, em);
     if (rc < 0) {

@@ -13,11 +13,11 @@ struct model_file {
     struct weights *weights;
     struct arch_dims dims; /* all zero when only the vocabulary was asked for */
     struct vocab *vocab;
-    char warning[512]; /* empty, or what the reader of logs should know */
 };
 
 /* `with_model` false: the file may be a vocabulary without tensors. `pre`: the pre-tokeniser to use
- * in place of the one that the file names, or NULL. */
+ * in place of the one that the file names, or NULL. Warns in the log of metadata that it does not
+ * read. */
 int model_file_open(const char *path, bool with_model, const char *pre, struct model_file *ret,
                     struct errmsg *em);
 void model_file_close(struct model_file *f);

@@ -3,7 +3,6 @@
 #include "coordinator/cli/gen.h"
 
 #include "common/base/clock.h"
-#include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/text/chooser.h"
 #include "common/text/constraint.h"
@@ -245,13 +244,6 @@ static void begin(struct gen_local *l, const struct gen_options *o, gen_text_fn 
     ret->seed = l->sampling.seed;
 }
 
-static int open_file(struct gen_local *l, const struct gen_options *o, struct errmsg *em)
-{
-    int rc = model_file_open(o->model, true, o->pre, &l->file, em);
-    if (rc == 0 && l->file.warning[0]) log_warn("%s", l->file.warning);
-    return rc;
-}
-
 static void close_all(struct gen_local *l)
 {
     whole_close(&l->whole);
@@ -266,7 +258,7 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
 {
     struct gen_local l = {.o = o};
     begin(&l, o, on_text, arg, ret);
-    int rc = open_file(&l, o, em);
+    int rc = model_file_open(o->model, true, o->pre, &l.file, em);
     if (rc == 0) rc = encode_prompt(&l, em);
     if (rc == 0) rc = open_engine(&l, o, ret->prompt.n + o->tokens, em);
     if (rc == 0) rc = open_constraint(&l, em);
@@ -281,7 +273,7 @@ int gen_local(const struct gen_options *o, gen_text_fn on_text, void *arg, struc
 int gen_local_open(const struct gen_options *o, struct gen_local **ret, struct errmsg *em)
 {
     struct gen_local *l = mem_zalloc(sizeof *l);
-    int rc = open_file(l, o, em);
+    int rc = model_file_open(o->model, true, o->pre, &l->file, em);
     if (rc == 0) rc = open_engine(l, o, o->ctx, em);
     if (rc < 0)
         gen_local_close(l);

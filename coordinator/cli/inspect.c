@@ -203,7 +203,6 @@ int cmd_tokenize(int argc, char **argv)
     struct buf text = {0};
     struct tokens t = {0};
     int rc = model_file_open(path, false, pre, &f, &em);
-    if (rc == 0 && f.warning[0]) (void)fprintf(stderr, "flotilla tokenize: %s\n", f.warning);
     if (rc == 0) rc = cmd_read_stdin(&text, &em);
     if (rc == 0) rc = vocab_encode(f.vocab, text.data ? text.data : "", text.len, special, &t, &em);
     if (rc == 0 && json) {

@@ -86,7 +86,6 @@ static int run(const struct request *r, struct errmsg *em)
     struct chat c = {0};
     struct buf text = {0};
     int rc = r->model ? model_file_open(r->model, false, r->pre, &f, em) : 0;
-    if (rc == 0 && f.warning[0]) (void)fprintf(stderr, "flotilla template: %s\n", f.warning);
     if (rc == 0 && r->template)
         rc = chat_open_file(r->model ? &f : NULL, r->template, &c, em);
     else if (rc == 0)

@@ -2,7 +2,8 @@
  *
  *   core_step(core, event) -> actions
  *
- * No sockets, clock, threads, log or randomness of its own: time and random bits arrive in events.
+ * No sockets, clock, threads, log or randomness of its own: events bring the time, the configuration
+ * random bits.
  * The shell (loop.c) turns sockets into events and actions into messages; the simulator (sim/) does
  * the same in virtual time. The rules it keeps are in README.md of this folder, "Order".
  *

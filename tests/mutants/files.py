@@ -138,4 +138,8 @@ MUTANTS = [
     # ---- common/base
     dict(name="map-aborts", file="common/base/hash.c", old="    void *p = cap && cap <= SIZE_MAX / size ? mem_try(cap * size) : NULL;",
          new="    void *p = mem_alloc(cap * size);", tests="base_test", why="sizes that a file chose end the process"),
+    # ---- coordinator/model_file.c
+    dict(name="unread-keys-unlogged", file="coordinator/model_file.c", old="if (rc == 0 && with_model && arch_unread",
+         new="if (rc == 9 && with_model && arch_unread",
+         tests="model_file_test", why="metadata without effect is passed over in silence"),
 ]

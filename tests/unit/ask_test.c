@@ -676,21 +676,28 @@ static void test_faults(void **state)
         unsigned http;
         const char *param, *code;
         uint32_t retry_ms, retry_s;
+        int lost;
     } cases[] = {
-        {STATUS_INVALID_ARGUMENT, "field 'logit_bias': x", 400, "logit_bias", NULL, 0, 0},
+        {STATUS_INVALID_ARGUMENT, "field 'logit_bias': x", 400, "logit_bias", NULL, 0, 0, 0},
         {STATUS_INVALID_ARGUMENT, "a prompt of 9 tokens does not fit the context of 8", 400, "",
-         "context_length_exceeded", 0, 0},
-        {STATUS_NOT_FOUND, "field 'model': no such model", 404, "model", "model_not_found", 0, 0},
-        {STATUS_DEADLINE_EXCEEDED, "late", 408, "", NULL, 0, 0},
-        {STATUS_RESOURCE_EXHAUSTED, "full", 429, "", "rate_limit_exceeded", 1001, 2},
-        {STATUS_INTERNAL, "x", 500, "", NULL, 0, 0},
-        {STATUS_UNAVAILABLE, "x", 503, "", NULL, 0, 1},
-        {STATUS_CANCELLED, "x", 503, "", NULL, 0, 1},
-        {STATUS_PERMISSION_DENIED, "x", 403, "", NULL, 0, 0},
+         "context_length_exceeded", 0, 0, 0},
+        {STATUS_NOT_FOUND, "field 'model': no such model", 404, "model", "model_not_found", 0, 0,
+         0},
+        {STATUS_DEADLINE_EXCEEDED, "late", 408, "", NULL, 0, 0, 0},
+        {STATUS_RESOURCE_EXHAUSTED, "full", 429, "", "rate_limit_exceeded", 1001, 2, 0},
+        {STATUS_INTERNAL, "x", 500, "", NULL, 0, 0, 0},
+        {STATUS_UNAVAILABLE, "x", 503, "", NULL, 0, 1, 0},
+        {STATUS_UNAVAILABLE, "x", 503, "", NULL, 0, 1, ERR_TIMEOUT},
+        {STATUS_CANCELLED, "x", 503, "", NULL, 0, 1, 0},
+        {STATUS_PERMISSION_DENIED, "x", 403, "", NULL, 0, 0, 0},
+        /* A coordinator of another version: not the fault of whoever asks the gateway. */
+        {STATUS_FAILED_PRECONDITION, "x", 503, "", NULL, 0, 1, ERR_PROTO},
+        {STATUS_FAILED_PRECONDITION, "x", 400, "", NULL, 0, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct fault f;
-        struct client_end end = {.status = cases[i].status, .retry_ms = cases[i].retry_ms};
+        struct client_end end = {
+            .lost = cases[i].lost, .status = cases[i].status, .retry_ms = cases[i].retry_ms};
         (void)snprintf(end.text, sizeof end.text, "%s", cases[i].text);
         fault_of_end(&f, &end);
         assert_int_equal(f.http, cases[i].http);

@@ -5,6 +5,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "tests/lib/printed.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -365,18 +366,9 @@ static void test_json_of_kernels(void **state)
 static const char *text_of(const struct bench *b)
 {
     static char text[65536];
-    FILE *to = tmpfile();
-    assert_non_null(to);
-    (void)fflush(stdout);
-    int kept = dup(STDOUT_FILENO);
-    assert_true(dup2(fileno(to), STDOUT_FILENO) >= 0);
+    struct printed p = printed_begin(STDOUT_FILENO);
     bench_print(b);
-    (void)fflush(stdout);
-    assert_true(dup2(kept, STDOUT_FILENO) >= 0);
-    (void)close(kept);
-    rewind(to);
-    text[fread(text, 1, sizeof text - 1, to)] = 0;
-    (void)fclose(to);
+    printed_end(&p, text, sizeof text);
     return text;
 }
 

@@ -10,6 +10,7 @@
 #include "coordinator/shell.h"
 #include "proto/wire.h"
 #include "tests/lib/fake_net.h"
+#include "tests/lib/printed.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -573,20 +574,13 @@ static void test_another_version_is_logged(void **state)
     static const char line[] = "a worker from 127.0.0.1 speaks protocol version";
     struct config c = config();
     struct errmsg em;
-    char text[4096] = "", both[200];
-    FILE *to = tmpfile();
-    int kept = dup(STDERR_FILENO);
+    char text[4096], both[200];
     (void)state;
-    assert_non_null(to);
-    assert_true(kept >= 0 && dup2(fileno(to), STDERR_FILENO) >= 0);
     script.on_poll = hello_of_another_version;
     script.end_ns = fake.now_ns + 15 * NS_PER_S;
+    struct printed p = printed_begin(STDERR_FILENO);
     int rc = run(&c, &em);
-    assert_true(dup2(kept, STDERR_FILENO) >= 0);
-    (void)close(kept);
-    rewind(to);
-    text[fread(text, 1, sizeof text - 1, to)] = 0;
-    (void)fclose(to);
+    printed_end(&p, text, sizeof text);
     assert_int_equal(rc, 0);
     uint32_t n = 0;
     for (const char *at = text; (at = strstr(at, line)); at++) n++;

@@ -1,7 +1,10 @@
-/* A vocabulary's keys in every type that a file's writer may have chosen, and what is refused. */
+/* A vocabulary's keys in every type that a file's writer may have chosen, and what is refused; what
+ * is not read of a model's metadata is in the log. */
 #include "coordinator/model_file.h"
 
-#include "tests/lib/gguf_bytes.h"
+#include "tests/lib/printed.h"
+#include "tests/lib/tiny_llama.h"
+#include "tests/lib/tiny_vocab.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -112,7 +115,6 @@ static void good(const struct spec *s, int32_t bos, bool adds_bos)
     assert_int_equal(vocab_adds_bos(f.vocab), adds_bos);
     assert_true(vocab_is_control(f.vocab, 3) && !vocab_is_control(f.vocab, 2));
     assert_true(vocab_is_eog(f.vocab, 4) == (s->eos == 4));
-    assert_string_equal(f.warning, "");
     model_file_close(&f);
 }
 
@@ -216,13 +218,46 @@ static void test_pre(void **state)
     bad(&s, "gpt-2", ERR_CONF, "uses none");
 }
 
+/* Opens a model, or its vocabulary alone, that has a key which no architecture reads: the log. */
+static const char *log_of(bool with_model)
+{
+    static char text[4096];
+    struct model_file f;
+    struct errmsg em = {0};
+    struct buf keys = {0};
+    tiny_vocab_keys(&keys, TINY_VOCAB, "t", 7, -1);
+    put_number_key(&keys, "llama.no_such_key", META_U32, 1);
+    const struct tiny_llama t = {
+        .layers = 1, .seed = 1, .keys = &keys, .n_keys = TINY_VOCAB_KEYS + 1};
+    char path[] = "/tmp/flotilla-model-file-XXXXXX";
+    assert_true(tiny_llama_write(&t, path));
+    struct printed p = printed_begin(STDERR_FILENO);
+    int rc = model_file_open(path, with_model, NULL, &f, &em);
+    printed_end(&p, text, sizeof text);
+    if (rc < 0) fail_msg("%s", em.text);
+    if (text[0] && !strstr(text, path)) fail_msg("the log does not name the file: %s", text);
+    model_file_close(&f);
+    assert_int_equal(unlink(path), 0);
+    buf_close(&keys);
+    return text;
+}
+
+/* Whoever opens a model, the log says what of its metadata is without effect. */
+static void test_unread_keys(void **state)
+{
+    (void)state;
+    const char *text = log_of(true);
+    if (!strstr(text, "1 key is of the model without effect here: 'llama.no_such_key'"))
+        fail_msg("'%s'", text);
+    assert_string_equal(log_of(false), "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_integer),
-        cmocka_unit_test(test_no_token),
-        cmocka_unit_test(test_wrong_values),
-        cmocka_unit_test(test_pre),
+        cmocka_unit_test(test_any_integer),  cmocka_unit_test(test_no_token),
+        cmocka_unit_test(test_wrong_values), cmocka_unit_test(test_pre),
+        cmocka_unit_test(test_unread_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
