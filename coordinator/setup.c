@@ -93,20 +93,21 @@ static uint32_t pages_for(uint64_t positions)
     return (uint32_t)(n < most ? n : most);
 }
 
-/* Positions that windowed layers see, the widest; 0: none is windowed. */
-static uint32_t window_of(const struct arch_dims *d)
+/* Positions that windowed layers see, the widest; 0: none is windowed. A file may name any number:
+ * no window is wider than a context. */
+static uint32_t window_of(const struct config *c, const struct arch_dims *d)
 {
-    uint32_t most = 0;
+    uint32_t most = 0, ctx = setup_context(c, d);
     for (uint32_t l = 0; l < d->n_layers; l++)
         if (arch_block(d, l)->window > most) most = arch_block(d, l)->window;
-    return most;
+    return most < ctx ? most : ctx;
 }
 
 /* Windowed pages: room for two sequences at the least, and for prefixes as much as for sequences.
  */
 static void set_windowed(const struct config *c, const struct arch_dims *d, struct room_costs *ret)
 {
-    uint32_t window = window_of(d);
+    uint32_t window = window_of(c, d);
     if (window == 0) return;
     bool *windowed = mem_alloc(d->n_layers * sizeof *windowed);
     for (uint32_t l = 0; l < d->n_layers; l++) windowed[l] = arch_block(d, l)->window > 0;
@@ -252,7 +253,7 @@ struct core_config setup_core(const struct config *c, const struct setup_model *
         .step_ns = c->step_ms * NS_PER_MS,
         .policy = policy_of(c),
         .page = LIMIT_PAGE,
-        .attn_window = window_of(m->dims),
+        .attn_window = window_of(c, m->dims),
         .share = c->prefix_cache,
         .hash_seed = incarnation,
         .hash_mask = UINT64_MAX,

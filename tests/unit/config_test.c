@@ -158,6 +158,37 @@ static struct core_config core_of(const char *text, struct config *ret)
     return setup_core(ret, &m, 5, "tcp://:9");
 }
 
+/* A model file may name any window: one that is wider than the context counts as one as wide. As
+ * they stand, 134217190 would make 2^32 windowed pages of the pool, which is none, and 4294967290
+ * none for a sequence. */
+static void test_wide_windows(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t window, want;
+    } cases[] = {{0, 0},
+                 {1, 1},
+                 {4095, 4095},
+                 {4096, 4096},
+                 {4097, 4096},
+                 {134217190, 4096},
+                 {134217201, 4096},
+                 {4294967283, 4096},
+                 {UINT32_MAX, 4096}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct config c;
+        struct errmsg em = {0};
+        struct arch_dims d = dims;
+        struct setup_model m = {.dims = &d, .path = "/m.gguf", .digest = 9};
+        d.blocks[0].window = cases[i].window;
+        assert_int_equal(read_text(GIVEN, &c, &em), 0);
+        struct core_config k = setup_core(&c, &m, 5, "tcp://:9");
+        assert_int_equal(k.attn_window, cases[i].want);
+        setup_close(&k, &nothing);
+        config_close(&c);
+    }
+}
+
 /* Workers by name, and what the file wishes of them. */
 static void test_workers(void **state)
 {
@@ -463,6 +494,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_defaults),
                                        cmocka_unit_test(test_each_key),
                                        cmocka_unit_test(test_keys),
+                                       cmocka_unit_test(test_wide_windows),
                                        cmocka_unit_test(test_workers),
                                        cmocka_unit_test(test_named_replicas),
                                        cmocka_unit_test(test_refused),
