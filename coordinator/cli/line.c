@@ -26,20 +26,22 @@ struct line_reader {
     EditLine *editor; /* NULL: it is none */
     History *history;
     char *prompt;
-    mbstate_t half; /* of a character that comes byte by byte */
-    bool pastes;    /* the terminal is asked to say where a pasted block begins and ends */
+    mbstate_t half;   /* of a character that comes byte by byte */
+    sigset_t waiting; /* the signals that are blocked while it waits for a key */
+    bool pastes;      /* the terminal is asked to say where a pasted block begins and ends */
     /* From a file. */
     struct buf rest; /* what was read and is not taken */
     bool ended;
 };
 
-/* Waits for input. False: it was interrupted, or there is no waiting for it. */
+/* Waits for input; at a terminal signals are taken here alone. False: it was interrupted, or there
+ * is no waiting for it. */
 static bool wait_input(struct line_reader *r)
 {
     struct pollfd fds[] = {{.fd = STDIN_FILENO, .events = POLLIN},
                            {.fd = r->interrupts, .events = POLLIN}};
     struct signalfd_siginfo s;
-    while (poll(fds, 2, -1) < 0)
+    while (ppoll(fds, 2, NULL, r->editor ? &r->waiting : NULL) < 0)
         if (errno != EINTR) return false;
     while (fds[1].revents && read(r->interrupts, &s, sizeof s) == (ssize_t)sizeof s)
         r->interrupted = true;
@@ -139,18 +141,32 @@ static void say_to_terminal(const struct line_reader *r, const char *text)
     (void)fflush(stdout);
 }
 
+/* What libedit has handlers for is taken while a key is waited for, and never in the middle of a
+ * write to the terminal: that would break off, and the rest of what it was to show were lost. */
+static void hold_signals(struct line_reader *r)
+{
+    static const int signals[] = {SIGTSTP, SIGQUIT, SIGHUP, SIGTERM, SIGCONT, SIGWINCH};
+    sigset_t set;
+    (void)sigemptyset(&set);
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++)
+        (void)sigaddset(&set, signals[i]);
+    (void)pthread_sigmask(SIG_BLOCK, &set, &r->waiting);
+}
+
 static int read_edited(struct line_reader *r, const char *prompt, struct buf *to,
                        enum line_kind *ret, struct errmsg *em)
 {
     int n = 0;
     mem_free(r->prompt);
     r->prompt = mem_strdup(prompt);
+    hold_signals(r);
     /* Before the prompt, behind which libedit would do it: a ^D that comes between the two is read
      * as a NUL, and lost. */
     (void)el_set(r->editor, EL_PREP_TERM, 1);
     say_to_terminal(r, "\033[?2004h");
     const char *text = el_gets(r->editor, &n);
     say_to_terminal(r, "\033[?2004l");
+    (void)pthread_sigmask(SIG_SETMASK, &r->waiting, NULL);
     *ret = r->interrupted ? LINE_INTERRUPTED : text && n > 0 ? LINE_TEXT : LINE_END;
     if (*ret != LINE_TEXT) (void)fputs("\n", stdout);
     if (*ret == LINE_END && n < 0) return err_set(em, ERR_IO, "stdin: %s", strerror(errno));

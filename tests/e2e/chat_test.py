@@ -16,10 +16,10 @@ WAITS = re.escape("\033[?2004h") + "[^>.]*[>.] "
 class Terminal:
     """A program at a terminal of its own. `text`: what it showed and nobody took yet."""
 
-    def __init__(self, *words):
+    def __init__(self, *words, **env):
         pid, self.fd = pty.fork()
         if pid == 0:
-            os.environ.update(TERM="xterm", LC_ALL="C.UTF-8")
+            os.environ.update(TERM="xterm", LC_ALL="C.UTF-8", **env)
             os.execv(program("flotilla"), ["flotilla", *words])
         self.pid, self.text = pid, ""
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 500, 0, 0))
@@ -196,12 +196,38 @@ class Chat(unittest.TestCase):
 
     def test_the_first_key(self):
         """Who sees the prompt can type: the terminal hands over each key by then, so that ^D ends the program and is not lost."""
-        for _ in range(5):
-            t = Terminal("chat", "--cluster", self.c.address)
+        held = {"LD_PRELOAD": os.path.join(os.path.dirname(program("")), "..", "lib", "libfirst_flush.so")}
+        for env in ({}, held):
+            t = Terminal("chat", "--cluster", self.c.address, **env)
             t.until(re.escape("\033[?2004h"))
+            if env:  # the program stands behind what was read just now
+                self.assertTrue(os.WIFSTOPPED(os.waitpid(t.pid, os.WUNTRACED)[1]))
             self.assertFalse(termios.tcgetattr(t.fd)[3] & termios.ICANON)
             t.type("\x04")
+            if env:
+                os.kill(t.pid, signal.SIGCONT)
             self.assertEqual(t.end(), 0)
+
+    def test_a_signal_breaks_no_output_off(self):
+        """A terminal that takes nothing more holds the program in the middle of a write; its size changes meanwhile."""
+        t = Terminal("chat", "--cluster", self.c.address)
+        t.ready()
+        os.set_blocking(t.fd, False)
+        typed, since = 0, time.monotonic()
+        while time.monotonic() - since < 1:  # it reads no key any more
+            try:
+                typed += os.write(t.fd, b"x" * 100)
+                since = time.monotonic()
+            except BlockingIOError:
+                time.sleep(0.01)
+        os.set_blocking(t.fd, True)
+        os.kill(t.pid, signal.SIGWINCH)
+        shown = 0
+        while shown < typed:
+            t.read(60)
+            shown, t.text = shown + t.text.count("x"), ""
+        t.type("\x15\x04")  # the line is given up
+        self.assertEqual(t.end(), 0)
 
     def test_engine_alone(self):
         """The same conversation in this process; what was computed is not computed again, and ^C ends an answer."""

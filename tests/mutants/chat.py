@@ -17,6 +17,7 @@ MUTANTS = [
     m("failure-untold", CHAT, "    return failed ? CMD_FAILED : CMD_OK;", "    return CMD_OK;", "a failure in a pipe is a success"),
     m("any-bytes", LINE, "if (!text[i] || utf8_decode", "if (utf8_decode", "a line is cut at its NUL"),
     m("prompt-before-the-keys", LINE, "    (void)el_set(r->editor, EL_PREP_TERM, 1);\n", "", "a key that is typed as soon as the prompt stands is lost"),
+    m("breaks-off", LINE, "    hold_signals(r);\n", "    (void)pthread_sigmask(SIG_BLOCK, NULL, &r->waiting);\n", "a signal in the middle of a write to the terminal breaks it off"),
     m("generate-bytes", GENERATE, "rc = err_set(em, ERR_CONF, \"the %s's message", "rc = err_set(em, 0, \"the %s's message",
       "a message that is no text becomes null"),
     m("local-again", LOCAL, "    l->ret->cached = known(l);", "    l->ret->cached = 0 * known(l);", "the engine alone computes a conversation anew with each message"),
