@@ -36,7 +36,9 @@ static uint64_t name_of(struct instance client, uint64_t id)
     return hash_bytes(words, sizeof words, 0);
 }
 
-uint64_t calls__share(struct instance client, const char *user)
+/* A hash of a client, or of one of a gateway's users, by which the core and the texts tell one from
+ * another. */
+static uint64_t share_of(struct instance client, const char *user)
 {
     return name_of(client, user[0] ? hash_bytes(user, strlen(user), 2) : 0);
 }
@@ -108,7 +110,7 @@ static bool has_room(struct shell *s, uint64_t share, struct errmsg *em)
 struct call *calls__new(struct shell *s, const struct msg_call *h, const struct route *from,
                         const char *user, uint32_t n_answers)
 {
-    uint64_t share = calls__share(h->client, user);
+    uint64_t share = share_of(h->client, user);
     uint64_t ms = h->deadline_ms ? h->deadline_ms : s->config->deadline_s * UINT64_C(1000);
     struct errmsg em = {0};
     if (!has_room(s, share, &em)) {

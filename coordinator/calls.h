@@ -82,9 +82,6 @@ bool calls__any(const struct shell *s);
 
 /* ---- calls.c, for the methods ---- */
 
-/* A hash of a client, or of one of a gateway's users, by which the core and the texts tell one from
- * another. */
-uint64_t calls__share(struct instance client, const char *user);
 /* NULL: there is no such call. */
 struct call *calls__find(struct shell *s, struct instance client, uint64_t id);
 struct call *calls__of_request(struct shell *s, uint64_t request);

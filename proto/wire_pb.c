@@ -1,7 +1,6 @@
 #include "proto/wire_pb.h"
 
 #include "common/base/mem.h"
-#include "common/base/utf8.h"
 
 #include <string.h>
 
@@ -52,19 +51,6 @@ int wire__bad(struct errmsg *em, const char *field)
     return err_set(em, ERR_PROTO, "field '%s' is missing or out of range", field);
 }
 
-/* Names and messages of others end up in logs and on terminals. */
-static void clean(char *s)
-{
-    size_t left = strlen(s);
-    while (left) {
-        size_t n = utf8_char(s, left, NULL);
-        bool control = (uint8_t)*s < 0x20 || *s == 0x7f;
-        if (n == 0 || control) *s = '?';
-        s += n ? n : 1;
-        left -= n ? n : 1;
-    }
-}
-
 int wire__copy_path(const char *from, char *to, size_t size, const char *field, struct errmsg *em)
 {
     size_t n = from ? strlen(from) : 0;
@@ -79,7 +65,7 @@ int wire__copy_path(const char *from, char *to, size_t size, const char *field, 
 int wire__copy_text(const char *from, char *to, size_t size, const char *field, struct errmsg *em)
 {
     int rc = wire__copy_path(from, to, size, field, em);
-    if (rc == 0) clean(to);
+    if (rc == 0) err_clean(to); /* it ends up in logs and on terminals */
     return rc;
 }
 

@@ -30,7 +30,6 @@
 #include <stdint.h>
 
 #define HTTPD_HEADER_BYTES 16384u /* request line and headers; the memory of a connection */
-#define HTTPD_FIELDS_MAX 8u       /* headers that a reply may have */
 
 struct httpd;
 struct httpd_request;
@@ -104,7 +103,6 @@ void httpd_reply(struct httpd_request *r, unsigned status, const struct httpd_fi
 
 #define HTTPD_WAIT 0    /* nothing now: asked again after httpd_wake */
 #define HTTPD_DONE (-1) /* the reply is whole */
-#define HTTPD_CUT (-2)  /* it breaks off, so that the peer sees that it is not whole */
 
 /* Writes the reply's next bytes, at most `room` of them (above 0), to `to`; returns how many, or
  * one of the above. Asked only when the peer can take some. */

@@ -371,8 +371,6 @@ const char *core__text(struct core *c, const char *format, ...)
 void request__submit(struct core *c, const struct event *e);
 void request__end(struct core *c, struct request *r, enum status status, enum finish_reason reason,
                   const char *text);
-/* The last stage that has its sampling parameters may drop them; nothing, if none has. */
-void request__close(struct core *c, struct request *r);
 /* It is admitted here; wherever else it ran before may forget it. */
 void request__move_in(struct core *c, struct request *r, struct replica *rep);
 void request__results(struct core *c, const struct msg_result *m);
@@ -600,8 +598,6 @@ void spec__verified(struct core *c, struct replica *rep, struct request *r, cons
                     const struct msg_run_result *x);
 /* Tokens of a run were taken, and the request lives on: how long it was to them. */
 void spec__spoke(struct core *c, struct replica *rep, struct request *r, uint32_t n_tokens);
-/* A Step of n rows, by what was measured. */
-void spec__chain(const struct core *c, const struct replica *rep, struct gain_chain *ret);
 
 /* queue.c */
 /* Into the queue of its replica, or of those that wait for one; out of it, or of the running ones.

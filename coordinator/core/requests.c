@@ -157,7 +157,8 @@ bool request__on_trial(const struct request *r)
     return r->suspected + 1 >= SUSPECTED_MAX;
 }
 
-void request__close(struct core *c, struct request *r)
+/* The last stage that has its sampling parameters may drop them; nothing, if none has. */
+static void close_samplers(struct core *c, struct request *r)
 {
     struct replica *rep = r->opened;
     if (!rep) return;
@@ -169,7 +170,7 @@ void request__close(struct core *c, struct request *r)
 void request__move_in(struct core *c, struct request *r, struct replica *rep)
 {
     if (r->opened == rep) return;
-    request__close(c, r); /* it ran elsewhere before */
+    close_samplers(c, r); /* it ran elsewhere before */
     /* It was here before that, and the last stage has not been told that it left. One Step cannot
      * tell that and have it begin anew. */
     for (uint32_t i = 0; i < rep->n_closed; i++) {
@@ -189,7 +190,7 @@ void request__end(struct core *c, struct request *r, enum status status, enum fi
     a->end.status = status;
     a->end.text = text;
     a->end.finish_reason = reason;
-    request__close(c, r);
+    close_samplers(c, r);
     if (r->begun_ns && !r->embed) router__ended(c); /* whatever ended it, it took that time */
     if (request__on_trial(r)) {
         CHECK(c->n_trials > 0);

@@ -82,7 +82,8 @@ void spec__token(struct core *c, struct request *r, int32_t token)
 
 /* ---- what is measured ---- */
 
-void spec__chain(const struct core *c, const struct replica *rep, struct gain_chain *ret)
+/* A Step of n rows, by what was measured. */
+static void chain_of(const struct core *c, const struct replica *rep, struct gain_chain *ret)
 {
     const struct flight *f = &rep->flight;
     double stages = f->stages > 1.0 ? f->stages : 1.0;
@@ -212,7 +213,7 @@ void spec__ask(struct core *c, struct replica *rep)
         if (!lacks(c, r)) continue;
         if (!chain) {
             chain = core__alloc(c, sizeof *chain);
-            spec__chain(c, rep, chain);
+            chain_of(c, rep, chain);
         }
         r->run = run_of(c, r, chain, &load);
         uint32_t want = wants(c, r);

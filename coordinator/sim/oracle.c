@@ -18,7 +18,7 @@ uint64_t check__root(uint64_t tenant)
 
 /* The token after a position, from the parameters that the last stage was told and the position's
  * tag. */
-int32_t check__choose(const struct msg_open *o, uint32_t sample, uint64_t tag)
+static int32_t choose(const struct msg_open *o, uint32_t sample, uint64_t tag)
 {
     uint64_t key = check__mix(o->sampling.seed, o->boundary * 16 + sample);
     return (int32_t)(check__mix(key, tag) % WORLD_VOCAB);
@@ -32,7 +32,7 @@ void check__oracle(struct world *w, struct world_request *r)
     uint64_t tag = check__root(r->tenant);
     for (uint32_t p = 0; p < limit; p++) {
         if (p >= r->n_prompt) {
-            r->tokens[p] = check__choose(&o, r->sample, tag);
+            r->tokens[p] = choose(&o, r->sample, tag);
             r->eog = r->tokens[p] == WORLD_EOG && !r->ignore_eos;
             if (r->eog) break;
         }
@@ -165,7 +165,7 @@ void check__verify(struct world *w, struct world_worker *s, const struct msg_run
             world__fail(w, "request %" PRIu64 ": row %" PRIu32 " is live with another history",
                         q->id, p);
         c->next = p + 1;
-        c->chosen = check__choose(&s->told[q->id - 1], r->sample, q->tags[p]);
+        c->chosen = choose(&s->told[q->id - 1], r->sample, q->tags[p]);
         tokens[ret->n_tokens++] = c->chosen;
     }
     ret->dead = ret->n_tokens == 0;

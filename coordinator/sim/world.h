@@ -365,7 +365,6 @@ void check__open(struct world *w, struct world_worker *s, const struct msg_step 
 /* What the last stage says to a run that wants logits: tokens has room for n_logits. */
 void check__verify(struct world *w, struct world_worker *s, const struct msg_run *r,
                    int32_t *tokens, struct msg_run_result *ret);
-int32_t check__choose(const struct msg_open *o, uint32_t sample, uint64_t tag);
 /* What the last stage says to a run of a prompt whose embedding is wanted; `values` has room for
  * it. False: nothing, since more runs follow. */
 bool check__embed(struct world *w, struct world_worker *s, const struct msg_run *r, float *values,

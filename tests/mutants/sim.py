@@ -103,7 +103,7 @@ MUTANTS = [
          old="    rep->closed[rep->n_closed++] = r->id;\n", new="",
          tests="sim_test", why="the last stage keeps the parameters of ended requests for ever"),
     dict(name="sim-closed-only-on-errors", file="coordinator/core/requests.c",
-         old="    request__close(c, r);\n    if (r->begun_ns", new="    if (status != STATUS_OK) request__close(c, r);\n    if (r->begun_ns",
+         old="    close_samplers(c, r);\n    if (r->begun_ns", new="    if (status != STATUS_OK) close_samplers(c, r);\n    if (r->begun_ns",
          tests="sim_test", why="finished requests are never closed on the last stage"),
     dict(name="sim-closed-twice", file="coordinator/core/sched.c",
          old="        step->n_closed = rep->n_closed;\n        rep->n_closed = 0;\n",
