@@ -188,6 +188,28 @@ static bool same_route(const struct route *a, const struct route *b)
     return a->n == b->n && memcmp(a->bytes, b->bytes, a->n) == 0;
 }
 
+static bool has_news(const struct call *c)
+{
+    for (uint32_t i = 0; i < c->n_answers; i++)
+        if (answer_has_news(&c->answers[i])) return true;
+    return false;
+}
+
+/* Whether the client is to be told something of a call: one that has ended is told so until it has
+ * it, one that goes on at least that it lives. */
+static bool is_due(const struct shell *s, const struct call *c)
+{
+    if (s->now_ns < c->retry_ns) return false;
+    return c->ended || (c->refused_ns && has_news(c)) ||
+           (c->n_answers && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS);
+}
+
+/* Slots in turn, from the one on that a connection refused last: those before it were served. */
+static struct call *in_turn(const struct shell *s, uint32_t i)
+{
+    return &s->calls[(s->first_call + i) % s->n_calls];
+}
+
 /* Only sending tells whether a connection takes a reply, and a reply must be encoded to be sent. So
  * one refusal holds all calls of the connection for a while, and one success lets them go. */
 static void hold_route(struct shell *s, const struct route *r)
@@ -209,10 +231,11 @@ static void let_go(struct call *c)
 static void let_route_go(struct shell *s, const struct route *r)
 {
     for (uint32_t i = 0; i < s->n_calls; i++) {
-        struct call *c = &s->calls[i];
+        struct call *c = in_turn(s, i);
         if (!c->used || !same_route(&c->route, r)) continue;
+        c->retry_ns = 0;
+        if (is_due(s, c)) calls__mark(s, c);
         let_go(c);
-        calls__mark(s, c);
     }
 }
 
@@ -339,6 +362,7 @@ static void flush(struct shell *s, struct call *c)
     int rc = stalled ? ERR_AGAIN : send_all(s, c);
     if (rc == ERR_AGAIN && !stalled) {
         hold_route(s, &c->route); /* later, and then more at once */
+        s->first_call = (uint32_t)(c - s->calls);
     } else if (rc < 0) {
         calls__cancel(s, c, stalled ? "the client takes no replies" : "the client is gone");
         calls__free(s, c);
@@ -462,17 +486,15 @@ static void tick_call(struct shell *s, struct call *c)
         /* The core ends it too; while its text is in the queue, only this does. */
         calls__finish(s, c, STATUS_DEADLINE_EXCEEDED, "the request's deadline has passed", 0);
         calls__cancel(s, c, "");
-    } else if (c->refused_ns
-                   ? s->now_ns >= c->retry_ns
-                   : c->ended || (c->n_answers && s->now_ns >= c->replied_ns + KEEP_ALIVE_NS)) {
-        calls__mark(s, c); /* one that has ended is told so until its client has it */
+    } else if (is_due(s, c)) {
+        calls__mark(s, c);
     }
 }
 
 void calls__tick(struct shell *s, uint64_t lost_ns)
 {
     for (uint32_t i = 0; i < s->n_calls; i++) {
-        struct call *c = &s->calls[i];
+        struct call *c = in_turn(s, i);
         if (!c->used) continue;
         c->heard_ns = c->heard_ns + lost_ns < s->now_ns ? c->heard_ns + lost_ns : s->now_ns;
         tick_call(s, c);

@@ -68,6 +68,7 @@ struct shell {
     struct call *calls;
     uint32_t n_calls;
     uint32_t *free_calls, n_free_calls; /* slots, a stack */
+    uint32_t first_call;                /* the slot that is looked at first: calls.c */
     uint32_t *dirty, n_dirty;           /* slots of calls that are due a reply */
     struct imap by_request, by_name;    /* to slots; the latter by a hash of client and call */
     struct imap by_client;              /* how many calls a client has, by a hash of it */

@@ -339,6 +339,52 @@ static void test_draining(void **state)
     world_close(w);
 }
 
+/* ---- full connections ---- */
+
+/* In each of `seconds` the connection takes `credit` replies each 50 ms, and every call is told at
+ * least once that it lives, and not more often than it needs. */
+static void expect_all_told(struct world *w, const uint64_t *calls, uint32_t n, uint32_t credit,
+                            int seconds)
+{
+    uint32_t before[64];
+    for (int second = 0; second <= seconds; second++) { /* the first is still of what was before */
+        for (uint32_t i = 0; i < n; i++) before[i] = world_seen(w, calls[i])->n_replies;
+        for (int i = 0; i < 20; i++) {
+            w->credit[0] = credit;
+            world_ping(w, 0, CLIENT, calls, n);
+            world_run(w, 50);
+        }
+        for (uint32_t i = 0; i < n && second > 0; i++)
+            assert_in_range(world_seen(w, calls[i])->n_replies - before[i], 1, 3);
+    }
+}
+
+/* A connection may take fewer replies at once than its client has calls, and even fewer than all
+ * are due. */
+static void test_full_connections_serve_all_calls(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    struct world *w = world_open("ctx: 64\nmax_requests: 64\nworker_timeout_ms: 600000\n"
+                                 "step_timeout_ms: 600000\n");
+    uint64_t calls[N];
+    w->paused = true;
+    w->taking[0] = TAKES_CREDIT;
+    for (uint64_t call = 1; call <= N; call++) {
+        calls[call - 1] = call;
+        world_ask_tokens(w, call, 3, 2);
+    }
+    world_run(w, 500);
+    expect_all_told(w, calls, N, 20, 5);
+    expect_all_told(w, calls, N, 3, 5);
+    w->taking[0] = TAKES;
+    w->paused = false;
+    world_run(w, 300);
+    for (uint32_t i = 0; i < N; i++) world_expect_end(w, calls[i], STATUS_OK, "");
+    world_expect_idle(w);
+    world_close(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -355,6 +401,7 @@ int main(void)
         cmocka_unit_test(test_penalty_range),
         cmocka_unit_test(test_formats),
         cmocka_unit_test(test_draining),
+        cmocka_unit_test(test_full_connections_serve_all_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
