@@ -2,6 +2,7 @@
 
 #include "common/base/addr.h"
 #include "common/base/arena.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/prom.h"
@@ -295,6 +296,7 @@ static void take_assign(struct exec *e, const struct msg_to_worker *m)
     close_links(e);
     gate_open(&e->gate, m->epoch);
     e->assign = m->assign;
+    CHECK(m->assign.n_tensors <= LIMIT_SLICE_TENSORS);
     memcpy(e->hashes, m->assign.tensor_hashes, m->assign.n_tensors * sizeof e->hashes[0]);
     e->assign.tensor_hashes = e->hashes;
     publish_epoch(e);
@@ -364,7 +366,9 @@ static void take_command(struct exec *e)
         if (right && m.type == TO_ASSIGN && is_over(e, m.epoch)) {
             count_drop(e);
         } else if (right && m.type == TO_ASSIGN) {
-            m.assign.tensor_hashes = net_msg_frame(&msg, 1).data;
+            struct net_frame hashes = net_msg_frame(&msg, 1);
+            CHECK(hashes.bytes == m.assign.n_tensors * sizeof e->hashes[0]);
+            m.assign.tensor_hashes = hashes.data;
             take_assign(e, &m);
         }
         if (right && m.type == TO_CALIBRATE) take_calibrate(e, &m.calibrate);
@@ -381,6 +385,7 @@ static void count_step(struct exec *e, const struct msg_step *s, size_t bytes_in
 {
     (void)pthread_mutex_lock(&e->lock);
     struct msg_heartbeat *h = &e->shared.heartbeat;
+    CHECK(s->number == h->step_done + 1); /* the gate lets no others through */
     h->step_done = s->number;
     h->rows += s->rows;
     h->activation_bytes_in += bytes_in;
@@ -434,7 +439,8 @@ static void take_data(struct exec *e)
 {
     struct net_msg msg;
     if (net_recv(e->in, &msg) < 0) return;
-    stage_work_wake(e->work); /* an input link is open only while a slice is loaded */
+    CHECK(e->work != NULL); /* an input link is open only while a slice is loaded */
+    stage_work_wake(e->work);
     struct errmsg em = {0};
     struct msg_step s;
     struct net_frame header = net_msg_frame(&msg, 0);

@@ -1,5 +1,6 @@
 #include "worker/stage_work.h"
 
+#include "common/base/check.h"
 #include "common/base/hash.h"
 #include "common/base/machine.h"
 #include "common/base/mem.h"
@@ -236,6 +237,7 @@ static void open_sampler(struct stage_work *w, const struct msg_run *r)
     const uint32_t *known = imap_get(&w->by_request, r->request);
     if (!known && w->n_free == 0) return; /* more than may live: choose() says so of the run */
     uint32_t slot = known ? *known : w->free_samplers[--w->n_free];
+    CHECK(slot < SLOTS);
     if (!known) imap_put(&w->by_request, r->request, slot);
     const struct sampling *o = &r->open.sampling;
     struct sampler *s = &w->samplers[slot];
@@ -267,8 +269,9 @@ static int note_tokens(struct stage_work *w, const struct msg_run *r, struct err
         if (r->tokens[i] < 0 || (uint32_t)r->tokens[i] >= eng_dims(w->engine)->vocab)
             return err_set(em, ERR_PROTO, "token %" PRId32 " is not in a vocabulary of %" PRIu32,
                            r->tokens[i], eng_dims(w->engine)->vocab);
-        w->page_tokens[(size_t)r->pages[pos / LIMIT_PAGE] * LIMIT_PAGE + pos % LIMIT_PAGE] =
-            r->tokens[i];
+        uint32_t page = r->pages[pos / LIMIT_PAGE];
+        CHECK(page < w->assign.n_pages);
+        w->page_tokens[(size_t)page * LIMIT_PAGE + pos % LIMIT_PAGE] = r->tokens[i];
     }
     return 0;
 }
@@ -308,6 +311,7 @@ static void close_samplers(struct stage_work *w, const struct msg_step *s)
         sums_drop(w->sums, s->closed[i]);
         if (!slot) continue;
         constrain_give(w->constrain, w->samplers[*slot].constraint);
+        CHECK(w->n_free < SLOTS);
         w->free_samplers[w->n_free++] = *slot;
         imap_remove(&w->by_request, s->closed[i]);
     }
@@ -405,6 +409,7 @@ static void finish(struct stage_work *w, const struct msg_step *s, struct msg_re
             hidden += (size_t)r->n_rows * stage_work_width(w);
         }
         if (r->n_logits == 0) continue;
+        CHECK(row + r->n_logits <= LIMIT_STEP_LOGITS);
         if (r->kind == RUN_PROBE)
             ret->digest = hash_bytes(eng_logits(w->engine, row),
                                      eng_dims(w->engine)->vocab * sizeof(float), 0);

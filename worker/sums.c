@@ -1,5 +1,6 @@
 #include "worker/sums.h"
 
+#include "common/base/check.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/engine/pooling.h"
@@ -85,6 +86,7 @@ const char *sums_add(struct sums *s, const struct msg_run *r, const float *rows,
     }
     if (!msg_run_embeds(r)) return NULL;
     if (!follows) return "the last stage lacks rows of the prompt whose embedding is wanted";
+    CHECK(s->n_done + s->width <= LIMIT_EMBEDDED);
     float *done = s->done + s->n_done;
     if (pooling_finish(s->values + (size_t)slot * s->width, s->width, done) < 0)
         return "the embedding is not finite";
@@ -97,6 +99,7 @@ void sums_drop(struct sums *s, uint64_t request)
 {
     const uint32_t *slot = imap_get(&s->by_request, request);
     if (!slot) return;
+    CHECK(s->n_free < SLOTS);
     s->free[s->n_free++] = *slot;
     imap_remove(&s->by_request, request);
 }

@@ -2,6 +2,8 @@
  * spans are joined in ascending order either way, so that the split does not show in the result. */
 #include "common/engine/stage.h"
 
+#include "common/base/check.h"
+
 /* Rows whose attention is computed together; where a step has few, each thread still has some
  * blocks, so that all end at about the same time. */
 #define ROWS_OF_BLOCK 16u
@@ -136,6 +138,7 @@ static void attend_rows(struct stage_thread *t, uint32_t layer, bool quantise)
     const struct arch_dims *d = &e->model.dims;
     const size_t each = (size_t)(d->n_heads / d->n_kv_heads) * e->n_spans[eng__block(e, layer)];
     const size_t room = e->n_parts / each; /* rows */
+    CHECK(room > 0);                       /* or nobody would compute anything */
     const uint32_t n = room < t->n ? (uint32_t)room : t->n;
     if (t->idx >= n) return;
     uint32_t rows = e->n_rows / (BLOCKS_OF_THREAD * n);

@@ -26,7 +26,7 @@ struct piece {
 struct binding {
     const struct weights *w;
     struct piece *pieces; /* room for all of a slice */
-    uint32_t n;
+    uint32_t n, room;
     size_t bytes; /* of the weights block so far */
 };
 
@@ -56,6 +56,7 @@ static int bind_tensor(struct binding *b, const char *name, uint32_t rows, uint3
                        qtype_info((uint32_t)t->type)->name);
     size_t panels = ((size_t)rows + TILE_ROWS - 1) / TILE_ROWS;
     size_t bytes = vec ? (size_t)k * sizeof(float) : panels * tile_panel_bytes(t->type, k);
+    CHECK(b->n < b->room);
     b->pieces[b->n++] = (struct piece){.tensor = t,
                                        .rows = rows,
                                        .k = k,
@@ -111,7 +112,8 @@ static int bind_ends(struct binding *b, struct model *m, struct errmsg *em)
 static int bind_slice(struct binding *b, struct model *m, struct errmsg *em)
 {
     uint32_t n = m->layer_last - m->layer_first + 1;
-    b->pieces = mem_try((N_ENDS + (size_t)n * (N_VECS + N_MATS)) * sizeof *b->pieces);
+    b->room = N_ENDS + n * (N_VECS + N_MATS);
+    b->pieces = mem_try(b->room * sizeof *b->pieces);
     m->layers = mem_try(n * sizeof *m->layers);
     if (!b->pieces || !m->layers) return err_set(em, ERR_NOMEM, "%" PRIu32 " layers", n);
     memset(m->layers, 0, n * sizeof *m->layers);
@@ -137,7 +139,7 @@ struct load {
     struct extent_of {
         uint32_t piece_idx, row0, n_rows;
     } * of;
-    size_t n;
+    size_t n, room;
     size_t first; /* extent of the file that is being read */
     const struct piece *pieces;
     struct arrival *arrivals; /* one for each piece */
@@ -149,6 +151,7 @@ static void cut(struct load *l, const struct piece *p, uint32_t piece_idx)
     uint64_t row_bytes = p->tensor->bytes / p->rows, rows = content_part_rows(p->tensor);
     for (uint64_t row = 0; row < p->rows; row += rows) {
         uint64_t n = p->rows - row < rows ? p->rows - row : rows;
+        CHECK(l->n < l->room);
         l->extents[l->n] = (struct extent){p->tensor->offset + row * row_bytes, n * row_bytes};
         l->of[l->n++] = (struct extent_of){piece_idx, (uint32_t)row, (uint32_t)n};
     }
@@ -199,6 +202,7 @@ static int take_extent(void *arg, size_t idx, const uint8_t *data, struct errmsg
         a->hash += content_hash(data, (size_t)x->bytes,
                                 x->offset - l->pieces[of->piece_idx].tensor->offset);
     a->finite &= pack(l, of, data);
+    CHECK(a->left >= x->bytes);
     a->left -= x->bytes;
     int rc = check_content(l, of->piece_idx, em);
     if (rc < 0) return rc;
@@ -226,17 +230,16 @@ static int load_pieces(struct model *m, const struct eng_options *o, const struc
     struct load l = {.m = m, .o = o, .pieces = b->pieces};
     l.total = eng_kv_bytes(&m->dims, o->kv, m->layer_first, m->layer_last, o->n_pages,
                            o->n_window_pages); /* it is touched after the tensors are read */
-    size_t n = 0;
     for (uint32_t i = 0; i < b->n; i++) {
-        n += b->pieces[i].rows / content_part_rows(b->pieces[i].tensor) + 1;
+        l.room += b->pieces[i].rows / content_part_rows(b->pieces[i].tensor) + 1;
         l.total += b->pieces[i].tensor->bytes;
     }
-    l.extents = mem_try(n * sizeof *l.extents);
-    l.of = mem_try(n * sizeof *l.of);
+    l.extents = mem_try(l.room * sizeof *l.extents);
+    l.of = mem_try(l.room * sizeof *l.of);
     l.arrivals = mem_try(b->n * sizeof *l.arrivals);
     int rc = 0;
     if (!l.extents || !l.of || !l.arrivals)
-        rc = err_set(em, ERR_NOMEM, "a list of %zu parts to read", n);
+        rc = err_set(em, ERR_NOMEM, "a list of %zu parts to read", l.room);
     for (uint32_t f = 0; f < weights_n_files(o->weights) && rc == 0; f++)
         rc = load_file(&l, b->n, f, em);
     for (uint32_t i = 0; i < b->n && rc == 0; i++) CHECK(l.arrivals[i].left == 0);

@@ -33,6 +33,7 @@
  *   own   [thread]            x, norm and act of a thread where rows are few */
 #include "common/engine/stage.h"
 
+#include "common/base/check.h"
 #include "common/base/mem.h"
 #include "common/engine/rope.h"
 
@@ -434,6 +435,7 @@ static void use_own(struct stage_thread *t)
     t->act.s = (int32_t *)(void *)(t->act.y + blocks);
     t->act.h = t->act.s + blocks;
     t->act.q = (int8_t *)(t->act.h + 2 * blocks);
+    CHECK((uint8_t *)t->act.q + rows * width <= t->e->own + (t->idx + 1) * t->e->own_bytes);
 }
 
 void eng__run_head(void *arg, unsigned idx, unsigned n)

@@ -123,6 +123,7 @@ static struct index_node *take_spare(struct index *x)
     struct index_node *e = x->spare;
     if (!e) return mem_alloc(entry_bytes(x));
     x->spare = e->next_in_bucket;
+    CHECK(x->n_spare > 0);
     x->n_spare--;
     return e;
 }
@@ -276,6 +277,7 @@ static void drop_holder(struct index *x, struct index_node *e, uint32_t replica)
         memmove(at, at + 1, (size_t)(end - at - 1) * sizeof *at);
         k->who &= ~(UINT64_C(1) << replica % CROWD);
     }
+    CHECK(e->n_holders > 0);
     if (--e->n_holders == 0) drop_entry(x, e);
 }
 

@@ -52,6 +52,7 @@ void pages_close(struct pages *p)
 void pages_clear(struct pages *p)
 {
     uint32_t n = p->cfg.n_pages;
+    CHECK(p->stats.n_held == 0); /* whoever held some has let go of them */
     for (uint32_t i = 0; i < n; i++) {
         p->pages[i] = (struct page){.free = true};
         p->free[i] = n - 1 - i;

@@ -41,7 +41,7 @@ struct pages *pages_open(const struct pages_config *config);
 void pages_close(struct pages *p);
 /* Bytes that the tables take for each page of so many positions, its part of the index included. */
 size_t pages_bytes(uint32_t page_size);
-/* A new generation: every page is free, and the index has none of them. */
+/* A new generation: every page is free, and the index has none of them. Nobody may hold one. */
 void pages_clear(struct pages *p);
 
 /* A page with a count of one; false: every page is held. */

@@ -111,6 +111,7 @@ void request__submit(struct core *c, const struct event *e)
     memcpy(tokens, e->submit.tokens, ((size_t)n_prompt + n_received) * sizeof *tokens);
     struct sampling sampling = e->submit.sampling;
     copy_bias(&sampling);
+    CHECK(c->n_free_slots > 0); /* admission has counted */
     uint32_t slot = c->free_slots[--c->n_free_slots];
     struct request *r = &c->requests[slot];
     *r = (struct request){.used = true,

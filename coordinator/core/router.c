@@ -49,6 +49,7 @@ void router__set(struct core *c, struct request *r, struct replica *rep)
 {
     if (r->replica) {
         router__due(c, r, 0);
+        CHECK(load_of(c, r->replica)->live > 0);
         load_of(c, r->replica)->live--;
         note_load(c, r->replica->id);
     }
@@ -249,6 +250,7 @@ void router__send_all(struct core *c)
 /* Takes r and what came after it out of the load of its replica. */
 static void leave_out(struct route_load *x, const struct request *r)
 {
+    CHECK(x->rows >= r->due && x->live > 0 && x->queued > 0);
     x->rows -= r->due;
     x->prompts -= r->due > 0;
     x->live--;

@@ -52,6 +52,7 @@ size_t windowed_bytes(void)
 
 void windowed_clear(struct windowed *w)
 {
+    CHECK(w->stats.n_held == 0);
     for (uint32_t i = 0; i < w->n_pages; i++) {
         w->pages[i] = (struct page){.whole = WINDOWED_NONE, .free = true};
         w->free[i] = w->n_pages - 1 - i;

@@ -28,7 +28,7 @@ struct windowed *windowed_open(uint32_t n_pages, uint32_t n_whole);
 void windowed_close(struct windowed *w);
 /* Bytes that the tables take for each whole page, at most. */
 size_t windowed_bytes(void);
-/* A new generation: every page is free. */
+/* A new generation: every page is free. Nobody may hold one. */
 void windowed_clear(struct windowed *w);
 
 /* A page with a count of one; false: every page is held. */

@@ -42,6 +42,7 @@ static void test_least_recently_used(void **state)
     uint64_t step = 0;
     assert_int_equal(windowed_of(w, 3, &step), page[3]);
     assert_int_equal(step, 13);
+    windowed_drop(w, page[2]);
     windowed_clear(w);
     assert_int_equal(windowed_stats(w).n_free, N);
     assert_int_equal(attached(w, 3), WINDOWED_NONE);
