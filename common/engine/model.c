@@ -26,7 +26,8 @@ struct piece {
 struct binding {
     const struct weights *w;
     struct piece *pieces; /* room for all of a slice */
-    uint32_t n, room;
+    uint32_t n;
+    size_t room;
     size_t bytes; /* of the weights block so far */
 };
 
@@ -112,7 +113,7 @@ static int bind_ends(struct binding *b, struct model *m, struct errmsg *em)
 static int bind_slice(struct binding *b, struct model *m, struct errmsg *em)
 {
     uint32_t n = m->layer_last - m->layer_first + 1;
-    b->room = N_ENDS + n * (N_VECS + N_MATS);
+    b->room = N_ENDS + (size_t)n * (N_VECS + N_MATS);
     b->pieces = mem_try(b->room * sizeof *b->pieces);
     m->layers = mem_try(n * sizeof *m->layers);
     if (!b->pieces || !m->layers) return err_set(em, ERR_NOMEM, "%" PRIu32 " layers", n);
